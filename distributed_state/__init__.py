@@ -1,0 +1,64 @@
+"""State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
+
+from distributed_state.doctor import Finding
+from distributed_state.errors import (
+    Backpressure,
+    ColdUnavailable,
+    ConfigurationError,
+    Conflict,
+    CorruptState,
+    Deleted,
+    DurabilityUnknown,
+    Fenced,
+    InvalidValue,
+    Locked,
+    LockTimeout,
+    NotFound,
+    StateError,
+    TooLarge,
+    Unavailable,
+    WarmUnavailable,
+)
+from distributed_state.lease import AsyncLease
+from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot
+from distributed_state.session import AsyncRecord, AsyncSession, Written
+from distributed_state.settings import Settings
+from distributed_state.store import AsyncStateStore
+from distributed_state.sync import Lease, Record, Session, StateStore
+from distributed_state.transaction import Transaction
+
+__all__ = [
+    "AsyncLease",
+    "AsyncRecord",
+    "AsyncSession",
+    "AsyncStateStore",
+    "Backpressure",
+    "Change",
+    "Checkpoint",
+    "ColdUnavailable",
+    "ConfigurationError",
+    "Conflict",
+    "CorruptState",
+    "Deleted",
+    "DurabilityUnknown",
+    "Fenced",
+    "Finding",
+    "InvalidValue",
+    "Lease",
+    "LockTimeout",
+    "Locked",
+    "Message",
+    "NotFound",
+    "Record",
+    "Session",
+    "SessionInfo",
+    "Settings",
+    "Snapshot",
+    "StateError",
+    "StateStore",
+    "TooLarge",
+    "Transaction",
+    "Unavailable",
+    "WarmUnavailable",
+    "Written",
+]

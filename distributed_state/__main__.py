@@ -1,0 +1,5 @@
+"""`python -m distributed_state` is the command `distributed-state`."""
+
+from distributed_state.cli import main
+
+main()

@@ -1,0 +1,112 @@
+"""A change being put together. Law: whatever needs no server is checked here, before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distributed_state import codec
+from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.model import DELETED, PHASE, Message
+from distributed_state.settings import Settings
+from distributed_state.warm import Draft
+
+_EXACT = 10**15
+
+
+class Changes:
+    """Collects what one commit changes. The last word on a field counts."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
+        self._first: list[tuple[bytes, bytes, bytes]] = []
+        self._last: list[tuple[bytes, bytes, bytes]] = []
+        self._size = 0
+        self.sums: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._fields or self._first or self._last)
+
+    def set(self, key: str, value: Any) -> None:
+        self.put(codec.encode_key(key), codec.encode(value, key))
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Set a field to bytes that are encoded already."""
+        if len(data) > self._settings.max_field_bytes:
+            key, limit = codec.decode_key(name), self._settings.max_field_bytes
+            raise TooLarge(f"{key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
+        before = self._fields.get(name)
+        self._size += len(name) + len(data) - (len(name) + len(before[2]) if before else 0)
+        if self._size > self._settings.max_record_bytes:
+            raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
+        self._fields[name] = (b"s", name, data)
+
+    def set_many(self, values: Mapping[str, Any]) -> None:
+        if not isinstance(values, Mapping):
+            raise InvalidValue(f"fields must come as a mapping, not as {type(values).__name__}")
+        for key, value in values.items():
+            self.set(key, value)
+
+    def delete(self, key: str) -> None:
+        name = codec.encode_key(key)
+        self._fields[name] = (b"d", name, b"")
+
+    def increment(self, key: str, by: int) -> None:
+        """Add a whole number on the server. Several to one field add up."""
+        if type(by) is not int or abs(by) >= _EXACT:
+            raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
+        name = codec.encode_key(key)
+        step, _, before = self._fields.get(name, (b"i", name, b"0"))
+        if step != b"i":
+            raise InvalidValue(f"{key!r}: set or deleted in the same change already")
+        if key not in self.sums:
+            self.sums.append(key)
+        self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
+
+    def append(self, message: Message | dict[str, Any]) -> None:
+        data = codec.encode_message(message)
+        if len(data) > self._settings.max_message_bytes:
+            limit = self._settings.max_message_bytes
+            raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
+        self._last.append((b"m", b"", data))
+
+    def phase(self, phase: str | None) -> None:
+        if phase is not None and (not isinstance(phase, str) or not phase):
+            raise InvalidValue(f"a phase is a non-empty str or None, not {phase!r}")
+        if phase is None:
+            self._fields[PHASE] = (b"d", PHASE, b"")
+        else:
+            self._fields[PHASE] = (b"s", PHASE, phase.encode("utf-8", "surrogatepass"))
+
+    def clear(self, *, messages: bool) -> None:
+        self._first = [step for step in self._first if step[0] == b"w"]
+        self._first.append((b"c", b"", b""))
+        if messages:
+            self.wipe()
+        self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
+        self._size = 0
+
+    def undelete(self) -> None:
+        """Let a deleted record start anew."""
+        self.reserved(DELETED, None)
+
+    def wipe(self) -> None:
+        """Hide all messages so far; their numbers are not used again."""
+        self._first = [step for step in self._first if step[0] != b"w"] + [(b"w", b"", b"")]
+        self._last = [step for step in self._last if step[0] != b"m"]
+
+    def reserved(self, name: bytes, value: bytes | None) -> None:
+        """Set or delete a field by its stored name, the store's own ones included."""
+        self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, value)
+
+    def label(self, label: str) -> None:
+        if not isinstance(label, str) or not label or len(label) > 500:
+            raise InvalidValue(f"a label is a str of 1 to 500 characters, not {label!r:.80}")
+        self._last.append((b"l", b"", label.encode("utf-8", "surrogatepass")))
+
+    def draft(self, kind: str) -> Draft:
+        """The change as it is sent."""
+        if not self:
+            raise InvalidValue("nothing to change")
+        return Draft(kind, [*self._first, *self._fields.values(), *self._last])

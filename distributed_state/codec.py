@@ -1,0 +1,150 @@
+"""Values <-> bytes. Law: what comes out equals what went in, or nothing goes in.
+
+A value is JSON text. orjson writes and reads it; what orjson cannot hold exactly (integers beyond 64 bits, lone
+surrogates) is written by `json` behind one leading space, which is still JSON and tells the reader to use `json` too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from distributed_state.errors import CorruptState, InvalidValue, TooLarge
+from distributed_state.model import Message
+
+_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+_CONSTANTS = {None: b"null", True: b"true", False: b"false"}
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_LARGEST = 10**4300  # sys.int_info.default_max_str_digits
+Scalar = (str, int, float, bool, type(None))
+
+
+def encode(value: Any, name: str = "value") -> bytes:
+    """JSON text of a value. Raises InvalidValue naming the path to what JSON cannot hold."""
+    kind = type(value)
+    if kind is bool or value is None:
+        return _CONSTANTS[value]
+    if kind is int:
+        return b"%d" % value if -(2**63) <= value < 2**64 else _encode_exactly(value, name)
+    if kind is float and not math.isfinite(value):
+        raise InvalidValue(f"{name}: {value!r} is not a JSON number")
+    try:
+        data = orjson.dumps(value, option=_OPTIONS)
+        # orjson writes NaN as null, tuples as lists and enums as their values; only a look at the result tells.
+        if kind is str or kind is float or orjson.loads(data) == value:
+            return data
+    except (TypeError, orjson.JSONDecodeError, RecursionError):
+        pass
+    return _encode_exactly(value, name)
+
+
+def _encode_exactly(value: Any, name: str) -> bytes:
+    complaint = _complaint(value, name)
+    if complaint is not None:
+        raise InvalidValue(complaint)
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    if json.loads(text) != value:
+        raise InvalidValue(f"{name}: does not survive JSON unchanged")
+    return b" " + text.encode()
+
+
+def _complaint(value: Any, name: str) -> str | None:
+    """Find the first place that JSON cannot hold and say what is wrong with it."""
+    open_containers: set[int] = set()
+
+    def search(value: Any, path: str, depth: int) -> str | None:
+        if depth > 200:
+            return f"{path}: nested more than 200 levels deep"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{path}: {value!r} is not a JSON number"
+        if isinstance(value, (dict, list)):
+            if id(value) in open_containers:
+                return f"{path}: contains itself"
+            open_containers.add(id(value))
+            pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in pairs:
+                if isinstance(value, dict) and not isinstance(key, str):
+                    return f"{path}: the key {key!r} is {_a(key)}, JSON has only str"
+                place = f"{path}[{key!r}]"
+                found = search(key, place, depth) or search(item, place, depth + 1)
+                if found:
+                    return found
+            open_containers.discard(id(value))
+        elif isinstance(value, str) and _PAIR.search(value):
+            return f"{path}: two surrogates in a row, which JSON reads back as one character"
+        elif isinstance(value, int) and abs(value) >= _LARGEST:
+            return f"{path}: an integer of more than 4300 digits, which Python does not read back"
+        elif not isinstance(value, Scalar):
+            return f"{path}: {_a(value)} is not a JSON value" + ("; use a list" if isinstance(value, tuple) else "")
+        return None
+
+    return search(value, name, 0)
+
+
+def _a(value: Any) -> str:
+    return f"a {type(value).__name__}"
+
+
+def decode(data: bytes, name: str = "value") -> Any:
+    """Read back what `encode` wrote. Raises CorruptState, holding the bytes, if they are anything else."""
+    try:
+        if data[:1] == b" ":
+            return json.loads(data)
+        return orjson.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptState(f"{name}: {len(data)} stored bytes are not JSON", field=name, data=data) from error
+
+
+def encode_key(key: str, limit: int = 1024) -> bytes:
+    """The bytes of a field name. Names that begin with '#' are reserved."""
+    if not isinstance(key, str):
+        raise InvalidValue(f"a field name must be a str, not {_a(key)}: {key!r}")
+    if key[:1] == "#":
+        raise InvalidValue(f"field {key!r}: names that begin with '#' are reserved")
+    data = key.encode("utf-8", "surrogatepass")
+    if len(data) > limit:
+        raise TooLarge(f"a field name of {len(data)} bytes is longer than {limit}")
+    return data
+
+
+def decode_key(data: bytes) -> str:
+    """The field name of these bytes."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise CorruptState(f"a field name of {len(data)} bytes is not UTF-8", field=repr(data), data=data) from error
+
+
+def encode_message(message: Message | dict[str, Any], name: str = "message") -> bytes:
+    """JSON text of a message; a dict is checked first."""
+    if not isinstance(message, Message):
+        message = as_message(message, name)
+    return encode(message.to_dict(), name)
+
+
+def as_message(fields: dict[str, Any], name: str = "message") -> Message:
+    """A message from its fields. Raises InvalidValue naming the wrong one."""
+    try:
+        return Message.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise InvalidValue(f"{name}{'.' if place else ''}{place}: {first['msg']}") from error
+
+
+def decode_message(data: bytes, name: str = "message") -> Message:
+    """Read back what `encode_message` wrote."""
+    fields = decode(data, name)
+    try:
+        return Message.model_construct(_fields_set=set(fields), **fields)
+    except TypeError:
+        pass  # not an object, or one with a field that is called as a parameter of model_construct
+    try:
+        return Message.model_validate(fields)
+    except ValidationError as error:
+        raise CorruptState(f"{name}: the stored bytes are not a message", field=name, data=data) from error

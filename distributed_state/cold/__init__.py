@@ -1,0 +1,1 @@
+"""The cold tier: the whole history of every record, in SQL."""

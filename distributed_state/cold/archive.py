@@ -1,0 +1,212 @@
+"""Carries journal entries into the tables.
+
+Law: one transaction moves the cursors by compare-and-set and inserts what they passed, so two archivers, or one that
+was restarted in the middle, archive every entry once and in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, and_, delete, exc, insert, literal, select, update
+
+from distributed_state.cold import bulk, heads, tables
+from distributed_state.cold.entries import LARGEST, Parsed, parse
+from distributed_state.cold.history import snapshot_row, states
+from distributed_state.cold.values import Batch, Cursor
+from distributed_state.errors import CorruptState
+from distributed_state.model import Entry, State, fold
+
+log = logging.getLogger(__name__)
+_INDEXABLE_BYTES = 1200  # two such texts fit into the 2,704 bytes that an index row of PostgreSQL may have
+_PROGRAM_LIMIT = "54000"  # PostgreSQL: a value too long for an index
+
+
+def newest(connection: Connection, namespace: str) -> dict[int, Cursor]:
+    """The newest cursor of every partition that has one."""
+    c = tables.cursors.c
+    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
+    # In this order the newest of a partition comes last, and stays in the dict.
+    return {row.partition: Cursor(*row) for row in connection.execute(query.order_by(c.ordinal))}
+
+
+def mint(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> Cursor | None:
+    """Start a new epoch and close the older ones, if the newest is still that of `after`."""
+    c = tables.cursors.c
+    here = and_(c.namespace == namespace, c.partition == partition)
+    # The lock waits for an archive() under way; a later one finds its epoch closed.
+    found = connection.execute(select(c.ordinal, c.epoch).where(here).with_for_update()).all()
+    ordinal, epoch = max(found) if found else (0, None)
+    if epoch != (after.epoch if after else None):
+        return None
+    new = Cursor(partition, f"{ordinal + 1}-{secrets.token_hex(4)}", ordinal + 1, 0, "")
+    row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
+    # Not the one that somebody may have minted since our look: its insert below is what tells us of it.
+    connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))
+    try:
+        with connection.begin_nested():
+            connection.execute(insert(tables.cursors), row | {"offset": 0, "event": "", "closed": False})
+    except exc.IntegrityError:
+        # Somebody minted between our look and now, and closed the same rows.
+        return None
+    return new
+
+
+def archive(connection: Connection, namespace: str, batches: Iterable[Batch], snapshot_every: int) -> set[int]:
+    """Archive the batches whose cursor is where they begin; return their partitions."""
+    # In one order everywhere: archivers that share partitions wait for each other, but never in a circle.
+    ordered = sorted((batch for batch in batches if batch.entries), key=lambda batch: batch.partition)
+    moved = [batch for batch in ordered if _move(connection, namespace, batch)]
+    _Intake(connection, namespace).take(moved, snapshot_every)
+    return {batch.partition for batch in moved}
+
+
+def _move(connection: Connection, namespace: str, batch: Batch) -> bool:
+    c, last = tables.cursors.c, batch.entries[-1]
+    here = and_(c.namespace == namespace, c.partition == batch.partition, c.epoch == batch.epoch)
+    moved = update(tables.cursors).where(here, c.offset == batch.from_offset, c.closed.is_(False))
+    return connection.execute(moved.values(offset=last.offset, event=_storable(last.event))).rowcount == 1
+
+
+class _Intake:
+    """The entries of one transaction on their way into the tables."""
+
+    def __init__(self, connection: Connection, namespace: str) -> None:
+        self.connection, self.namespace = connection, namespace
+        self.refused: list[Parsed] = []
+
+    def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
+        """Insert all that these batches hold."""
+        parsed = [item for batch in batches for item in self._parse(batch)]
+        wanted = {item.entry.record for item in parsed} | {run.source for item in parsed for run in item.runs}
+        existing = heads.lock(self.connection, self.namespace, wanted)
+        self._set_aside_replaced(parsed, existing)
+        accepted = self._insert(parsed) if parsed else []
+        heads.save(self.connection, self.namespace, accepted, self.refused, existing)
+        self._snapshot(accepted, existing, snapshot_every)
+
+    def _parse(self, batch: Batch) -> list[Parsed]:
+        parsed = []
+        for entry in batch.entries:
+            if not entry.record:
+                continue  # a mark, which only moves the cursor
+            try:
+                item = parse(entry, batch.partition, batch.epoch)
+                self._refuse_long(item)
+                parsed.append(item)
+            except (ValueError, CorruptState) as error:
+                self._quarantine(entry, batch.partition, batch.epoch, error)
+        return parsed
+
+    def _refuse_long(self, item: Parsed) -> None:
+        # Found by the index of `records` only, it would stop the whole transaction, and the archive with it.
+        if self.connection.dialect.name == "postgresql":
+            for text in (item.entry.record, item.owner, item.parent):
+                if text and len(text.encode()) > _INDEXABLE_BYTES:
+                    raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
+
+    def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: Mapping[str, heads.Head]) -> None:
+        """Redis lost commits that SQL has, and a new epoch counts on from before them: keep those in quarantine."""
+        first: dict[str, Parsed] = {}
+        for item in parsed:
+            first.setdefault(item.entry.record, item)
+        for record, item in first.items():
+            row = existing.get(record)
+            if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
+                log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, item.entry.version)
+                set_aside(self.connection, self.namespace, record, item.entry.version, f"replaced by {item.epoch}")
+
+    def _insert(self, parsed: list[Parsed]) -> list[Parsed]:
+        """Insert entries; halve a refused list until the one to blame is alone, and put that into quarantine."""
+        try:
+            with self.connection.begin_nested():
+                insert_parsed(self.connection, self.namespace, parsed)
+            return parsed
+        except Exception as error:
+            if not _blames_the_data(self.connection, error):
+                raise
+            if len(parsed) == 1:
+                self._quarantine(parsed[0].entry, parsed[0].partition, parsed[0].epoch, error)
+                self.refused.append(parsed[0])
+                return []
+        middle = len(parsed) // 2
+        return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
+
+    def _quarantine(self, entry: Entry, partition: int, epoch: str, error: Exception) -> None:
+        reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
+        log.error("%s version %d at offset %d is quarantined: %s", entry.record, entry.version, entry.offset, reason)
+        row = {"namespace": self.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
+        texts = {"event": entry.event, "record": entry.record, "reason": reason}
+        numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
+        row |= {name: _storable(text) for name, text in texts.items()}
+        row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
+        self.connection.execute(insert(tables.quarantine), row)
+
+    def _snapshot(self, accepted: Sequence[Parsed], existing: Mapping[str, heads.Head], every: int) -> None:
+        """Write the state of each record that crossed a multiple of `every`, or was given a label."""
+        by_record: dict[str, list[Parsed]] = {}
+        for item in accepted:
+            by_record.setdefault(item.entry.record, []).append(item)
+        due = {record: items for record, items in by_record.items() if _is_due(items, every)}
+        before = {record: items[0].entry.version - 1 for record, items in due.items() if record in existing}
+        bases = states(self.connection, self.namespace, before)
+        rows = []
+        for record, items in due.items():
+            fields = bases[record].fields if record in bases else {}
+            for item in items:
+                fold(fields, item.ops)
+            rows.append(snapshot_row(self.namespace, record, State(items[-1].epoch, items[-1].entry.version, fields)))
+        bulk.add(self.connection, tables.snapshots, rows)
+
+
+def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> None:
+    """Insert the changes, messages and shares of entries."""
+    changes: list[bulk.Row] = []
+    messages: list[bulk.Row] = []
+    shares: set[bulk.Row] = set()
+    for item in parsed:
+        e = item.entry
+        place = (namespace, e.record, e.version, item.epoch, item.partition, e.offset, e.event, e.time_ms)
+        changes.append((*place, e.kind, e.actor, e.token, item.label, e.data))
+        for seq, data in item.messages:
+            messages.append((namespace, e.record, seq, e.version, item.epoch, data))
+        for run in item.runs:
+            shares.add((namespace, run.source, e.record, e.version, run.start, run.stop))
+    bulk.add(connection, tables.changes, changes)
+    bulk.add(connection, tables.messages, messages)
+    bulk.add(connection, tables.shares, list(shares))
+
+
+def set_aside(connection: Connection, namespace: str, record: str, first: int, reason: str) -> None:
+    """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
+    q, c = tables.quarantine.c, tables.changes.c
+    names = ("namespace", "partition", "epoch", "offset", "event", "record", "version", "data", "time_ms")
+    query = select(*(c[name] for name in names), literal(reason))
+    query = query.where(c.namespace == namespace, c.record == record, c.version >= first).order_by(c.version)
+    columns = [*(q[name] for name in names), q.reason]
+    connection.execute(insert(tables.quarantine).from_select(columns, query))
+    for table in (tables.changes, tables.messages, tables.snapshots, tables.shares):
+        t = table.c
+        connection.execute(delete(table).where(t.namespace == namespace, t.record == record, t.version >= first))
+
+
+def _is_due(items: Sequence[Parsed], every: int) -> bool:
+    first, last = items[0].entry.version, items[-1].entry.version
+    return (first - 1) // every != last // every or any(item.label is not None for item in items)
+
+
+def _blames_the_data(connection: Connection, error: Exception) -> bool:
+    """Whether trying again would fail in the same way because of what is in a row."""
+    if isinstance(error, (ValueError, OverflowError)):
+        return True
+    driver: Any = connection.dialect.dbapi
+    original = error.orig if isinstance(error, exc.DBAPIError) else error
+    wrong = isinstance(original, (driver.DataError, driver.IntegrityError))
+    return wrong or getattr(original, "sqlstate", None) == _PROGRAM_LIMIT
+
+
+def _storable(text: str) -> str:
+    return text.replace("\0", "%00").encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,203 @@
+"""The door to SQL: opens a database, runs transactions on it, and turns its errors into ours.
+
+Law: every transaction goes through `Database.read` or `Database.write`; nobody else begins, commits or catches.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Pool, StaticPool, create_engine, event, exc, make_url
+from sqlalchemy.engine import URL
+
+from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
+
+MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
+_BUSY_SECONDS = 30.0
+# While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
+# say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
+_REFUSED = re.compile(
+    r"password|authentication|pg_hba|does not exist|permission denied|not permitted|SSL|invalid connection option"
+    r"|unable to open|readonly|read-only|not a database|is malformed",
+    re.IGNORECASE,
+)
+_INSUFFICIENT_PRIVILEGE, _READ_ONLY = "42501", "25006"
+
+
+class Database:
+    """One SQL database, for any number of threads."""
+
+    def __init__(self, url: str) -> None:
+        self.memory = url in MEMORY_URLS
+        parsed = _parse("sqlite://" if self.memory else url)
+        self.name = "memory" if self.memory else parsed.render_as_string(hide_password=True)
+        self.opened = False
+        self._inherited: list[Pool] = []
+        # A database in memory has one connection, which one thread at a time may use.
+        self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
+        self._engine = self._create(parsed)
+        self._writer = self._engine.execution_options(writes=True)
+        self._reader = self._engine
+        if self.dialect == "postgresql":
+            # All statements of one read see the same moment, although a purge may run beside it.
+            self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+
+    @property
+    def dialect(self) -> str:
+        """The name of the SQL dialect: sqlite, postgresql, ..."""
+        return self._engine.dialect.name
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A transaction that only reads; all its statements see the database at one moment."""
+        with self._gate, self._translated(), self._reader.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that writes: committed at the end of the block, undone by an exception."""
+        with self._gate, self._translated(), self._writer.begin() as connection:
+            yield connection
+
+    def checkpoint(self) -> bool:
+        """Move SQLite's write-ahead log into the database file, leaving it empty; False if a reader was in the way."""
+        if self.dialect != "sqlite" or self.memory:
+            return True
+        with self._translated():
+            raw = self._engine.raw_connection()
+            try:
+                row = raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                raw.close()
+        return bool(row[0] == 0)
+
+    def close(self) -> None:
+        """Close every connection."""
+        with self._gate:
+            self._engine.dispose()
+
+    def abandon(self) -> None:
+        """In a forked child: forget the parent's connections without a word on the wire."""
+        if self.memory:
+            self._gate = threading.RLock()  # the parent's may be held by a thread that the child does not have
+            return
+        # Kept, because the destructor of a connection would close what is the parent's.
+        self._inherited.append(self._engine.pool)
+        self._engine.dispose(close=False)
+
+    def _create(self, url: URL) -> Engine:
+        options: dict[str, Any] = {"hide_parameters": True}
+        if url.get_backend_name() == "postgresql":
+            url, arguments = _postgresql(url)
+            options |= {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
+        if self.memory:
+            options |= {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
+        else:
+            options |= {"pool_size": 5, "max_overflow": 10, "pool_timeout": 10}
+            options["pool_pre_ping"] = url.get_backend_name() != "sqlite"
+        try:
+            engine = create_engine(url, **options)
+        except ImportError as error:
+            raise ConfigurationError(f"{self.name}: the driver is not installed: {error}") from error
+        except (exc.ArgumentError, TypeError) as error:
+            raise ConfigurationError(f"{self.name}: {error}") from error
+        if engine.dialect.is_async:
+            raise ConfigurationError(f"{self.name}: use a blocking driver, for example postgresql+psycopg://")
+        if engine.dialect.name == "sqlite":
+            event.listen(engine, "connect", _prepare_sqlite)
+            event.listen(engine, "begin", _begin_sqlite)
+        return engine
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except StateError:
+            raise
+        except Exception as error:
+            ours = self._ours(error)
+            if ours is None:
+                raise
+            raise ours from error
+
+    def _ours(self, error: Exception) -> StateError | None:
+        """What a driver's error is for our callers; None for a bug, which stays what it is."""
+        if isinstance(error, exc.TimeoutError):
+            return ColdUnavailable(f"{self.name}: no connection became free in time")
+        driver: Any = self._engine.dialect.dbapi
+        original: Any = error.orig if isinstance(error, exc.DBAPIError) else error
+        if not isinstance(original, driver.Error):
+            return None
+        code, message = getattr(original, "sqlstate", None), f"{self.name}: {str(original).strip()}"
+        if code == _INSUFFICIENT_PRIVILEGE:
+            return ConfigurationError(f"{message}; grant the right, or let a role that has it run the command")
+        lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
+        kinds = (driver.OperationalError, driver.InterfaceError)
+        # "file is not a database" has no class of its own.
+        if not self.opened and (isinstance(original, kinds) or type(original) is driver.DatabaseError):
+            return (ConfigurationError if _REFUSED.search(str(original)) else ColdUnavailable)(message)
+        if lost or isinstance(original, kinds) or code == _READ_ONLY:
+            return ColdUnavailable(message)
+        return None
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except exc.ArgumentError as error:
+        # Not the text itself: it may hold a password.
+        raise ConfigurationError("the archive is not an SQLAlchemy URL; use sqlite:///path or postgresql://") from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    return parsed
+
+
+def _postgresql(url: URL) -> tuple[URL, dict[str, Any]]:
+    """Split off what psycopg wants as numbers, and give up on a silent server after seconds, not hours."""
+    arguments: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 5}
+    arguments["keepalives_count"] = 3
+    query = dict(url.query)
+    threshold = query.pop("prepare_threshold", None)
+    if threshold is not None:
+        off = str(threshold).lower() in ("none", "off", "0")
+        if not off and not str(threshold).isdigit():
+            raise ConfigurationError(f"prepare_threshold={threshold}: use a number, or `none` behind PgBouncer")
+        arguments["prepare_threshold"] = None if off else int(str(threshold))
+    return url.set(query=query), {name: value for name, value in arguments.items() if name not in query}
+
+
+def _prepare_sqlite(connection: Any, _: Any) -> None:
+    # SQLAlchemy begins and commits (below); the driver's own idea of when to begin must be off.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
+    _write_ahead(cursor)
+    cursor.execute("PRAGMA synchronous = FULL")
+    cursor.execute("PRAGMA secure_delete = ON")
+    cursor.execute("PRAGMA cache_size = -16000")
+    cursor.close()
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Switch to write-ahead logging. SQLite does not wait here while another process switches too, so we do."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # A write that begins as a read could not wait for another writer: SQLite refuses at once to raise the lock.
+    writes = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

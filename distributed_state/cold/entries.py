@@ -1,0 +1,87 @@
+"""Journal entries read once, into what the tables want. Law: bytes that cannot be read are named, never guessed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from distributed_state import lineage
+from distributed_state.errors import CorruptState
+from distributed_state.model import DELETED, OWNER, PARENT, SEGMENTS, Entry, Op, Segment, escape, unescape, unpack
+
+LARGEST = 2**63 - 1
+
+
+@dataclass(slots=True)
+class Parsed:
+    """An entry with its steps, and what of them the tables keep in columns of their own."""
+
+    entry: Entry
+    partition: int
+    epoch: str
+    ops: list[Op]
+    label: str | None = None
+    messages: list[tuple[int, bytes]] = field(default_factory=list)
+    runs: list[Segment] = field(default_factory=list)
+    owner: str | None = None
+    parent: str | None = None
+    touched: set[bytes] = field(default_factory=set)  # which of #owner, #deleted, #parent were set or deleted
+    deleted: bool = False
+
+
+def parse(entry: Entry, partition: int, epoch: str) -> Parsed:
+    """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is."""
+    "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
+    if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
+        raise ValueError("a NUL in its record, event, kind or actor")
+    numbers = (entry.version, entry.time_ms, entry.token, entry.offset)
+    if min(numbers) < 0 or max(numbers) > LARGEST:
+        raise ValueError("a number outside of 0 .. 2**63 - 1")
+    parsed = Parsed(entry, partition, epoch, unpack(entry.data))
+    for op in parsed.ops:
+        if op.kind == b"m":
+            parsed.messages.append((_sequence(op.name), op.value))
+        elif op.kind == b"l":
+            parsed.label = escape((op.value or op.name).decode("utf-8", "surrogatepass"))
+        elif op.name[:1] == b"#":
+            _read_reserved(parsed, op)
+    return parsed
+
+
+def label_text(stored: str) -> str:
+    """A label as it was given; the tables hold it escaped, because text in PostgreSQL cannot hold a NUL."""
+    return unescape(stored)
+
+
+def parent_record(value: bytes) -> str:
+    """The record in a `#parent` field, `<record text>@<version>`."""
+    return value.decode().rpartition("@")[0]
+
+
+def _sequence(name: bytes) -> int:
+    number = int(name)
+    if not 0 <= number <= LARGEST:
+        raise ValueError(f"message number {number}")
+    return number
+
+
+def _read_reserved(parsed: Parsed, op: Op) -> None:
+    value = op.value if op.kind == b"s" else None
+    if op.name == SEGMENTS and value is not None:
+        parsed.runs = lineage.parse(value)
+        if any("\0" in run.source or not 0 <= run.start <= run.stop <= LARGEST for run in parsed.runs):
+            raise CorruptState("#segments names what cannot be", field="#segments", data=value)
+    elif op.name == OWNER:
+        parsed.owner = None if value is None else _text(value)
+    elif op.name == PARENT:
+        parsed.parent = None if value is None else _text(parent_record(value).encode())
+    elif op.name == DELETED:
+        parsed.deleted = value is not None
+    else:
+        return
+    parsed.touched.add(op.name)
+
+
+def _text(value: bytes) -> str:
+    if b"\0" in value:
+        raise ValueError("a NUL in a reserved field")
+    return value.decode()

@@ -1,0 +1,177 @@
+"""Reads records back. Law: a state is its latest snapshot and the fold of the changes after it, in order.
+
+One row of `changes` per version: what a new epoch replaced was moved to quarantine when it was archived.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from sqlalchemy import BigInteger, Connection, and_, case, column, func, or_, select, values
+
+from distributed_state import lineage
+from distributed_state.cold.bulk import Row, chunks
+from distributed_state.cold.heads import ERASED, Head, find, hashed
+from distributed_state.cold.tables import TEXT, changes, messages, records, snapshots
+from distributed_state.errors import NotFound
+from distributed_state.model import DELETED, Entry, Loaded, Segment, State, fold, pack, unescape, unpack
+
+log = logging.getLogger(__name__)
+_RECENT_OPS = 64
+_GONE = {DELETED: b"1"}
+
+
+def snapshot_row(namespace: str, record: str, state: State) -> Row:
+    """The row of `snapshots` that keeps a state."""
+    data = pack((b"s", name, value) for name, value in state.fields.items())
+    return (namespace, record, state.version, state.epoch, data)
+
+
+def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -> dict[str, State]:
+    """The states of many records, each at its target version; a record of which nothing is left is left out.
+
+    The version of a state is that of the last change found, which is lower than the target if that one is missing.
+    """
+    found: dict[str, State] = {}
+    for chunk in chunks(targets.items(), 500):
+        _fold_states(connection, namespace, chunk, found)
+    return found
+
+
+def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row], found: dict[str, State]) -> None:
+    s, c = snapshots.c, changes.c
+    wanted = values(column("record", TEXT), column("target", BigInteger), name="wanted").data(targets).cte("wanted")
+    same = and_(s.namespace == namespace, s.record == wanted.c.record, s.version <= wanted.c.target)
+    base = select(func.max(s.version)).where(same).scalar_subquery()
+    bases = select(wanted.c.record, wanted.c.target, base.label("base")).cte("bases")
+    query = select(s.record, s.epoch, s.version, s.data)
+    query = query.join(bases, and_(s.record == bases.c.record, s.version == bases.c.base))
+    for record, epoch, version, data in connection.execute(query.where(s.namespace == namespace)):
+        found[record] = State(epoch, version, _fields(data))
+    after = and_(c.record == bases.c.record, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
+    query = select(c.record, c.epoch, c.version, c.data).join(bases, after).where(c.namespace == namespace)
+    # Sorted here: asked to sort, SQLite walks all of `changes` in that order.
+    later = sorted(connection.execute(query), key=lambda row: (row.record, row.version))
+    for record, epoch, version, data in later:
+        fields = found[record].fields if record in found else {}
+        fold(fields, unpack(data))
+        found[record] = State(epoch, version, fields)
+
+
+def load(connection: Connection, namespace: str, record: str, window: int, ops_since_ms: int) -> Loaded | None:
+    """The head of a record with its last messages and recent op ids, in three statements."""
+    head = _head_with_snapshot(connection, namespace, record)
+    if head is None:
+        return None
+    if head["scope"] == ERASED:
+        return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [], [])
+    base, fields = head["base"] or 0, _fields(head["data"] or b"")
+    c = changes.c
+    # The op ids may be older than the snapshot; the data of their changes stays where it is.
+    data = case((c.version > base, c.data))
+    query = select(c.version, c.event, c.time_ms, data).where(c.namespace == namespace, c.record == record)
+    query = query.where(c.version > min(base, head["version"] - _RECENT_OPS), c.version <= head["version"])
+    ops, at = [], base
+    for version, event, time_ms, packed in connection.execute(query.order_by(c.version)):
+        if time_ms >= ops_since_ms:
+            ops.append((event, version, time_ms))
+        if packed is not None:
+            _warn_of_gap(record, at, version)
+            at = version
+            fold(fields, unpack(packed))
+    if not at and head["deleted"]:
+        fields = dict(_GONE)
+    runs = lineage.last(lineage.segments(record, fields), window)
+    shown = sorted(messages_of(connection, namespace, record, runs).items())
+    return Loaded(State(head["epoch"], head["version"], fields), shown, ops[-_RECENT_OPS:])
+
+
+def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
+    r, s = records.c, snapshots.c
+    # Neither depends on the row found: PostgreSQL looks the snapshot up by its key, and could otherwise hash them all.
+    same = and_(s.namespace == namespace, s.record == record)
+    latest = select(func.max(s.version)).where(same).scalar_subquery()
+    query = select(r.record, r.scope, r.epoch, r.version, r.deleted, s.version.label("base"), s.data)
+    query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
+    query = query.where(r.namespace == namespace, r.record.in_([record, hashed(namespace, record)]))
+    rows = {row["record"]: row for row in connection.execute(query).mappings()}
+    return rows.get(record) or next(iter(rows.values()), None)
+
+
+def _fields(snapshot: bytes) -> dict[bytes, bytes]:
+    return {op.name: op.value for op in unpack(snapshot)}
+
+
+def _warn_of_gap(record: str, before: int, version: int) -> None:
+    if before and version != before + 1:
+        log.warning("%s: versions %d to %d are missing; see the quarantine", record, before + 1, version - 1)
+
+
+def state_at(connection: Connection, namespace: str, record: str, version: int) -> State:
+    """The state of a record at a version. Raises NotFound saying which versions there are."""
+    head = find(connection, namespace, record)
+    if head is None:
+        raise NotFound(f"{record} is not in the archive")
+    state = states(connection, namespace, {record: version}).get(record)
+    if version == head["version"]:
+        fields = state.fields if state else dict(_GONE) if head["deleted"] else {}
+        return State(head["epoch"], version, fields)
+    if not state or state.version != version or version > head["version"]:
+        first = oldest(connection, namespace, record)
+        raise NotFound(f"{record} has no version {version}: the oldest is {first}, the newest {head['version']}")
+    return state
+
+
+def oldest(connection: Connection, namespace: str, record: str) -> int:
+    """The first version that can still be read."""
+    first = [
+        select(func.min(table.c.version)).where(table.c.namespace == namespace, table.c.record == record)
+        for table in (changes, snapshots)
+    ]
+    found = connection.execute(select(*(query.scalar_subquery() for query in first))).one()
+    known = [version for version in found if version is not None]
+    if known:
+        return int(min(known))
+    head = find(connection, namespace, record)
+    if head is None:
+        raise NotFound(f"{record} is not in the archive")
+    return int(head["version"])
+
+
+def messages_of(connection: Connection, namespace: str, record: str, runs: Sequence[Segment]) -> dict[int, bytes]:
+    """The messages of these runs by sequence number, wherever along the lineage they are kept."""
+    found: dict[int, bytes] = {}
+    m = messages.c
+    for chunk in chunks(runs, 50):
+        places = [
+            and_(m.record.in_({record, run.source}), m.seq >= run.start, m.seq < run.stop)
+            for run in chunk
+            if run.start < run.stop
+        ]
+        if places:
+            rows = connection.execute(select(m.record, m.seq, m.data).where(m.namespace == namespace, or_(*places)))
+            # The record's own copy comes last and stays: the source may have been purged and begun anew since.
+            found.update((seq, data) for _, seq, data in sorted(rows, key=lambda row: row.record == record))
+    return found
+
+
+def entries(
+    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
+) -> list[Entry]:
+    """The changes between two versions, both exclusive, ascending."""
+    c = changes.c
+    names = (c.offset, c.event, c.record, c.version, c.time_ms, c.kind, c.actor, c.token, c.data)
+    query = select(*names).where(c.namespace == namespace, c.record == record, c.version > after)
+    if before is not None:
+        query = query.where(c.version < before)
+    rows = connection.execute(query.order_by(c.version).limit(limit))
+    return [Entry(*row, total_bytes=0) for row in rows]
+
+
+def checkpoints(connection: Connection, namespace: str, record: str) -> list[tuple[str, int, int]]:
+    """The labels of a record with their versions and times, ascending."""
+    c = changes.c
+    query = select(c.label, c.version, c.time_ms).where(c.namespace == namespace, c.record == record)
+    rows = connection.execute(query.where(c.label.is_not(None)).order_by(c.version))
+    return [(unescape(label), version, time_ms) for label, version, time_ms in rows]

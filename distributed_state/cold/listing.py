@@ -1,0 +1,87 @@
+"""Finds records. Law: a page costs the same at any depth; the place of a page is the last row, not a count."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Iterable
+
+from sqlalchemy import Connection, select, tuple_
+
+from distributed_state.cold.bulk import chunks
+from distributed_state.cold.tables import records, shares
+from distributed_state.cold.values import Listed
+from distributed_state.errors import InvalidValue
+
+
+def listing(
+    connection: Connection, namespace: str, scope: str, owner: str | None, limit: int, after: str | None, deleted: bool
+) -> list[Listed]:
+    """The records of a scope, the newest change first; `deleted` says whether deleted ones are among them."""
+    place = None if after is None else _place(after)
+    found = _page(connection, namespace, scope, owner, limit, place, False)
+    if deleted:
+        # Two short scans of the index, merged: one over both kinds would have to sort everything.
+        found += _page(connection, namespace, scope, owner, limit, place, True)
+    return sorted(found, key=lambda row: (row.updated_ms, row.record.encode()), reverse=True)[:limit]
+
+
+def _page(
+    connection: Connection,
+    namespace: str,
+    scope: str,
+    owner: str | None,
+    limit: int,
+    place: tuple[int, str] | None,
+    deleted: bool,
+) -> list[Listed]:
+    r = records.c
+    names = (r.record, r.id, r.owner, r.version, r.created_ms, r.updated_ms, r.deleted)
+    query = select(*names).where(r.namespace == namespace, r.scope == scope, r.deleted == deleted)
+    if owner is not None:
+        query = query.where(r.owner == owner)
+    if place is not None:
+        query = query.where(tuple_(r.updated_ms, r.record) < place)
+    rows = connection.execute(query.order_by(r.updated_ms.desc(), r.record.desc()).limit(limit))
+    return [Listed(*row, cursor=_cursor(row.updated_ms, row.record)) for row in rows]
+
+
+def _cursor(updated_ms: int, record: str) -> str:
+    return urlsafe_b64encode(f"{updated_ms}:{record}".encode()).decode().rstrip("=")
+
+
+def _place(cursor: str) -> tuple[int, str]:
+    try:
+        text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        number, _, record = text.partition(":")
+        place = int(number), record
+        # Decoding skips characters that it does not know; only what comes out the same was ours.
+        if _cursor(*place) == cursor and 0 <= place[0] < 2**63 and record and "\0" not in record:
+            return place
+    except (ValueError, binascii.Error):
+        pass
+    raise InvalidValue(f"{cursor[:100]!r} is not the cursor of a listing")
+
+
+def owned(connection: Connection, namespace: str, user: str) -> list[str]:
+    """All records of a user, deleted ones too, and every record forked from one of them, however far."""
+    r = records.c
+    # Two statements, because SQLite answers an OR of them by reading the whole namespace.
+    found = set[str]()
+    for condition in (r.owner == user, r.record == f"user:{user}"):
+        found.update(connection.execute(select(r.record).where(r.namespace == namespace, condition)).scalars())
+    new = found
+    while new:
+        new = _forks(connection, namespace, new) - found
+        found |= new
+    return sorted(found)
+
+
+def _forks(connection: Connection, namespace: str, sources: Iterable[str]) -> set[str]:
+    r, s = records.c, shares.c
+    found: set[str] = set()
+    for chunk in chunks(sorted(sources), 500):
+        children = select(r.record).where(r.namespace == namespace, r.parent.in_(chunk))
+        sharers = select(s.record).where(s.namespace == namespace, s.source.in_(chunk))
+        found |= {*connection.execute(children).scalars(), *connection.execute(sharers).scalars()}
+    return found

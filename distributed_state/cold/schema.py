@@ -1,0 +1,66 @@
+"""Brings a database to the tables of this release. Law: one process at a time, all steps in one transaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import Connection, func, inspect, select, text
+
+from distributed_state.cold.engine import Database
+from distributed_state.cold.tables import HEAD, REVISIONS
+from distributed_state.errors import ConfigurationError
+
+_LOCK = 0x6473_7461_7465  # any number that others are unlikely to lock
+
+
+def revision(connection: Connection) -> str | None:
+    """The revision that the database is at; None if it has none."""
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return found
+
+
+def require_head(database: Database) -> None:
+    """Raise ConfigurationError unless the database is at this release's revision."""
+    with database.read() as connection:
+        found = revision(connection)
+    _refuse_newer(database, found)
+    if found != HEAD:
+        raise ConfigurationError(
+            f"{database.name} is at revision {found}, this release needs {HEAD}: run `distributed-state migrate`"
+        )
+
+
+def migrate(database: Database) -> None:
+    """Bring the database to this release's revision; costs one small query if it is there already."""
+    with database.read() as connection:
+        found = revision(connection)
+    _refuse_newer(database, found)
+    if found == HEAD:
+        return
+    with database.write() as connection:
+        if database.dialect == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+        # Whoever waited for the lock finds the work done.
+        if revision(connection) != HEAD:
+            _upgrade(connection)
+
+
+def _refuse_newer(database: Database, found: str | None) -> None:
+    if found is not None and found not in REVISIONS:
+        raise ConfigurationError(
+            f"{database.name} is at revision {found}, which this release ({HEAD}) does not know: "
+            "install the newer release, or use another database"
+        )
+
+
+def _upgrade(connection: Connection) -> None:
+    # Imported here because it takes a quarter of a second, and is needed once in a database's life.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)

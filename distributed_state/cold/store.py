@@ -1,0 +1,231 @@
+"""The archive of one namespace in SQL. Blocking, and safe to call from many threads.
+
+Law: every method is one transaction (a purge: one per chunk), so it happened, or it did not.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+
+from sqlalchemy import exc, func, insert, select
+
+from distributed_state.cold import adoption, archive, erasure, heads, history, listing, purging, schema
+from distributed_state.cold.engine import Database
+from distributed_state.cold.tables import cursors, namespaces, quarantine, records
+from distributed_state.cold.values import Batch, Cursor, Listed, Purged, Quarantined
+from distributed_state.errors import ConfigurationError
+from distributed_state.model import Entry, Loaded, Segment, State
+
+__all__ = ["Batch", "ColdStore", "Cursor", "Listed", "Purged", "Quarantined"]
+LAYOUT = 1
+
+
+class ColdStore:
+    """One namespace of a SQL database. Record texts, ids and users are given as `model.escape` writes them."""
+
+    def __init__(self, database: Database, namespace: str, snapshot_every: int) -> None:
+        self.namespace, self.snapshot_every = namespace, snapshot_every
+        self._database = database
+
+    @classmethod
+    def open(cls, url: str, namespace: str, *, migrate: bool = True, snapshot_every: int = 100) -> ColdStore:
+        """Open a database: `memory`, `sqlite:///path`, `postgresql://...` or another SQLAlchemy URL.
+
+        With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
+        PostgreSQL work behind PgBouncer. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
+        """
+        if snapshot_every < 1:
+            raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
+        database = Database(url)
+        try:
+            schema.migrate(database) if migrate else schema.require_head(database)
+        except BaseException:
+            database.close()
+            raise
+        database.opened = True
+        return cls(database, namespace, snapshot_every)
+
+    def register(self, partitions: int) -> tuple[str, int]:
+        """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
+        query = select(namespaces).where(namespaces.c.namespace == self.namespace)
+        with self._database.read() as connection:
+            row = connection.execute(query).first()
+        if row is None:
+            new = {"namespace": self.namespace, "archive_id": uuid.uuid4().hex, "partitions": partitions}
+            with self._database.write() as connection:
+                try:
+                    with connection.begin_nested():
+                        connection.execute(insert(namespaces), new | {"layout": LAYOUT})
+                except exc.IntegrityError:
+                    pass  # somebody registered it since we looked
+                row = connection.execute(query).one()
+        if row.layout != LAYOUT:
+            raise ConfigurationError(f"namespace {self.namespace} has layout {row.layout}, this release needs {LAYOUT}")
+        return row.archive_id, row.partitions
+
+    def cursor(self, partition: int) -> Cursor | None:
+        """How far a partition was archived, in its newest epoch; None if it has none yet."""
+        return self.cursors().get(partition)
+
+    def cursors(self) -> dict[int, Cursor]:
+        """How far each partition was archived, in its newest epoch."""
+        with self._database.read() as connection:
+            return archive.newest(connection, self.namespace)
+
+    def mint(self, partition: int, after: Cursor | None) -> Cursor | None:
+        """Start a new epoch if the newest is that of `after`, else return None.
+
+        From then on nothing is archived under an older epoch. The offset and event of `after` are not compared: an
+        archive() may have moved them since they were read.
+        """
+        with self._database.write() as connection:
+            return archive.mint(connection, self.namespace, partition, after)
+
+    def archive(self, batches: Sequence[Batch]) -> set[int]:
+        """Archive in one transaction; return the partitions whose cursor was at `from_offset` and moved.
+
+        An entry that the database refuses for what is in it goes to quarantine, and the others go on.
+        """
+        with self._database.write() as connection:
+            return archive.archive(connection, self.namespace, batches, self.snapshot_every)
+
+    def load(self, record: str, *, window: int, ops_since_ms: int) -> Loaded | None:
+        """The head of a record, its last `window` visible messages, and the op ids of its recent changes (64 at most).
+
+        None if it was never archived. One that was erased, or purged when deleted, has only `#deleted` and its version.
+        """
+        with self._database.read() as connection:
+            return history.load(connection, self.namespace, record, window, ops_since_ms)
+
+    def state_at(self, record: str, version: int) -> State:
+        """The state of a record at a version. Raises NotFound, naming the oldest, if it cannot be read."""
+        with self._database.read() as connection:
+            return history.state_at(connection, self.namespace, record, version)
+
+    def messages(self, record: str, runs: Sequence[Segment]) -> dict[int, bytes]:
+        """The messages of these runs, by sequence number."""
+        with self._database.read() as connection:
+            return history.messages_of(connection, self.namespace, record, runs)
+
+    def history(
+        self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
+    ) -> list[Entry]:
+        """The changes with versions between `after` and `before`, both exclusive, ascending."""
+        with self._database.read() as connection:
+            return history.entries(connection, self.namespace, record, after, before, limit)
+
+    def version(self, record: str) -> int | None:
+        """The archived head version; None if the record was never archived."""
+        with self._database.read() as connection:
+            head = heads.find(connection, self.namespace, record)
+        return head["version"] if head else None
+
+    def oldest(self, record: str) -> int:
+        """The first version that can still be read. Raises NotFound if the record was never archived."""
+        with self._database.read() as connection:
+            return history.oldest(connection, self.namespace, record)
+
+    def checkpoints(self, record: str) -> list[tuple[str, int, int]]:
+        """Labels with their versions and times in milliseconds, ascending."""
+        with self._database.read() as connection:
+            return history.checkpoints(connection, self.namespace, record)
+
+    def listing(
+        self, scope: str, *, owner: str | None, limit: int, after: str | None, deleted: bool = False
+    ) -> list[Listed]:
+        """Records of a scope, the newest change first, `deleted` ones too if asked for.
+
+        `after` is the `cursor` of the last row seen; anything else raises InvalidValue.
+        """
+        with self._database.read() as connection:
+            return listing.listing(connection, self.namespace, scope, owner, limit, after, deleted)
+
+    def owned(self, user: str) -> list[str]:
+        """The records of a user in any scope, deleted ones too, and transitively all their forks."""
+        with self._database.read() as connection:
+            return listing.owned(connection, self.namespace, user)
+
+    def erase(self, names: Sequence[str]) -> None:
+        """Remove every row of these records; the version of each stays under a hash of its text."""
+        with self._database.write() as connection:
+            erasure.erase(connection, self.namespace, names)
+        self.sync()
+
+    def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
+        """Remove history older than `before_ms`; every state at or after it stays readable, and so do forks.
+
+        Calls `progress` after each chunk with the number of records purged so far.
+        """
+        total = Purged(0, 0, 0)
+        after: str | None = ""
+        while after is not None:
+            with self._database.read() as connection:
+                names, after = purging.candidates(connection, self.namespace, before_ms, after)
+            if names:
+                with self._database.write() as connection:
+                    total += purging.purge(connection, self.namespace, names, before_ms)
+            if progress:
+                progress(total.records)
+        return total
+
+    def adopt(
+        self,
+        record: str,
+        *,
+        partition: int,
+        epoch: str,
+        base: State | None,
+        base_messages: list[tuple[int, bytes]],
+        entries: list[Entry],
+    ) -> None:
+        """Import a record with its history: `base` and its messages, then the changes after it.
+
+        Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
+        """
+        with self._database.write() as connection:
+            adoption.adopt(
+                connection,
+                self.namespace,
+                record,
+                partition=partition,
+                epoch=epoch,
+                base=base,
+                base_messages=base_messages,
+                entries=entries,
+                snapshot_every=self.snapshot_every,
+            )
+
+    def quarantined(self) -> list[Quarantined]:
+        """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
+        q = quarantine.c
+        names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
+        with self._database.read() as connection:
+            rows = connection.execute(select(*names).where(q.namespace == self.namespace).order_by(q.id))
+            return [Quarantined(*row) for row in rows]
+
+    def check(self) -> dict[str, str]:
+        """Facts about the database, for a doctor."""
+        facts = {"database": self._database.name, "dialect": self._database.dialect}
+        with self._database.read() as connection:
+            version = connection.dialect.server_version_info or ()
+            facts["server version"] = ".".join(str(part) for part in version)
+            facts["revision"] = str(schema.revision(connection))
+            for name, table in (("records", records), ("quarantined", quarantine), ("cursors", cursors)):
+                query = select(func.count()).select_from(table).where(table.c.namespace == self.namespace)
+                facts[name] = str(connection.execute(query).scalar())
+            if self._database.dialect == "sqlite":
+                facts["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+        return facts
+
+    def sync(self) -> bool:
+        """On SQLite: move all that was committed into the database file. False if a reader was in the way."""
+        return self._database.checkpoint()
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._database.close()
+
+    def abandon(self) -> None:
+        """In a forked child: forget the parent's connections without a word on the wire."""
+        self._database.abandon()

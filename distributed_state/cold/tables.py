@@ -1,0 +1,138 @@
+"""The tables. Law: every row carries its namespace; text is compared byte by byte; what users wrote is bytes.
+
+Migrations create these tables (`migrations/versions`); a test compares the two.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
+
+# Oldest first. A database whose revision is not among them was made by a newer release.
+REVISIONS = ("0001",)
+HEAD = REVISIONS[-1]
+
+# SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
+TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+_SERIAL = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData()
+
+namespaces = Table(
+    "namespaces",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("archive_id", TEXT, nullable=False),
+    Column("partitions", Integer, nullable=False),
+    Column("layout", Integer, nullable=False),
+)
+
+cursors = Table(
+    "cursors",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("ordinal", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", TEXT, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("event", TEXT, nullable=False),
+    Column("closed", Boolean, nullable=False),
+)
+
+changes = Table(
+    "changes",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("epoch", TEXT, primary_key=True),
+    Column("partition", Integer, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("event", TEXT, nullable=False),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("kind", TEXT, nullable=False),
+    Column("actor", TEXT, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("label", TEXT, nullable=True),
+    Column("data", LargeBinary, nullable=False),
+)
+Index(
+    "changes_labels",
+    changes.c.namespace,
+    changes.c.record,
+    changes.c.version,
+    postgresql_where=changes.c.label.is_not(None),
+    sqlite_where=changes.c.label.is_not(None),
+)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("epoch", TEXT, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("epoch", TEXT, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+records = Table(
+    "records",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("partition", Integer, nullable=False),
+    Column("scope", TEXT, nullable=False),
+    Column("id", TEXT, nullable=False),
+    Column("owner", TEXT, nullable=True),
+    Column("epoch", TEXT, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    Column("deleted", Boolean, nullable=False),
+    Column("parent", TEXT, nullable=True),
+)
+_NEWEST = (records.c.deleted, records.c.updated_ms, records.c.record)
+Index("records_listed", records.c.namespace, records.c.scope, *_NEWEST)
+Index("records_listed_by_owner", records.c.namespace, records.c.scope, records.c.owner, *_NEWEST)
+Index("records_owned", records.c.namespace, records.c.owner)
+Index("records_forked", records.c.namespace, records.c.parent)
+
+# Since `version`, the record shows messages `start` to `stop` (exclusive) kept under `source`, which may be itself.
+shares = Table(
+    "shares",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("source", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("start", BigInteger, primary_key=True, autoincrement=False),
+    Column("stop", BigInteger, primary_key=True, autoincrement=False),
+)
+Index("shares_held", shares.c.namespace, shares.c.record)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("namespace", TEXT, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("epoch", TEXT, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("event", TEXT, nullable=False),
+    Column("record", TEXT, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("reason", TEXT, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("time_ms", BigInteger, nullable=False),
+)
+Index("quarantine_namespaces", quarantine.c.namespace)

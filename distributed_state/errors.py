@@ -1,0 +1,118 @@
+"""Every error that this package raises on purpose, as one tree.
+
+    StateError
+    ├── Conflict                 somebody else was faster; read again and retry
+    ├── Locked                   somebody else holds the record
+    │   └── LockTimeout          ... and still did when the wait was over
+    ├── Fenced                   the lease was lost; nothing was written
+    ├── NotFound                 no such record, version or checkpoint
+    ├── Deleted                  the record was deleted
+    ├── InvalidValue             the value cannot be stored as it is
+    │   └── TooLarge             ... because of its size
+    ├── CorruptState             stored bytes cannot be read; they are kept
+    ├── Unavailable              a server did not answer; nothing is known to be lost
+    │   ├── WarmUnavailable      Redis
+    │   ├── ColdUnavailable      SQL
+    │   └── Backpressure         Redis holds as much unarchived work as it may
+    ├── DurabilityUnknown        applied, but the level asked for was not confirmed
+    └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help
+
+Law: the message says what was asked and what was found.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StateError(Exception):
+    """The root: catch it to catch everything this package raises on purpose."""
+
+
+class Conflict(StateError):
+    """The record is not as the caller expected; it is at `version`. Nothing was written; read again and retry.
+
+    `found` holds the stored bytes of the fields that the write expected, None for an absent one.
+    """
+
+    def __init__(self, message: str, *, version: int = 0, found: tuple[bytes | None, ...] = ()) -> None:
+        super().__init__(message)
+        self.version, self.found = version, found
+
+
+class Locked(StateError):
+    """Somebody else holds the record exclusively. Nothing was written."""
+
+
+class LockTimeout(Locked):
+    """The record could not be locked within the time given."""
+
+
+class Fenced(StateError):
+    """The write carried a lease that is no longer held. Nothing was written."""
+
+
+class NotFound(StateError):
+    """There is no such record, version or checkpoint."""
+
+
+class Deleted(StateError):
+    """The record was deleted. `create()` starts it anew, `rollback(version=)` brings an older state back."""
+
+
+class InvalidValue(StateError, ValueError):
+    """The value, name or id cannot be stored as it is; the message names the place."""
+
+
+class TooLarge(InvalidValue):
+    """The value is larger than the limit set for it. Nothing was sent."""
+
+
+class CorruptState(StateError):
+    """Stored bytes cannot be read. `field` names them, `data` holds them; nothing was changed."""
+
+    def __init__(self, message: str, *, field: str = "", data: bytes = b"") -> None:
+        super().__init__(message)
+        self.field, self.data = field, data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _corrupt, (str(self), self.field, self.data)
+
+
+def _corrupt(message: str, field: str, data: bytes) -> CorruptState:
+    return CorruptState(message, field=field, data=data)
+
+
+class Unavailable(StateError):
+    """A server did not answer in time. Never means that a record does not exist."""
+
+
+class WarmUnavailable(Unavailable):
+    """Redis did not answer. A write may or may not have been applied; repeating it with `set` is safe."""
+
+
+class ColdUnavailable(Unavailable):
+    """The SQL database did not answer, and only it knows what was asked for."""
+
+
+class Backpressure(Unavailable):
+    """The journal is full because archiving is behind. Nothing was written; retry when SQL is back."""
+
+
+class DurabilityUnknown(StateError):
+    """The change was applied as `version`, but the durability asked for was not confirmed. Not to be repeated."""
+
+    def __init__(self, message: str, *, version: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unconfirmed, (str(self), self.version)
+
+
+def _unconfirmed(message: str, version: int) -> DurabilityUnknown:
+    return DurabilityUnknown(message, version=version)
+
+
+class ConfigurationError(StateError):
+    """A setting, a server or a right is wrong. Retrying does not help; the message says what to change."""

@@ -1,0 +1,207 @@
+"""The hot tier: records kept in this process. It never goes back in time.
+
+An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
+channel. Entries answer only while the link proves itself (`good_until`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from distributed_state import codec
+from distributed_state.errors import CorruptState
+from distributed_state.model import DELETED, STATE_FIELDS, Op, fold
+from distributed_state.port import Port
+
+MISSING: Any = object()
+_KEEP_DECODED = 1024
+
+
+class Entry:
+    """A record at one version. Never changed once made, but for the memo of decoded scalars."""
+
+    __slots__ = ("epoch", "fields", "messages", "size", "used", "values", "version")
+
+    def __init__(self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes]) -> None:
+        self.epoch, self.version, self.fields, self.messages = epoch, version, fields, messages
+        self.values: dict[str, Any] = {}
+        self.used = False
+        self.size = sum(map(len, fields)) + sum(map(len, fields.values())) + sum(map(len, messages.values()))
+        self.size += 150 * (len(fields) + len(messages)) + 500
+
+    @classmethod
+    def read(cls, epoch: str, pairs: Sequence[bytes]) -> Entry:
+        """From the answer of HGETALL."""
+        version, fields, messages = 0, {}, {}
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if name[:1] != b"#" or name in STATE_FIELDS:
+                fields[name] = value
+            elif name == b"#v":
+                if not value.isdigit():
+                    raise CorruptState(f"#v: {len(value)} bytes are not a version", field="#v", data=value)
+                version = int(value)
+            elif name[:2] == b"#m" and name[2:].isdigit():
+                messages[int(name[2:])] = value
+        return cls(epoch, version, fields, messages)
+
+    @property
+    def deleted(self) -> bool:
+        return DELETED in self.fields
+
+    def value(self, key: str, default: Any) -> Any:
+        """The decoded field. Containers are decoded anew each time, so that no caller can change the entry."""
+        data = self.fields.get(codec.encode_key(key))
+        if data is None:
+            return default
+        value = codec.decode(data, key)
+        if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar):
+            self.values[key] = value
+        return value
+
+    def all(self) -> dict[str, Any]:
+        """Every field of the user's, decoded."""
+        pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
+        return {key: codec.decode(data, key) for key, data in pairs}
+
+    def after(self, version: int, ops: Iterable[Op], recent: int) -> Entry:
+        """The entry that follows this one."""
+        fields, messages = dict(self.fields), dict(self.messages)
+        ops = list(ops)
+        fold(fields, ops)
+        for kind, name, value in ops:
+            if kind == b"m":
+                messages[int(name)] = value
+            elif kind == b"w":
+                messages.clear()
+        for number in sorted(messages)[:-recent]:
+            del messages[number]
+        return Entry(self.epoch, version, fields, messages)
+
+
+class Flight:
+    """A load on its way. What it brings is kept only if nothing newer was heard of meanwhile."""
+
+    __slots__ = ("done", "floor", "keepable", "result")
+
+    def __init__(self, done: Any, keepable: bool) -> None:
+        self.done, self.keepable = done, keepable
+        self.floor = ("", 0)
+        self.result: Entry | None = None
+
+
+class Hot:
+    """A bounded cache of entries, evicted by SIEVE (Zhang et al., NSDI 2024): hits set one flag and move nothing."""
+
+    def __init__(self, port: Port, *, entries: int, size: int, recent: int, evicted: Callable[[str], None]) -> None:
+        self.entries: dict[str, Entry] = {}
+        self.good_until = 0.0
+        self.hits = self.misses = self.bytes = 0
+        self.clock = port.monotonic
+        self._port, self._mutex = port, port.mutex()
+        self._most, self._size, self._recent, self._evicted = entries, size, recent, evicted
+        self._flights: dict[str, list[Flight]] = {}
+
+    def get(self, text: str) -> Entry | None:
+        """The entry, if hot may answer now."""
+        entry = self.entries.get(text)
+        if entry is None or self.clock() >= self.good_until:
+            self.misses += 1
+            return None
+        entry.used = True
+        self.hits += 1
+        return entry
+
+    def take_off(self, text: str, *, keepable: bool, alone: bool) -> tuple[Flight, bool]:
+        """Join the flight for this record, or start one; True if it is ours to fly."""
+        with self._mutex:
+            flights = self._flights.setdefault(text, [])
+            if flights and not alone:
+                return flights[-1], False
+            flight = Flight(self._port.signal(), keepable)
+            flights.append(flight)
+            return flight, True
+
+    def land(self, text: str, flight: Flight, entry: Entry | None) -> None:
+        """End a flight: keep what it brought if that is still the newest known, and let its followers go on."""
+        dropped: list[str] = []
+        with self._mutex:
+            flights = self._flights[text]
+            flights.remove(flight)
+            if not flights:
+                del self._flights[text]
+            epoch, version = flight.floor
+            if entry is not None and (entry.version >= version or entry.epoch != epoch):
+                flight.result = entry
+                present = self.entries.get(text)
+                older = present is not None and present.epoch == entry.epoch and present.version >= entry.version
+                if flight.keepable and not older and epoch in ("", entry.epoch):
+                    dropped = self._put(text, entry)
+        flight.done.set()
+        for each in dropped:
+            self._evicted(each)
+
+    def apply(self, text: str, epoch: str, version: int, ops: Iterable[Op] | None) -> None:
+        """A change was heard of: merge the next version, ignore an older one, forget on a gap."""
+        dropped: list[str] = []
+        with self._mutex:
+            for flight in self._flights.get(text, ()):
+                newer = flight.floor[0] != epoch or version > flight.floor[1]
+                flight.floor = (epoch, version) if newer else flight.floor
+            entry = self.entries.get(text)
+            if entry is None or (entry.epoch == epoch and version <= entry.version):
+                return
+            self._drop(text)
+            if entry.epoch == epoch and version == entry.version + 1 and ops is not None:
+                following = entry.after(version, ops, self._recent)
+                following.used = entry.used
+                if not following.deleted:
+                    dropped = self._put(text, following)
+        for each in dropped:
+            self._evicted(each)
+
+    def expect(self, text: str, epoch: str, version: int) -> None:
+        """The server was seen at this version; an older copy is forgotten, and one on its way is not good enough."""
+        self.apply(text, epoch, version, None)
+
+    def forget(self, text: str) -> None:
+        """Drop one record; what is in the air is not kept either."""
+        with self._mutex:
+            self._drop(text)
+            for flight in self._flights.get(text, ()):
+                flight.keepable = False
+
+    def clear(self) -> None:
+        """Drop everything; flights in the air are not kept either."""
+        with self._mutex:
+            self.good_until = 0.0
+            self.entries.clear()
+            self.bytes = 0
+            for flights in self._flights.values():
+                for flight in flights:
+                    flight.keepable = False
+
+    def _put(self, text: str, entry: Entry) -> list[str]:
+        """Keep an entry; the texts of those that had to make room for it.
+
+        Entries used since the last look get a second chance at the young end.
+        """
+        self._drop(text)
+        self.entries[text] = entry
+        self.bytes += entry.size
+        dropped = []
+        while len(self.entries) > self._most or self.bytes > self._size:
+            oldest = next(iter(self.entries))
+            candidate = self.entries[oldest]
+            if candidate.used and len(self.entries) > 1:
+                candidate.used = False
+                self.entries[oldest] = self.entries.pop(oldest)
+            else:
+                self._drop(oldest)
+                dropped.append(oldest)
+        return dropped
+
+    def _drop(self, text: str) -> None:
+        entry = self.entries.pop(text, None)
+        if entry is not None:
+            self.bytes -= entry.size

@@ -1,0 +1,298 @@
+"""Locks that are held. Law: a lease protects nothing by itself; the server compares its grip inside every write.
+
+A waiter queues on the server, is woken through the link and never polls; a slow re-ask keeps its place and covers a
+holder that died. The lease is bound to the task or thread that took it (a context variable), not to an object.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self
+
+from distributed_state.errors import ConfigurationError, Fenced, Locked, LockTimeout, StateError
+from distributed_state.keys import RecordKeys
+from distributed_state.link import Link
+from distributed_state.port import Guard, Job, Port, Signal
+from distributed_state.warm import ACQUIRE, RELEASE, RENEW, Warm
+
+log = logging.getLogger(__name__)
+_PATIENCE_MS = 4000
+_held: ContextVar[dict[tuple[int, str], AsyncLease]] = ContextVar("distributed_state_leases")
+
+
+class Leases:
+    """The leases of one replica: renewed together, lost one by one."""
+
+    def __init__(self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any]) -> None:
+        self.port, self.warm, self.link, self.start = port, warm, link, start
+        self._held: dict[str, AsyncLease] = {}
+        self._waiters: dict[bytes, dict[str, Signal]] = {}
+        self._count = itertools.count(1)
+        self._mutex = port.mutex()
+        self._kept, self._watched = port.signal(), port.signal()
+        self._jobs: list[Job] = []
+        self.abandoned = False  # set in a forked child: what its parent holds is not the child's to release
+
+    def of(self, text: str) -> AsyncLease | None:
+        """The lease under which the running task or thread writes: its own, or that of the task that started it."""
+        leases = _held.get(None)
+        lease = leases.get((id(self), text)) if leases else None
+        # One that was released is history: this task was started under it and has outlived it.
+        return None if lease is None or lease.released else lease
+
+    def grip(self, text: str) -> str:
+        """What a write of the running task must carry. Raises Fenced if the lease is known to be lost."""
+        lease = self.of(text)
+        if lease is None:
+            return ""
+        if lease.lost:
+            raise Fenced(f"{text[:200]}: the lease with token {lease.token} was lost; nothing was sent")
+        return lease.grip
+
+    def name(self) -> str:
+        return f"{self.warm.replica}.{next(self._count)}"
+
+    def keep(self, lease: AsyncLease) -> None:
+        """Renew from now on."""
+        _held.set({**_held.get({}), (id(self), lease.text): lease})
+        self._held[lease.holder] = lease
+        with self._mutex:
+            if not self._jobs:
+                self._jobs = [
+                    self.port.spawn(self._renew, "distributed-state-leases"),
+                    self.port.spawn(self._watch, "distributed-state-deadlines"),
+                ]
+        self._kept.set()
+        self._watched.set()
+
+    def drop(self, lease: AsyncLease) -> None:
+        """Renew no more."""
+        self._held.pop(lease.holder, None)
+        mine = dict(_held.get({}))
+        if mine.get((id(self), lease.text)) is lease:
+            del mine[id(self), lease.text]
+            _held.set(mine)
+
+    def await_turn(self, channel: bytes, holder: str) -> Signal:
+        """A signal that is set when this waiter should ask again."""
+        signal = self.port.signal()
+        with self._mutex:
+            self._waiters.setdefault(channel, {})[holder] = signal
+        self.link.watch(channel, lambda payload: self._wake(channel, payload))
+        if self.link.confirmed(channel):
+            signal.set()
+        return signal
+
+    def stop_waiting(self, channel: bytes, holder: str) -> None:
+        with self._mutex:
+            waiters = self._waiters.get(channel, {})
+            waiters.pop(holder, None)
+            if waiters:
+                return
+            self._waiters.pop(channel, None)
+            self.link.leave(channel)
+
+    def _wake(self, channel: bytes, payload: bytes) -> None:
+        """An empty payload (the channel is confirmed) wakes all: what came before it was not heard."""
+        _, _, holder = payload.decode().partition(":")
+        with self._mutex:
+            waiters = dict(self._waiters.get(channel, {}))
+        for name, signal in waiters.items():
+            if not payload or name == holder:
+                signal.set()
+
+    async def _renew(self) -> None:
+        while True:
+            self._kept.clear()  # first: a lease kept from here on ends the wait below
+            now = self.port.monotonic()
+            due = [lease for lease in list(self._held.values()) if not lease.lost and now >= lease.renew_at]
+            if due:
+                await self._renew_all(due)
+            now = self.port.monotonic()
+            pause = min((lease.renew_at - now for lease in list(self._held.values())), default=60.0)
+            await self._kept.wait(max(pause, 0.005))
+
+    async def _watch(self) -> None:
+        """Apart from renewing, which may hang with the server: a holder must know before somebody else can hold."""
+        while True:
+            self._watched.clear()
+            now = self.port.monotonic()
+            for lease in list(self._held.values()):
+                if now >= lease.deadline:
+                    self._lose(lease, "could not be renewed in time")
+            pause = min((lease.deadline - now for lease in list(self._held.values())), default=60.0)
+            await self._watched.wait(max(pause, 0.005))
+
+    async def _renew_all(self, due: list[AsyncLease]) -> None:
+        sent = self.port.monotonic()
+        for lease in due:
+            lease.renew_at = sent + lease.ttl / 10  # tried again soon if this one fails
+        try:
+            answers = await self.port.scripts([(RENEW, [each.names.lock], [each.grip, each.ttl_ms]) for each in due])
+        except StateError as error:
+            log.warning("leases: renewal failed: %s", error)
+            return
+        for lease, answer in zip(due, answers, strict=True):
+            if isinstance(answer, StateError):
+                log.warning("leases: renewal of %s failed: %s", lease.text[:200], answer)
+            elif answer[0] == b"ok":
+                lease.renewed(sent)
+            else:
+                self._lose(lease, "is held by somebody else or expired")
+
+    def _lose(self, lease: AsyncLease, why: str) -> None:
+        if self._held.pop(lease.holder, None) is not None and not lease.lost:
+            log.warning("lease of %s with token %d lost: it %s", lease.text[:200], lease.token, why)
+            lease.lose()
+
+    async def close(self) -> None:
+        """Stop renewing; what is still held runs out by itself."""
+        jobs, self._jobs = self._jobs, []
+        for job in jobs:
+            await job.stop()
+
+
+class AsyncLease:
+    """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
+
+    Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
+    """
+
+    def __init__(
+        self, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, advisory: bool, expect: Callable[..., None]
+    ) -> None:
+        if ttl < 0.05:
+            raise ConfigurationError(f"a lease of {ttl} s is too short; use at least 0.05")
+        self.names, self.text, self.ttl, self.ttl_ms = names, names.ref.text, ttl, int(ttl * 1000)
+        self.grip, self.token, self.holder, self.released = "", 0, "", False
+        self.deadline = self.renew_at = 0.0
+        self.owner: object = None
+        self._leases, self._wait, self._mode, self._expect = leases, wait, "a" if advisory else "x", expect
+        self._lost = False
+        self._outer: AsyncLease | None = None
+        self._guard: Guard | None = None
+        self._order, self._seen = b"", b""  # our place in the queue, and the deadline that it is kept under
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is gone: it could not be renewed, somebody else holds the record, or it is the parent's."""
+        return self._lost or self._leases.abandoned or (self._outer is not None and self._outer.lost)
+
+    def renewed(self, sent: float) -> None:
+        """The server confirmed the lease when asked at `sent`; a tenth is kept as a margin for slow clocks."""
+        self.deadline, self.renew_at = sent + self.ttl * 0.9, sent + self.ttl / 3
+
+    def lose(self) -> None:
+        self._lost = True
+        if self._guard is not None:
+            self._guard.interrupt()
+
+    async def acquire(self) -> Self:
+        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        outer = self._leases.of(self.text)
+        # A task started inside the body writes under the lease, but locks like anybody else.
+        if outer is not None and outer.owner is self._leases.port.owner():
+            if outer is self or outer._mode != self._mode:
+                raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
+            if outer.lost:
+                raise Fenced(f"{self.text[:200]}: the lease with token {outer.token}, held by this task, was lost")
+            self._outer, self.token, self.grip = outer, outer.token, outer.grip
+            return self
+        self.holder, self._lost, self.released = self._leases.name(), False, False
+        try:
+            await self._take()
+        except BaseException:
+            await self._leases.port.shield(self._give_back())
+            raise
+        self.owner = self._leases.port.owner()
+        self._leases.keep(self)
+        return self
+
+    async def _take(self) -> None:
+        leases, names = self._leases, self.names
+        channel, port = names.lock_channel, leases.port
+        keys = [names.lock, names.wait, names.meta, names.record]
+        deadline = port.monotonic() + self._wait
+        place = self.holder if self._wait > 0 else ""
+        signal: Signal | None = None
+        self._order = self._seen = b""
+        try:
+            while True:
+                sent = port.monotonic()
+                answer = await port.shield(self._ask(keys, place))
+                if answer[0] == b"ok":
+                    self.grip = answer[1].decode()
+                    self.token = int(self.grip[1:].split(":", 1)[0])
+                    self._expect(self.text, answer[2].decode(), int(answer[3]))
+                    self.renewed(sent)
+                    self._seen = b""
+                    return
+                if answer[0] == b"uninitialised":
+                    await leases.start(names.partition)
+                    continue
+                left = deadline - port.monotonic()
+                if left <= 0:
+                    held = answer[1].decode() or "a waiter before us"
+                    raise LockTimeout(f"{self.text[:200]}: still held by {held} after {self._wait:g} s")
+                if signal is None:
+                    signal = leases.await_turn(channel, self.holder)
+                # The holder's expiry publishes nothing, so its time to live is a limit as well.
+                expiry = answer[2] / 1000 + 0.002 if answer[2] > 0 else _PATIENCE_MS / 2000
+                await signal.wait(min(left, expiry, _PATIENCE_MS / 2000))
+                signal.clear()
+        finally:
+            if signal is not None:
+                leases.stop_waiting(channel, self.holder)
+
+    async def _ask(self, keys: list[bytes], place: str) -> Any:
+        """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
+        asked = [self._mode, self.holder, self.ttl_ms, place, self._order, self._seen, _PATIENCE_MS]
+        answer = await self._leases.warm.patiently(self._leases.port.script, ACQUIRE, keys, asked)
+        if answer[0] == b"wait":
+            self._order, self._seen = answer[3], answer[4]
+        return answer
+
+    async def release(self) -> None:
+        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        if self._outer is not None:
+            self._outer = None
+            return
+        self.released = True
+        self._leases.drop(self)
+        if self._leases.abandoned:
+            return
+        await self._leases.port.shield(self._give_back())
+
+    async def _give_back(self) -> None:
+        leases, names = self._leases, self.names
+        member = self._seen + b":" + self.holder.encode() if self._seen else b""
+        try:
+            await leases.port.script(RELEASE, [names.lock, names.wait, names.lock_channel], [self.holder, member])
+        except StateError as error:
+            # It runs out by itself; raising here would hide what the body raised.
+            log.warning("lease of %s could not be released, it ends in %.1f s: %s", self.text[:200], self.ttl, error)
+
+    async def __aenter__(self) -> Self:
+        await self.acquire()
+        if self._outer is None:
+            self._guard = self._leases.port.guard()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        nested, cause = self._outer is not None, error
+        try:
+            await self.release()
+        except BaseException as late:  # noqa: BLE001 - the interruption may arrive only now, at this await
+            cause = late
+        if not nested and self._guard is not None and self._guard.leave(cause):
+            raise Fenced(
+                f"{self.text[:200]}: the lease with token {self.token} was lost, its body was ended"
+            ) from cause
+        if cause is not error and cause is not None:
+            raise cause

@@ -1,0 +1,212 @@
+--[[
+  Change one record: every check first, then every write, because a script does not roll back.
+  KEYS  record  lock  hydration  journal  meta  channel
+  ARGV  epoch           '' = whichever it is
+        replica, sequence, oldest, digest     the op id: see remembered() below
+        grip            the lock's value as acquired, '' = none
+        creation        '' = must exist, '*' = the id is fresh, else the hydration token
+        token, token_ms left behind when the record is absent
+        expected        version, '' = any, '0' = absent
+        deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
+        kind, actor, owner, text     the owner is set if the record has none
+        own_channel     of the writer's link, if that is subscribed to the record's too, else ''
+        publish_bytes   changes up to this size are published whole
+        journal_entries, journal_bytes, record_bytes     limits
+        window          seconds, how long op ids of other replicas are kept
+        expectations, then that many pairs: field, '=' .. raw value | '-'
+        then triples: step, name, value (steps as in model.Op)
+  Returns {'ok', version, epoch, first message's number, results, journal offset}   '?' for a number that only SQL knows
+        | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
+        | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
+        | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
+        | {'forgotten'} | {'misused', version}
+]]
+local record, lock, hydration, journal, meta, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local epoch, replica, sequence, oldest, digest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local grip, creation, token, token_ms, expected, deleted = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
+local kind, actor, owner, text, own_channel = ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16]
+local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19])
+local record_bytes, window, expectations = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
+local first_step = 23 + 2 * expectations
+local call, format = redis.call, string.format
+
+local function whole(number) return format('%d', number) end
+
+local now = call('TIME')
+local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes')
+if not place[1] then return {'uninitialised'} end
+if epoch ~= '' and epoch ~= place[1] then return {'epoch', place[1]} end
+epoch = place[1]
+
+local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#owner')
+local version = head[1]
+
+-- Op ids are kept per replica as 'replica oldest time sequence:version:digest:first,results ...', joined by ';'. A replica
+-- says with each commit which of its sequences are still unanswered. Those before are dropped and refused if they come
+-- late; with many in flight they are dropped in larger steps, so that the cost stays flat.
+local remembered, mine, mine_oldest = '', '', ARGV[4]
+if head[2] then
+  for group in string.gmatch(head[2], '[^;]+') do
+    local who, first, time, rest = string.match(group, '^(%S+) (%d+) (%d+)(.*)$')
+    if who == replica then
+      if sequence < tonumber(first) then return {'forgotten'} end
+      local at = string.find(rest, ' ' .. ARGV[3] .. ':', 1, true)
+      if at then
+        local v, d, message, results = string.match(rest, '^ %d+:(%d+):(%w*):([^, ]*),?(%S*)', at)
+        if d ~= digest then return {'misused', v} end
+        return {'ok', v, epoch, message, results, place[2]}
+      end
+      if oldest < tonumber(first) or #rest >= 200 and oldest - first <= 64 then
+        mine, mine_oldest = rest, first
+      elseif oldest < sequence then
+        for op, s in string.gmatch(rest, '( (%d+):%S+)') do
+          if tonumber(s) >= oldest then mine = mine .. op end
+        end
+      end
+    elseif time + window > now[1] + 0 then
+      remembered = remembered .. group .. ';'
+    end
+  end
+end
+
+if not version and creation ~= '*' and (creation == '' or call('GET', hydration) ~= creation) then
+  local left = call('GET', hydration)
+  if not left then
+    -- The time makes it another one when this call is repeated: somebody may still hold the first.
+    left = token .. '.' .. now[1] .. '.' .. now[2]
+    call('SET', hydration, left, 'PX', token_ms)
+  end
+  return {'cold', epoch, left}
+end
+
+local holder = call('GET', lock)
+if grip ~= '' then
+  if holder ~= grip then return {'fenced', holder or ''} end
+elseif holder and string.byte(holder) == 120 then -- x: exclusive
+  return {'locked', holder}
+end
+
+if head[3] and deleted == 'refuse' then return {'deleted', version} end
+if version and not head[3] and deleted == 'create' then return {'exists', version} end
+
+local mismatch = expected ~= '' and expected ~= (version or '0')
+local found = {}
+if expectations > 0 then
+  local names = {}
+  for i = 1, expectations do names[i] = ARGV[21 + 2 * i] end
+  found = call('HMGET', record, unpack(names))
+  for i = 1, expectations do
+    local wanted = ARGV[22 + 2 * i]
+    if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
+  end
+end
+if mismatch then return {'conflict', version or '0', unpack(found)} end
+
+local unarchived, unarchived_bytes = place[2] - place[4], place[3] - place[5]
+if unarchived >= journal_entries or unarchived_bytes >= journal_bytes then
+  return {'backpressure', whole(unarchived), whole(unarchived_bytes)}
+end
+
+-- Increments: plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
+local sums = {}
+local size = tonumber(head[5] or '0')
+local growth, cleared = 0, false
+for i = first_step, #ARGV, 3 do
+  local step, name, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if step == 'i' then
+    local current = not cleared and call('HGET', record, name) or '0'
+    if #current > 15 or #value > 15 or not string.match(current, '^-?%d+$') or not string.match(value, '^-?%d+$') then
+      return {'swap', name, current}
+    end
+    value = whole(tonumber(current) + tonumber(value))
+    sums[name] = value
+  end
+  if step == 'c' then
+    cleared, growth = true, -size
+  elseif (step == 's' or step == 'i' or step == 'd') and string.byte(name) ~= 35 then
+    local before = cleared and 0 or call('HSTRLEN', record, name)
+    if before > 0 then growth = growth - before - #name end
+    if step ~= 'd' then growth = growth + #name + #value end
+  end
+end
+if growth > 0 and size + growth > record_bytes then return {'toolarge', whole(size + growth)} end
+
+-- From here on only writes.
+local first_message = head[4] or '0'
+local next_message, last_message = first_message + 0, first_message
+local fields, gone, change, results = {}, {}, {}, ''
+for i = first_step, #ARGV, 3 do
+  local step, name, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if step == 's' or step == 'i' then
+    if step == 'i' then
+      step, value = 's', sums[name]
+      results = results == '' and value or results .. ',' .. value
+    end
+    fields[#fields + 1] = name
+    fields[#fields + 1] = value
+  elseif step == 'd' then
+    gone[#gone + 1] = name
+  elseif step == 'm' then
+    name = last_message
+    fields[#fields + 1] = '#m' .. name
+    fields[#fields + 1] = value
+    next_message = next_message + 1
+    last_message = whole(next_message)
+  elseif step == 'c' or step == 'w' then
+    -- Bounded by the record's own size limits.
+    for _, key in ipairs(call('HKEYS', record)) do
+      if step == 'c' and string.byte(key) ~= 35 or step == 'w' and string.match(key, '^#m%d+$') then
+        gone[#gone + 1] = key
+      end
+    end
+    if step == 'w' then
+      gone[#gone + 1] = '#segments'
+      fields[#fields + 1] = '#ms'
+      fields[#fields + 1] = first_message
+      value = first_message
+    end
+  end
+  change[#change + 1] = step .. #name .. ':' .. #value .. ':' .. name .. value
+end
+if owner ~= '' and not head[6] then
+  fields[#fields + 1] = '#owner'
+  fields[#fields + 1] = owner
+  change[#change + 1] = 's6:' .. #owner .. ':#owner' .. owner
+end
+
+for i = 1, #gone, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
+version = whole((version or 0) + 1)
+if last_message ~= first_message then
+  fields[#fields + 1] = '#mn'
+  fields[#fields + 1] = last_message
+end
+local n = #fields
+fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = '#v', version, '#size', growth == 0 and head[5] or whole(size + growth)
+fields[n + 5], fields[n + 6] = '#ops', remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
+  .. ARGV[3] .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+if n <= 7000 then
+  call('HSET', record, unpack(fields))
+else
+  for i = 1, #fields, 7000 do call('HSET', record, unpack(fields, i, math.min(i + 6999, #fields))) end
+end
+if not head[1] then
+  call('DEL', hydration)
+else
+  call('PERSIST', record)
+end
+
+local data = change[2] and table.concat(change) or change[1]
+local offset, bytes = whole(place[2] + 1), whole(place[3] + #data + #text + 128)
+call('HSET', meta, 'offset', offset, 'bytes', bytes)
+local token_held = grip ~= '' and string.match(grip, '^%a(%d+)') or '0'
+-- The head is one value, lines as in warm._entry: a stream entry of many fields costs more than the rest of the write.
+call('XADD', journal, offset .. '-0', 'h', replica .. '.' .. ARGV[3] .. '.' .. digest .. '\n' .. text .. '\n' .. version
+  .. '\n' .. now[1] .. ' ' .. now[2] .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message,
+  'd', data)
+-- The writer need not be told. Whether it listens only the server knows: its link may have ended without a word.
+local listening = call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
+if listening[2] > listening[4] then
+  local small = #data <= publish_bytes
+  call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and data or ''))
+end
+return {'ok', version, epoch, first_message, results, offset}

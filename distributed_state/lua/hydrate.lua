@@ -1,0 +1,17 @@
+--[[
+  Put an archived record back, if nothing happened to it since the token was left.
+  KEYS  record  hydration  meta
+  ARGV  epoch, token, ttl_ms, then field, value, ...
+  Returns {'ok'} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
+]]
+local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
+local epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local current = redis.call('HGET', meta, 'epoch')
+if not current then return {'uninitialised'} end
+if current ~= epoch then return {'epoch', current} end
+if redis.call('EXISTS', record) == 1 then return {'present'} end
+if redis.call('GET', hydration) ~= token then return {'lost'} end
+redis.call('DEL', hydration)
+for i = 4, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
+redis.call('PEXPIRE', record, ttl_ms)
+return {'ok'}

@@ -1,0 +1,27 @@
+--[[
+  Read a record whole, keep an archived one alive, and leave a hydration token when there is none.
+  KEYS  record  hydration  meta
+  ARGV  epoch, version   what the caller has, '' = nothing
+        token, token_ms  left behind when the record is absent
+        ttl_ms           a TTL that exists is extended to this when a tenth of it is gone
+  Returns {'ok', epoch, {field, value, ...}} | {'same', epoch} | {'cold', epoch, token} | {'uninitialised'}
+]]
+local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
+local epoch, version, token, token_ms, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local current = redis.call('HGET', meta, 'epoch')
+if not current then return {'uninitialised'} end
+local left = redis.call('PTTL', record)
+if left == -2 then
+  -- A token that another reader left is as good: while it is there, nobody has created or hydrated the record.
+  local waiting = redis.call('GET', hydration)
+  if not waiting then
+    -- The time makes it another one when this call is repeated: somebody may still hold the first.
+    local now = redis.call('TIME')
+    waiting = token .. '.' .. now[1] .. '.' .. now[2]
+    redis.call('SET', hydration, waiting, 'PX', token_ms)
+  end
+  return {'cold', current, waiting}
+end
+if left >= 0 and left < ttl_ms * 0.9 then redis.call('PEXPIRE', record, ARGV[5], 'XX') end
+if version ~= '' and epoch == current and redis.call('HGET', record, '#v') == version then return {'same', current} end
+return {'ok', current, redis.call('HGETALL', record)}

@@ -1,0 +1,240 @@
+"""Frozen values that travel between the tiers.
+
+Law: a record at a version is the fold of its changes up to that version, and `fold` is the only fold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from distributed_state.errors import CorruptState, InvalidValue, TooLarge
+
+Scope = Literal["session", "user", "app", "task"]
+SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
+MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
+
+# Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
+PHASE, OWNER, DELETED, PARENT = b"#phase", b"#owner", b"#deleted", b"#parent"
+SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
+STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, b"#schema"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The address of a record: a scope and an id. `text` is its escaped form, the same in Redis and SQL."""
+
+    scope: str
+    id: str
+    text: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise InvalidValue(f"scope {self.scope!r} is none of {', '.join(SCOPES)}")
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidValue(f"an id must be a non-empty str, not {self.id!r}")
+        # Length first: escaping 10 MB to reject it afterwards would be work done for an attacker.
+        escaped = escape(self.id) if len(self.id) <= MAX_ID_BYTES else ""
+        if not 0 < len(escaped.encode()) <= MAX_ID_BYTES:
+            raise TooLarge(f"an id of {len(self.id)} characters takes more than {MAX_ID_BYTES} bytes when escaped")
+        object.__setattr__(self, "text", f"{self.scope}:{escaped}")
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> Ref:
+        """Read back what `text` wrote."""
+        scope, _, name = text.partition(":")
+        return cls(scope, unescape(name))
+
+
+_UNSAFE = re.compile("[%:\x00-\x1f\x7f\ud800-\udfff]")
+_ESCAPED = re.compile("%(u[0-9A-F]{4}|[0-9A-F]{2})")
+
+
+def escape(text: str) -> str:
+    """Make text printable, free of ':' and storable in any database; two texts never give the same result."""
+    return _UNSAFE.sub(lambda m: f"%{ord(m[0]):02X}" if ord(m[0]) < 256 else f"%u{ord(m[0]):04X}", text)
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`."""
+    return _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)), text)
+
+
+class Op(NamedTuple):
+    """One step of a change: `kind` is a letter.
+
+    s set a field   d delete a field   c clear the user's fields   m append a message (name: its sequence number)
+    w wipe the messages (value: sequence number of the next)   l label, changes nothing
+    i add an integer (in requests only; the journal keeps the result as s)
+    """
+
+    kind: bytes
+    name: bytes
+    value: bytes
+
+
+def pack(ops: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+    """Write steps as canonical bytes, `kind len(name):len(value):name value`; the scripts write the same form."""
+    return b"".join(b"%b%d:%d:%b%b" % (kind, len(name), len(value), name, value) for kind, name, value in ops)
+
+
+def unpack(data: bytes) -> list[Op]:
+    """Read back what `pack` wrote. Raises CorruptState if the bytes are anything else."""
+    ops, at, end = [], 0, len(data)
+    try:
+        while at < end:
+            first = data.index(b":", at)
+            second = data.index(b":", first + 1)
+            middle = second + 1 + int(data[at + 1 : first])
+            stop = middle + int(data[first + 1 : second])
+            if not second < middle <= stop <= end:
+                raise ValueError("cut off")
+            ops.append(Op(data[at : at + 1], data[second + 1 : middle], data[middle:stop]))
+            at = stop
+    except ValueError as error:
+        raise CorruptState(f"a change of {end} bytes cannot be read at byte {at}", data=data) from error
+    return ops
+
+
+def fold(fields: dict[bytes, bytes], ops: Iterable[Op]) -> None:
+    """Apply one change to the fields of a state, in place. Messages only move the count; they live elsewhere."""
+    for kind, name, value in ops:
+        if kind == b"s":
+            fields[name] = value
+        elif kind == b"d":
+            fields.pop(name, None)
+        elif kind == b"m":
+            fields[NEXT] = b"%d" % (int(name) + 1)
+        elif kind == b"c":
+            for key in [key for key in fields if not key.startswith(b"#")]:
+                del fields[key]
+        elif kind == b"w":
+            fields[START] = value
+            fields.pop(SEGMENTS, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of messages: sequence numbers `start` to `stop` (exclusive) kept under the record `source`."""
+
+    source: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A record at one version: the user's fields as JSON text and the reserved ones, without messages."""
+
+    epoch: str
+    version: int
+    fields: dict[bytes, bytes]
+
+    @property
+    def deleted(self) -> bool:
+        return DELETED in self.fields
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One journal entry: a commit as it was written. `time_ms` is the server's clock, `data` is `pack`ed steps."""
+
+    offset: int
+    event: str
+    record: str
+    version: int
+    time_ms: int
+    kind: str
+    actor: str
+    token: int
+    data: bytes
+    total_bytes: int
+    next_message: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What hydration needs: the state, its recent messages by sequence number, and recent commits' op ids."""
+
+    state: State
+    messages: list[tuple[int, bytes]]
+    ops: list[tuple[str, int, int]]  # event, version, time_ms
+
+
+class Message(BaseModel):
+    """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
+
+    `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Any] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    timestamp: float | None = None
+    metadata: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that were given, as plain JSON values."""
+        # Not getattr: an unknown field may be called as a method is.
+        given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
+        return {name: value for name, value in given.items() if name in self.model_fields_set}
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values."""
+
+    version: int
+    time: float
+    kind: str
+    actor: str
+    token: int
+    set: dict[str, Any]
+    deleted: tuple[str, ...]
+    appended: tuple[Message, ...]
+    phase: str | None
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A record as it was at `version`: fields decoded, messages in order."""
+
+    version: int
+    fields: dict[str, Any]
+    messages: tuple[Message, ...]
+    phase: str | None
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A version with a name. `time` is in seconds since 1970."""
+
+    label: str
+    version: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One row of a listing. Times are in seconds since 1970; `cursor` continues the listing after this row."""
+
+    id: str
+    user: str | None
+    version: int
+    created: float
+    updated: float
+    deleted: bool
+    cursor: str

@@ -1,0 +1,135 @@
+"""The only door to the outside: Redis, clocks, threads, tasks. Law: the core awaits nothing but a port.
+
+`asyncio` and `blocking` hold the two implementations. The blocking one answers every await at once, so `finish` can
+run a coroutine of the core without an event loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+Words = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Script:
+    """A Lua script by name; its text is read from the package once."""
+
+    name: str
+
+    @cached_property
+    def text(self) -> bytes:
+        return resources.files("distributed_state").joinpath("lua", f"{self.name}.lua").read_bytes()
+
+    @cached_property
+    def sha(self) -> bytes:
+        return hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
+
+    def call(self, keys: Sequence[bytes], arguments: Sequence[Any]) -> Words:
+        """The words of one EVALSHA."""
+        return (b"EVALSHA", self.sha, len(keys), *keys, *arguments)
+
+    def first_call(self, words: Words) -> Words:
+        """The same call for a server that does not know the script yet."""
+        return (b"EVAL", self.text, *words[2:])
+
+
+class Signal(Protocol):
+    """Wakes whoever waits. Stays set until cleared."""
+
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    async def wait(self, seconds: float | None = None) -> bool:
+        """Wait until set, at most `seconds`; True if it was set."""
+        ...
+
+
+class Job(Protocol):
+    """A thread or a task of the store's own."""
+
+    async def stop(self) -> None:
+        """End it and wait until it has ended."""
+        ...
+
+
+class Wire(Protocol):
+    """One subscription connection."""
+
+    def post(self, *words: Any) -> None:
+        """Send without waiting for an answer."""
+        ...
+
+    async def receive(self) -> list[Any]:
+        """The next message. Raises WarmUnavailable when the connection is lost or closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Guard(Protocol):
+    """Ends the body of a `with` when a lease is lost, where the face can do that."""
+
+    def interrupt(self) -> None: ...
+    def leave(self, error: BaseException | None) -> bool:
+        """True if `error` is the interruption that this guard caused."""
+        ...
+
+
+class Port(Protocol):
+    """Everything the core may ask of the outside."""
+
+    monotonic: Callable[[], float]
+
+    def wall(self) -> float: ...
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    def abandon(self) -> None:
+        """After fork(): forget the parent's connections without a word on the wire."""
+        ...
+
+    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
+        """Send commands together; one round trip. An answer that is an error is returned in its place.
+
+        Raises WarmUnavailable when answers are missing: the commands may or may not have been carried out.
+        """
+        ...
+
+    async def command(self, *words: Any) -> Any:
+        """One command. Raises what `exchange` would return."""
+        ...
+
+    async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+        """One script call, loaded if the server does not know it."""
+        ...
+
+    async def scripts(self, calls: Sequence[tuple[Script, Sequence[bytes], Sequence[Any]]]) -> list[Any]:
+        """Many script calls in one round trip. An answer that is an error is returned in its place."""
+        ...
+
+    async def wire(self) -> Wire: ...
+    async def sleep(self, seconds: float) -> None: ...
+    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Run blocking code without holding up others."""
+        ...
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        """Finish the work even if the caller is cancelled meanwhile."""
+        ...
+
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job: ...
+    def mutex(self) -> AbstractContextManager[Any]:
+        """A lock for a few plain statements; never held across an await."""
+        ...
+
+    def signal(self) -> Signal: ...
+    def guard(self) -> Guard: ...
+    def owner(self) -> object:
+        """The running task or thread."""
+        ...

@@ -1,0 +1,284 @@
+"""The port for asyncio callers. Law: everything here belongs to one event loop.
+
+All tasks share one connection: commands of one turn of the loop leave in one write, answers come back in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import redis.exceptions as driver
+from hiredis import pack_command
+
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.port import Words
+from distributed_state.port.calls import Calls
+from distributed_state.port.connections import Connections
+from distributed_state.port.errors import LOST, translate
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_BROKEN = (driver.RedisError, *LOST)
+
+
+def here() -> asyncio.AbstractEventLoop:
+    """Each event loop has a home of its own."""
+    return asyncio.get_running_loop()
+
+
+class AsyncioPort(Calls):
+    """One shared connection for commands, one more for the link, threads for SQL."""
+
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections, self._place = connections, connections.place
+        self._pipe: Pipe | None = None
+        self._connecting = asyncio.Lock()
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
+
+    async def open(self) -> None:
+        await self.command(b"PING")
+
+    async def close(self) -> None:
+        if self._pipe is not None:
+            await self._pipe.close()
+        try:
+            async with asyncio.timeout(self._connections.timeout):
+                # What a cancelled job asked of SQL still runs, on a connection that must not outlive the archive.
+                await asyncio.to_thread(self._threads.shutdown)
+        except TimeoutError:
+            log.warning("closed while SQL did not answer")
+
+    def abandon(self) -> None:
+        """After fork() nothing of the parent's loop can be used or closed."""
+        self._pipe = None
+
+    async def _connected(self) -> Pipe:
+        async with self._connecting:
+            if self._pipe is None or self._pipe.broken is not None:
+                self._pipe = Pipe(await self._connect())
+            return self._pipe
+
+    async def _connect(self) -> Any:
+        connection = self._connections.asyncio()
+        try:
+            async with asyncio.timeout(self._connections.timeout):
+                await connection.connect()
+        except (TimeoutError, *_BROKEN) as error:
+            raise translate(error, self._place) from error
+        return connection
+
+    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
+        if not commands:
+            return []  # waiting for no answer would never end, and hold up everybody behind
+        pipe = self._pipe
+        if pipe is None or pipe.broken is not None:
+            pipe = await self._connected()
+        waiting = pipe.send(commands)
+        timer = pipe.loop.call_later(self._connections.timeout, pipe.fail_silent, waiting)
+        try:
+            return await waiting
+        except _BROKEN as error:
+            raise translate(error, self._place) from error
+        finally:
+            timer.cancel()
+
+    async def wire(self) -> AsyncioWire:
+        return AsyncioWire(await self._connect(), self._place)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            await asyncio.wait((task,), timeout=self._connections.timeout)
+            raise
+
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncioJob:
+        return AsyncioJob(job, name)
+
+    def mutex(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def signal(self) -> AsyncioSignal:
+        return AsyncioSignal()
+
+    def guard(self) -> AsyncioGuard:
+        return AsyncioGuard()
+
+    def owner(self) -> object:
+        return asyncio.current_task()
+
+
+class Pipe:
+    """A connection shared by all tasks of a loop."""
+
+    def __init__(self, connection: Any) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.broken: Exception | None = None
+        self._connection = connection
+        self._outgoing: list[bytes] = []
+        self._waiting: deque[tuple[asyncio.Future[list[Any]], int]] = deque()
+        self._wake = asyncio.Event()
+        self._writer = asyncio.create_task(self._write(), name="distributed-state-writer")
+        self._reader = asyncio.create_task(self._read(), name="distributed-state-reader")
+
+    def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
+        self._outgoing.extend(map(pack_command, commands))
+        waiting: asyncio.Future[list[Any]] = self.loop.create_future()
+        self._waiting.append((waiting, len(commands)))
+        self._wake.set()
+        return waiting
+
+    def fail_silent(self, waiting: asyncio.Future[list[Any]]) -> None:
+        """The server has not answered in time. Later answers could not be told apart, so the connection is over."""
+        if not waiting.done():
+            self._fail(driver.TimeoutError("no answer in time"))
+
+    async def _write(self) -> None:
+        try:
+            # Asked each time: asyncio.wait_for in the driver may swallow our cancellation (Python 3.11, bpo-37658).
+            while self.broken is None:
+                await self._wake.wait()
+                self._wake.clear()
+                parts, self._outgoing = self._outgoing, []
+                await self._connection.send_packed_command(parts, check_health=False)
+        except _BROKEN as error:
+            self._fail(error)
+
+    async def _read(self) -> None:
+        read, waiting = self._connection.read_response, self._waiting
+        answers: list[Any] = []
+        try:
+            while self.broken is None:
+                try:
+                    answers.append(await read())
+                except driver.ResponseError as error:
+                    answers.append(error)
+                future, count = waiting[0]
+                if len(answers) == count:
+                    waiting.popleft()
+                    if not future.done():  # its caller may have been cancelled; the answer is read all the same
+                        future.set_result(answers)
+                    answers = []
+        except (*_BROKEN, IndexError) as error:
+            self._fail(error if not isinstance(error, IndexError) else driver.ConnectionError("unexpected answer"))
+
+    def _fail(self, error: Exception) -> None:
+        if self.broken is None:
+            self.broken = error
+            for task in (self._reader, self._writer):
+                if task is not asyncio.current_task():
+                    task.cancel()
+            self._forget = self.loop.create_task(self._connection.disconnect(nowait=True))
+        while self._waiting:
+            future, _ = self._waiting.popleft()
+            if not future.done():
+                future.set_exception(driver.ConnectionError(f"connection lost: {error}"))
+                future.exception()  # marked as seen: its caller may be gone
+
+    async def close(self) -> None:
+        self._fail(driver.ConnectionError("closed"))
+        await asyncio.gather(self._reader, self._writer, self._forget, return_exceptions=True)
+
+
+class AsyncioJob:
+    """A task that runs one coroutine of the core."""
+
+    def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._name = name
+        self._task = asyncio.create_task(self._run(job), name=name)
+
+    async def _run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await job()
+        except StateError as error:
+            log.error("%s ended: %s", self._name, error)
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        if self._task is not asyncio.current_task():
+            await asyncio.gather(self._task, return_exceptions=True)
+
+
+class AsyncioSignal:
+    """An event of one loop."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self.set, self.clear = self._event.set, self._event.clear
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._event.wait()
+        except TimeoutError:
+            return False
+
+
+class AsyncioWire:
+    """A subscription of one loop."""
+
+    def __init__(self, connection: Any, place: str) -> None:
+        self._connection, self._place = connection, place
+        self._outgoing: list[bytes] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def post(self, *words: Any) -> None:
+        self._outgoing.append(pack_command(words))
+        if self._sending is None or self._sending.done():
+            self._sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        while self._outgoing:
+            parts, self._outgoing = self._outgoing, []
+            try:
+                await self._connection.send_packed_command(parts, check_health=False)
+            except _BROKEN as error:
+                # The reader meets the same broken socket and reports it.
+                log.debug("link: %s", error)
+
+    async def receive(self) -> list[Any]:
+        try:
+            answer = await self._connection.read_response()
+        except (*_BROKEN, AttributeError) as error:
+            raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
+        return list(answer) if isinstance(answer, (list, tuple)) else [answer]
+
+    def close(self) -> None:
+        self._closing = asyncio.ensure_future(self._connection.disconnect(nowait=True))
+
+
+class AsyncioGuard:
+    """Cancels the task that entered it, and knows its own cancellation from others', as asyncio.timeout does."""
+
+    def __init__(self) -> None:
+        self._task = asyncio.current_task()
+        self._before = self._task.cancelling() if self._task else 0
+        self._fired = False
+
+    def interrupt(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._fired = True
+            self._task.cancel()
+
+    def leave(self, error: BaseException | None) -> bool:
+        if not self._fired or self._task is None:
+            return False
+        ours = self._task.uncancel() <= self._before
+        return ours and isinstance(error, asyncio.CancelledError)

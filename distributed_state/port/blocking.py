@@ -1,0 +1,240 @@
+"""The port for blocking callers. Law: no await here ever suspends, so a coroutine of the core runs in one step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import redis.exceptions as driver
+from hiredis import pack_command
+
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.port import Words
+from distributed_state.port.calls import Calls
+from distributed_state.port.connections import Connections
+from distributed_state.port.errors import LOST, translate
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_here = threading.local()
+
+
+def finish(core: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose every await is answered at once; fail loudly if one is not."""
+    try:
+        core.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # StopIteration.value is untyped
+    finally:
+        core.close()
+    raise RuntimeError("the core may await nothing but its port")
+
+
+def here() -> int:
+    """All blocking callers of a process share one home."""
+    return 0
+
+
+class Stopped(BaseException):
+    """Ends a background thread at its next sleep, as cancellation ends a task."""
+
+
+class BlockingPort(Calls):
+    """Connections in a stack: a caller takes one, uses it alone, puts it back."""
+
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._free: list[Any] = []
+        self._closed = False
+        self._place = connections.place
+        self._shelter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-shelter")
+
+    async def open(self) -> None:
+        await self.command(b"PING")
+
+    async def close(self) -> None:
+        self._closed = True
+        self._shelter.shutdown(wait=False)
+        while self._free:
+            self._free.pop().disconnect()
+
+    def abandon(self) -> None:
+        """After fork(): drop the parent's sockets. redis-py closes them here without shutting them down."""
+        self._free.clear()
+
+    def _uninterrupted(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Run to the end what Ctrl-C must not stop halfway. Python raises it in the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            return call(*arguments)
+        return self._shelter.submit(call, *arguments).result()
+
+    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
+        if self._connections.embedded:
+            # There the scripts run in this process: an interrupted one would be half a commit.
+            return self._uninterrupted(self._exchange, commands)
+        return self._exchange(commands)
+
+    def _exchange(self, commands: Sequence[Words]) -> list[Any]:
+        if not commands:
+            return []
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self._connections.blocking()
+        answers: list[Any] = []
+        try:
+            packed = [pack_command(words) for words in commands]
+            connection.send_packed_command(packed if len(packed) == 1 else (b"".join(packed),), check_health=False)
+            for _ in commands:
+                try:
+                    answers.append(connection.read_response())
+                except driver.ResponseError as error:
+                    answers.append(error)
+        except LOST as error:
+            connection.disconnect()
+            raise translate(error, self._place) from error
+        except driver.RedisError as error:
+            connection.disconnect()
+            raise translate(error, self._place) from error
+        except BaseException:
+            # A half-read connection would give its next user somebody else's answer.
+            connection.disconnect()
+            raise
+        if self._closed:
+            connection.disconnect()
+        else:
+            self._free.append(connection)
+        return answers
+
+    async def wire(self) -> BlockingWire:
+        connection = self._connections.blocking()
+        try:
+            connection.connect()
+        except (driver.RedisError, OSError) as error:
+            raise translate(error, self._place) from error
+        return BlockingWire(connection, self._place)
+
+    async def sleep(self, seconds: float) -> None:
+        stop: threading.Event | None = getattr(_here, "stop", None)
+        if stop is None:
+            time.sleep(seconds)
+        elif stop.wait(seconds):
+            raise Stopped
+
+    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
+        return self._uninterrupted(call, *arguments)
+
+    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
+        return await work
+
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> BlockingJob:
+        return BlockingJob(job, name)
+
+    def mutex(self) -> threading.Lock:
+        return threading.Lock()
+
+    def signal(self) -> BlockingSignal:
+        return BlockingSignal()
+
+    def guard(self) -> BlockingGuard:
+        return BlockingGuard()
+
+    def owner(self) -> threading.Thread:
+        return threading.current_thread()
+
+
+class BlockingJob:
+    """A daemon thread that runs one coroutine of the core."""
+
+    def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._job, self._stop = job, threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        _here.stop = self._stop
+        try:
+            finish(self._job())
+        except Stopped:
+            log.debug("%s stopped", threading.current_thread().name)
+        except StateError as error:
+            log.error("%s ended: %s", threading.current_thread().name, error)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+
+class BlockingSignal:
+    """An event that also ends when its thread is asked to stop."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.set, self.clear = self._event.set, self._event.clear
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        stop: threading.Event | None = getattr(_here, "stop", None)
+        if stop is None:
+            return self._event.wait(seconds)
+        # A background thread waits in short steps, so that it hears its own stop as well.
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            if stop.is_set():
+                raise Stopped
+            left = 0.1 if end is None else min(0.1, end - time.monotonic())
+            if self._event.wait(max(left, 0)):
+                return True
+            if end is not None and time.monotonic() >= end:
+                return False
+
+
+class BlockingWire:
+    """A subscription read by one thread and written by any."""
+
+    def __init__(self, connection: Any, place: str) -> None:
+        self._connection, self._place, self._writing = connection, place, threading.Lock()
+        self._closed = False
+
+    def post(self, *words: Any) -> None:
+        with self._writing:
+            try:
+                self._connection.send_packed_command((pack_command(words),), check_health=False)
+            except (driver.RedisError, OSError) as error:
+                # The reader meets the same broken socket and reports it.
+                log.debug("link: %s", error)
+
+    async def receive(self) -> list[Any]:
+        stop: threading.Event | None = getattr(_here, "stop", None)
+        if self._closed or (stop is not None and stop.is_set()):
+            raise WarmUnavailable(f"{self._place}: the link is closed")
+        try:
+            answer = self._connection.read_response()
+        except (driver.RedisError, *LOST, AttributeError, ValueError) as error:
+            # close() from another thread takes the socket away under the reader: AttributeError or ValueError.
+            raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
+        return list(answer) if isinstance(answer, (list, tuple)) else [answer]
+
+    def close(self) -> None:
+        self._closed = True
+        responses = getattr(getattr(self._connection, "_sock", None), "responses", None)
+        if responses is not None:  # embedded: nothing but a message wakes its reader
+            responses.put([b"closed", b"", b""])
+        else:
+            self._connection.disconnect()
+
+
+class BlockingGuard:
+    """Threads cannot be interrupted: the holder sees `lease.lost`, and its writes raise Fenced."""
+
+    def interrupt(self) -> None: ...
+
+    def leave(self, error: BaseException | None) -> bool:
+        return False

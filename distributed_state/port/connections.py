@@ -1,0 +1,60 @@
+"""Connections to Redis from a URL, real or embedded. Law: every connection speaks RESP2 and never retries by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from distributed_state.errors import ConfigurationError
+
+_SCHEMES = ("redis", "rediss", "unix")
+
+
+class Connections:
+    """Makes connections; holds none."""
+
+    def __init__(self, url: str | None, timeout: float) -> None:
+        self.timeout = timeout
+        self.place = "the embedded server"
+        self.embedded = url is None
+        if url is None:
+            # Imported here because it takes a quarter of a second, and a fleet never needs it.
+            import fakeredis
+
+            self._fake, self._server = fakeredis, fakeredis.FakeServer(version=(7,))
+            return
+        self._url = url
+        try:
+            parts = urlsplit(url)
+            self.place = f"{parts.scheme}://{parts.hostname or parts.path}" + (f":{parts.port}" if parts.port else "")
+        except ValueError as error:
+            raise ConfigurationError("the Redis url cannot be read") from error
+        if parts.scheme not in _SCHEMES:
+            raise ConfigurationError(f"{self.place}: use redis://, rediss:// or unix://")
+
+    def blocking(self) -> Any:
+        """A connection for one caller at a time."""
+        options: dict[str, Any] = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
+        if self.embedded:
+            pool: Any = self._fake.FakeRedis(server=self._server, **options).connection_pool
+            return pool.make_connection()
+        options |= {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
+        pool = redis.ConnectionPool.from_url(self._url, **options)
+        return pool.make_connection()
+
+    def asyncio(self) -> Any:
+        """A connection that belongs to the running event loop."""
+        options: dict[str, Any] = {"protocol": 2, "retry": AsyncRetry(NoBackoff(), 0)}
+        if self.embedded:
+            pool: Any = self._fake.FakeAsyncRedis(server=self._server, **options).connection_pool
+            return pool.make_connection()
+        # No timeout of the driver's on reads: a shared connection is read without pause, and each caller has its own.
+        options |= {"socket_timeout": None, "socket_connect_timeout": self.timeout}
+        pool = redis.asyncio.ConnectionPool.from_url(self._url, **options)
+        return pool.make_connection()

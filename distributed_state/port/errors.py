@@ -1,0 +1,27 @@
+"""Driver errors become ours here, and nowhere else."""
+
+from __future__ import annotations
+
+import redis.exceptions as driver
+
+from distributed_state.errors import Backpressure, ConfigurationError, StateError, WarmUnavailable
+
+LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
+_AWAY = (driver.ReadOnlyError, driver.MasterDownError, driver.ClusterDownError, driver.TryAgainError)
+_AWAY_WORDS = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "MISCONF")
+
+
+def translate(error: BaseException, place: str) -> StateError:
+    """The error of ours that says what the driver's means. `place` is the server without its password."""
+    text = str(error)
+    if isinstance(error, (driver.AuthenticationError, driver.AuthorizationError)) or text.startswith("WRONGPASS"):
+        return ConfigurationError(f"{place}: the server refused user name or password ({text})")
+    if isinstance(error, (driver.NoPermissionError,)) or text.startswith("NOPERM"):
+        return ConfigurationError(f"{place}: the user lacks a right: {text}")
+    if isinstance(error, driver.InvalidResponse):
+        return ConfigurationError(f"{place}: what answers there is not a Redis or Valkey server ({text[:80]})")
+    if isinstance(error, driver.OutOfMemoryError) or text.startswith("OOM"):
+        return Backpressure(f"{place}: Redis is at maxmemory and nothing more is evictable; nothing was written")
+    if isinstance(error, LOST + _AWAY) or text.startswith(_AWAY_WORDS):
+        return WarmUnavailable(f"{place}: {text or type(error).__name__}")
+    return ConfigurationError(f"{place}: {type(error).__name__}: {text}")

@@ -1,0 +1,299 @@
+"""Where the tiers meet: how a record is read and how it is changed.
+
+A read goes hot -> warm -> cold and stops at the first that knows. A change goes to warm in one round trip, is merged
+into hot, and reaches cold through the journal. Law: only a commit changes a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from distributed_state.errors import (
+    ColdUnavailable,
+    Conflict,
+    DurabilityUnknown,
+    InvalidValue,
+    StateError,
+    Unavailable,
+    WarmUnavailable,
+)
+from distributed_state.hot import Entry
+from distributed_state.keys import RecordKeys
+from distributed_state.model import Op, unpack
+from distributed_state.tiers import Tiers
+from distributed_state.warm import Cold, Committed, Draft, OpId, Swap, Uninitialised
+
+T = TypeVar("T")
+_ROUNDS = 100
+
+
+# Reading
+
+
+async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry:
+    """The record as it is, from the nearest tier that knows; version 0: never written. `fresh` asks the server."""
+    hot, text = tiers.hot, names.ref.text
+    entry = hot.get(text)
+    if entry is not None and not fresh:
+        return entry
+    tiers.listen(names)
+    for _ in range(_ROUNDS):
+        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=fresh)
+        if not ours:
+            await flight.done.wait()
+        else:
+            found = None
+            try:
+                found = await _load(tiers, names, entry)
+            finally:
+                hot.land(text, flight, found)
+        if flight.result is not None:
+            return flight.result
+        # Something newer was heard of on the way, or the leader of the flight failed: look again.
+        entry = None
+    raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
+
+
+async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
+    """Several records: what is not hot comes in one round trip."""
+    entries = {names: tiers.hot.get(names.ref.text) for names in many}
+    missing = [names for names, entry in entries.items() if entry is None]
+    flights = []
+    for names in missing:
+        tiers.listen(names)
+        keepable = tiers.link.confirmed(names.channel)
+        flights.append(tiers.hot.take_off(names.ref.text, keepable=keepable, alone=True)[0])
+    found: list[Entry | None] = [None] * len(missing)
+    try:
+        answers = await tiers.warm.read_many(missing)
+        for at, (names, answer) in enumerate(zip(missing, answers, strict=True)):
+            if isinstance(answer, StateError):
+                raise answer
+            if isinstance(answer, list):
+                tiers.see(names.partition, answer[0])
+                found[at] = Entry.read(answer[0], answer[1:])
+    finally:
+        for names, flight, entry in zip(missing, flights, found, strict=True):
+            tiers.hot.land(names.ref.text, flight, entry)
+    for names, flight in zip(missing, flights, strict=True):
+        entries[names] = flight.result or await read(tiers, names)
+    return [entry for names in many if (entry := entries[names]) is not None]
+
+
+async def _load(tiers: Tiers, names: RecordKeys, known: Entry | None) -> Entry:
+    for _ in range(_ROUNDS):
+        answer = await tiers.warm.read(names, known.epoch if known else "", known.version if known else None)
+        if answer is None and known is not None:
+            return known
+        if isinstance(answer, list):
+            tiers.see(names.partition, answer[0])
+            return Entry.read(answer[0], answer[1:])
+        if isinstance(answer, Cold):
+            entry = await _hydrate(tiers, names, answer)
+            if entry is not None:
+                return entry
+        else:
+            await tiers.start(names.partition)
+    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")
+
+
+async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold) -> Entry | None:
+    """Bring a record back from SQL; None if somebody else changed or hydrated it meanwhile."""
+    tiers.see(names.partition, cold.epoch)
+    since_ms = int((tiers.port.wall() - tiers.settings.op_window) * 1000)
+    window = tiers.settings.recent_messages
+    loaded = await tiers.port.sql(_load_cold, tiers, names.ref.text, window, since_ms)
+    if loaded is None:
+        return Entry(cold.epoch, 0, {}, {})
+    if not await tiers.warm.hydrate(names, cold, loaded):
+        return None
+    return Entry(cold.epoch, loaded.state.version, loaded.state.fields, dict(loaded.messages))
+
+
+def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
+    return tiers.cold.load(text, window=window, ops_since_ms=since_ms)
+
+
+# Changing
+
+
+async def commit(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
+    """Apply one change. Raises what the server refused it for; then nothing was changed."""
+    draft.grip = tiers.leases.grip(names.ref.text)
+    op = tiers.warm.begin(draft)
+    try:
+        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel))
+        done = await _carry_through(tiers, names, draft, op, answer)
+    except BaseException as error:
+        _doubt(tiers, names, error)
+        raise
+    finally:
+        tiers.warm.end(op)
+    _tell_hot(tiers, names, draft, done)
+    await _keep(tiers, names, done)
+    return done
+
+
+async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
+    """Apply one change each to many records, in one round trip. What was refused comes back as its error."""
+    sent = []
+    results: list[Committed | StateError] = []
+    try:
+        for names, draft in writes:
+            draft.grip = tiers.leases.grip(names.ref.text)
+            sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
+        answers = await tiers.warm.commit_many(sent)
+        for (names, draft, op, _), answer in zip(sent, answers, strict=True):
+            try:
+                if isinstance(answer, StateError):
+                    raise answer
+                done = await _carry_through(tiers, names, draft, op, answer)
+                _tell_hot(tiers, names, draft, done)
+                await _keep(tiers, names, done)
+                results.append(done)
+            except StateError as error:
+                _doubt(tiers, names, error)
+                results.append(error)
+    except BaseException as error:
+        for names, _, _, _ in sent:
+            _doubt(tiers, names, error)
+        raise
+    finally:
+        for _, _, op, _ in sent:
+            tiers.warm.end(op)
+    return results
+
+
+async def _carry_through(
+    tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, answer: Committed | Cold | Swap | Uninitialised
+) -> Committed:
+    """Do what the server asks for before it can apply the change, then send it again under the same op id."""
+    for _ in range(_ROUNDS):
+        if isinstance(answer, Committed):
+            return answer
+        if isinstance(answer, Swap):
+            raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer", found=(answer.raw,))
+        if isinstance(answer, Cold):
+            entry = await _hydrate(tiers, names, answer)
+            draft.creation = answer.token if entry is not None and entry.version == 0 else ""
+        else:
+            await tiers.start(names.partition)
+        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel))
+    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
+
+
+def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
+    """A write without an answer may have been applied: what hot holds from before it must not be shown any more."""
+    if not isinstance(error, StateError) or isinstance(error, Unavailable):
+        tiers.hot.forget(names.ref.text)
+
+
+def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
+    tiers.see(names.partition, done.epoch)
+    ops: list[Op] | None = None
+    if names.ref.text in tiers.hot.entries and done.first_message is not None and done.results is not None:
+        ops, number, sums = [], done.first_message, iter(done.results)
+        for step, name, value in draft.steps:
+            if step == b"i":
+                ops.append(Op(b"s", name, b"%d" % next(sums)))
+            elif step == b"m":
+                ops.append(Op(b"m", b"%d" % number, value))
+                number += 1
+            elif step == b"w":
+                ops.append(Op(b"w", b"", b"%d" % done.first_message))
+            else:
+                ops.append(Op(step, name, value))
+    tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
+
+
+async def _keep(tiers: Tiers, names: RecordKeys, done: Committed) -> None:
+    """See to the durability that was asked for."""
+    if tiers.settings.durability == "archived":
+        try:
+            await tiers.archiver.reach(names.partition, done.epoch, done.offset)
+        except (ColdUnavailable, WarmUnavailable) as error:
+            text = f"{names.ref.text[:200]}: version {done.version} is applied, but not archived yet: {error}"
+            raise DurabilityUnknown(text, version=done.version) from error
+
+
+async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> list[int]:
+    """What the increments of a commit came to, in the order of its steps; from SQL if Redis does not remember."""
+    if done.results is not None:
+        return list(done.results)
+    await reach(tiers, names)
+    rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
+    fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
+    return [int(fields[name]) for step, name, _ in draft.steps if step == b"i"]
+
+
+def _history(tiers: Tiers, text: str, version: int) -> Any:
+    return tiers.cold.history(text, after=version - 1, before=version + 1)
+
+
+async def swap(
+    tiers: Tiers,
+    names: RecordKeys,
+    name: bytes,
+    change: Callable[[bytes | None], bytes],
+    draft: Callable[[bytes], Draft],
+) -> tuple[bytes, Committed]:
+    """Replace a field by what `change` makes of its stored bytes, atomically: one round trip if hot knew them."""
+    entry = await read(tiers, names)
+    raw = None if entry.deleted else entry.fields.get(name)
+
+    async def once() -> tuple[bytes, Committed]:
+        nonlocal raw
+        data = change(raw)
+        attempt = draft(data)
+        attempt.expectations.append((name, raw))
+        try:
+            return data, await commit(tiers, names, attempt)
+        except Conflict as conflict:
+            if conflict.found:
+                raw = conflict.found[0]
+            raise
+
+    return await until_no_conflict(tiers, once)
+
+
+async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T:
+    """Try again while somebody else is faster, with jitter, up to `conflict_retries` times."""
+    try:
+        return await once()
+    except Conflict:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Conflict),
+            stop=stop_after_attempt(tiers.settings.conflict_retries),
+            wait=wait_random_exponential(multiplier=0.001, max=0.1),
+            sleep=tiers.port.sleep,
+            reraise=True,
+        )
+        return await retrying(once)
+
+
+async def reach(tiers: Tiers, names: RecordKeys) -> None:
+    """Archive everything that the record's partition holds now. Raises ColdUnavailable, never a shorter history."""
+    for _ in range(_ROUNDS):
+        answer = await tiers.port.command(b"HMGET", names.meta, b"epoch", b"offset")
+        if answer[0] is not None:
+            await tiers.archiver.reach(names.partition, answer[0].decode(), int(answer[1]))
+            return
+        await tiers.start(names.partition)
+    raise WarmUnavailable(f"partition {names.partition} does not start")
+
+
+async def whole(tiers: Tiers, names: RecordKeys, known: Entry) -> Entry:
+    """The record with every message that Redis holds; hot keeps only the recent ones."""
+    entry = await _load(tiers, names, None)
+    # As everywhere, no step back: what hot knew already must be in it.
+    return entry if entry.version >= known.version or entry.epoch != known.epoch else known
+
+
+def add(stored: Any, by: int | float, key: str) -> int | float:
+    """The sum that replaces a stored number."""
+    if isinstance(stored, bool) or not isinstance(stored, (int, float)):
+        raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a number")
+    return stored + by

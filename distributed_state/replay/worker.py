@@ -1,0 +1,111 @@
+"""One worker of a replay: serves whatever turn it is handed. Law: it remembers nothing between two turns.
+
+As a process it speaks JSON lines, orders on stdin and reports on stdout:
+
+    -> the settings of the store; not as an argument, where everybody on the machine could read its passwords
+    <- {"report": "ready"}
+    -> {"conversation": id, "turn": n, "messages": [...]}
+    <- {"report": "begin"}                                  before the lock is asked for
+    <- {"report": "ack", "version": v, "first": m}          as soon as the commit's reply is here
+    <- {"report": "already"}                                a predecessor committed this turn and was killed
+    <- {"report": "done", "seconds": {...}}                 after the lock was given back; now and then with "hot"
+    <- {"report": "failed", "error": text}
+    <- {"report": "bye", "hot": {...}}                      when there are no more orders
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from distributed_state import Message, StateError, StateStore
+
+LOCK_TTL, LOCK_WAIT, CONTEXT, FIGURES_SHARE = 2.0, 30.0, 20, 0.05
+Report = Callable[[dict[str, Any]], None]
+
+
+def serve_turn(store: StateStore, order: dict[str, Any], report: Report) -> None:
+    """Serve one turn as an agent's worker would: lock, read the context, commit once, release."""
+    report({"report": "begin"})
+    watch = Stopwatch()
+    try:
+        with watch("turn"):
+            _serve(store, order, report, watch)
+    except StateError as error:
+        report({"report": "failed", "error": f"{type(error).__name__}: {error}"})
+        return
+    # Figures cost a round trip, so not every turn pays for them; those of the last turns before a kill are missed.
+    hot = {"hot": hot_figures(store)} if random.random() < FIGURES_SHARE else {}
+    report({"report": "done", "seconds": watch.seconds} | hot)
+
+
+def hot_figures(store: StateStore) -> dict[str, int]:
+    """How often this worker's hot tier knew what was asked."""
+    stats = store.stats()
+    return {name: stats[name] for name in ("hot_hits", "hot_misses")}
+
+
+def _serve(store: StateStore, order: dict[str, Any], report: Report, watch: Stopwatch) -> None:
+    session, turn = store.session(order["conversation"]), order["turn"]
+    messages = [Message.model_validate(fields) for fields in order["messages"]]
+    lease = session.lock(ttl=LOCK_TTL, wait=LOCK_WAIT)
+    with watch("lock"):
+        lease.acquire()
+    try:
+        with watch("read"):
+            done = session.get("turn", 0)
+            session.messages(last=CONTEXT)
+        if done > turn:
+            report({"report": "already"})
+            return
+        with watch("commit"):
+            written = session.write(set={"turn": turn + 1, "last_role": messages[-1].role}, append=messages)
+        report({"report": "ack", "version": written.version, "first": written.first_message})
+    finally:
+        with watch("release"):
+            lease.release()
+
+
+class Stopwatch:
+    """Seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time the block."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = time.perf_counter() - start
+
+
+def main() -> None:
+    """Serve orders from stdin until it ends."""
+    # Whoever prints to stdout must not garble the reports.
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    # A Ctrl-C in the terminal is for the parent, who then ends us.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def report(fields: dict[str, Any]) -> None:
+        reports.write(json.dumps(fields) + "\n")
+
+    with StateStore.open(**json.loads(sys.stdin.readline())) as store:
+        report({"report": "ready"})
+        for line in sys.stdin:
+            serve_turn(store, json.loads(line), report)
+        report({"report": "bye", "hot": hot_figures(store)})
+
+
+if __name__ == "__main__":
+    main()

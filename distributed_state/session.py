@@ -1,0 +1,396 @@
+"""Records as a user meets them, asyncio face. Law: every method is one commit or one read; handles hold no state.
+
+A handle does no I/O when it is made and may be shared by tasks and threads.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from distributed_state import codec, lineage, record, timeline
+from distributed_state.changes import Changes
+from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.hot import MISSING, Entry
+from distributed_state.keys import Keys
+from distributed_state.lease import AsyncLease
+from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
+from distributed_state.settings import Settings
+from distributed_state.tiers import Tiers
+from distributed_state.transaction import Transaction
+from distributed_state.warm import Committed, Draft
+
+T = TypeVar("T")
+
+
+class Home(Protocol):
+    """What a handle needs of its store."""
+
+    settings: Settings
+    keys: Keys
+
+    def tiers(self) -> Tiers: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a `write` came to: the new version, the results of its increments, the number of its first message."""
+
+    version: int
+    results: dict[str, int] = field(default_factory=dict)
+    first_message: int | None = None
+
+
+class AsyncRecord:
+    """A versioned map: the state of a user, an app, a task, or the fields of a session."""
+
+    def __init__(self, home: Home, ref: Ref, *, user: str | None = None, actor: str = "", fresh: bool = False) -> None:
+        self._ref, self._fresh = ref, fresh
+        self._home, self._names, self._text = home, home.keys.of(ref), ref.text
+        if not isinstance(actor, str) or len(actor) > 1024:
+            raise InvalidValue(f"an actor is a str of at most 1024 characters, not {actor!r:.80}")
+        self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), escape(actor)
+
+    @property
+    def ref(self) -> Ref:
+        self._fresh = False  # whoever knows the id may write under it
+        return self._ref
+
+    @property
+    def id(self) -> str:
+        return self.ref.id
+
+    # Reading
+
+    def _peek(self, key: str) -> Any:
+        """The field if hot knows it, else MISSING. No I/O."""
+        hot = self._home.tiers().hot
+        entry = hot.entries.get(self._text)
+        if entry is None or hot.clock() >= hot.good_until:
+            return MISSING
+        entry.used = True
+        hot.hits += 1
+        try:
+            value = entry.values.get(key, MISSING)
+        except TypeError:
+            value = MISSING  # not even hashable: refused below
+        return entry.value(key, MISSING) if value is MISSING and not entry.deleted else value
+
+    async def _entry(self, fresh: bool = False) -> Entry:
+        return await record.read(self._home.tiers(), self._names, fresh=fresh)
+
+    async def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
+        """Read one field, or `default` if it is not there.
+
+        Hot answers without I/O, at most `max_staleness` seconds old; `fresh=True` asks the server. Raises
+        CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
+        """
+        entry = await self._entry(fresh)
+        return default if entry.deleted else entry.value(key, default)
+
+    async def has(self, key: str, *, fresh: bool = False) -> bool:
+        """Tell whether a field is there."""
+        entry = await self._entry(fresh)
+        return not entry.deleted and codec.encode_key(key) in entry.fields
+
+    async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
+        """Read all fields."""
+        entry = await self._entry(fresh)
+        return {} if entry.deleted else entry.all()
+
+    async def version(self, *, fresh: bool = False) -> int:
+        """Read the version: how many commits the record has had, 0 for a record never written."""
+        return (await self._entry(fresh)).version
+
+    async def exists(self, *, fresh: bool = False) -> bool:
+        """Tell whether the record was written and not deleted since."""
+        entry = await self._entry(fresh)
+        return entry.version > 0 and not entry.deleted
+
+    # Changing
+
+    def _changes(self) -> Changes:
+        return Changes(self._home.settings)
+
+    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+        draft.owner, draft.actor = self._owner, self._actor
+        if self._fresh:
+            # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
+            self._fresh, draft.creation = False, "*"
+        if expect_version is not None:
+            if type(expect_version) is not int or expect_version < 0:
+                raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
+            draft.expected = expect_version
+        return await record.commit(self._home.tiers(), self._names, draft)
+
+    async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
+        """Set one field and return the record's new version.
+
+        `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
+        `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
+        """
+        changes = self._changes()
+        changes.set(key, value)
+        return (await self._commit(changes.draft("set"), expect_version)).version
+
+    async def set_many(self, values: Mapping[str, Any], *, expect_version: int | None = None) -> int:
+        """Set several fields in one commit and return the new version."""
+        changes = self._changes()
+        changes.set_many(values)
+        return (await self._commit(changes.draft("set"), expect_version)).version
+
+    async def delete(self, key: str, *, expect_version: int | None = None) -> int:
+        """Delete one field and return the new version. A field that is not there is no error."""
+        changes = self._changes()
+        changes.delete(key)
+        return (await self._commit(changes.draft("delete"), expect_version)).version
+
+    async def clear(self, *, messages: bool = False) -> int:
+        """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
+        changes = self._changes()
+        changes.clear(messages=messages)
+        return (await self._commit(changes.draft("clear"))).version
+
+    async def update(self, key: str, values: Mapping[str, Any]) -> int:
+        """Merge `values` into the object stored at `key`, one level deep, and return the new version.
+
+        Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
+        updates do not overwrite one another: this one is repeated on what the other left.
+        """
+        if not isinstance(values, Mapping):
+            raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
+
+        def merged(stored: Any) -> Any:
+            if not isinstance(stored, dict):
+                raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not an object; set() replaces it")
+            return {**stored, **values}
+
+        return (await self._swap(key, "update", {}, merged))[1].version
+
+    async def append_to(self, key: str, *items: Any) -> int:
+        """Add items to the list stored at `key`, atomically, and return the new version. Creates the list."""
+
+        def longer(stored: Any) -> Any:
+            if not isinstance(stored, list):
+                raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a list; set() replaces it")
+            return [*stored, *items]
+
+        return (await self._swap(key, "append_to", [], longer))[1].version
+
+    async def increment(self, key: str, by: int | float = 1) -> int | float:
+        """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
+
+        Whole numbers are added on the server; floats and very large integers by a swap, exact either way as Python
+        adds them. Raises InvalidValue if the field holds no number.
+        """
+        if isinstance(by, bool) or not isinstance(by, (int, float)):
+            raise InvalidValue(f"{key!r}: {by!r} is not a number")
+        if type(by) is int and abs(by) < 10**15:
+            changes = self._changes()
+            changes.increment(key, by)
+            draft = changes.draft("increment")
+            try:
+                done = await self._commit(draft)
+                return (await record.sums(self._home.tiers(), self._names, draft, done))[0]
+            except Conflict:
+                pass  # what is stored is no plain integer: added here and swapped in
+        data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
+        return codec.decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
+
+    async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
+        name = codec.encode_key(key)
+
+        def changed(raw: bytes | None) -> bytes:
+            return codec.encode(change(empty if raw is None else codec.decode(raw, key)), key)
+
+        def draft(data: bytes) -> Draft:
+            changes = self._changes()
+            changes.put(name, data)
+            draft = changes.draft(kind)
+            draft.owner, draft.actor = self._owner, self._actor
+            return draft
+
+        return await record.swap(self._home.tiers(), self._names, name, changed, draft)
+
+    async def write(
+        self,
+        *,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        increment: Mapping[str, int] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+        phase: str | None = None,
+        expect_version: int | None = None,
+        expect_phase: str | None = None,
+    ) -> Written:
+        """Change fields, counters, messages and phase in one atomic commit of one round trip.
+
+        `increment` takes whole numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict,
+        and nothing is written, if the record is elsewhere.
+        """
+        changes = self._changes()
+        if isinstance(delete, str):
+            raise InvalidValue(f"delete takes several names, as [{delete!r}]")
+        for key in delete:
+            changes.delete(key)
+        changes.set_many(set or {})
+        for key, by in (increment or {}).items():
+            changes.increment(key, by)
+        for message in append:
+            changes.append(message)
+        if phase is not None:
+            changes.phase(phase)
+        draft = changes.draft("write")
+        if expect_phase is not None:
+            if not isinstance(expect_phase, str):
+                raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
+            draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
+        done = await self._commit(draft, expect_version)
+        sums = await record.sums(self._home.tiers(), self._names, draft, done) if increment else []
+        return Written(done.version, dict(zip(changes.sums, sums, strict=True)), done.first_message)
+
+    async def create(self, values: Mapping[str, Any] | None = None) -> int:
+        """Start the record, with these fields, and return its version. Raises Conflict if it exists.
+
+        A deleted record starts anew; its version goes on.
+        """
+        changes = self._changes()
+        changes.undelete()
+        changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
+        changes.set_many(values or {})
+        draft = changes.draft("create")
+        draft.deleted = "create"
+        return (await self._commit(draft)).version
+
+    def transaction(self) -> AsyncTransaction:
+        """Open a view that is committed at the end of `async with`, or not at all.
+
+        Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
+        """
+        return AsyncTransaction(self)
+
+    async def apply(self, change: Callable[[Transaction], T | Awaitable[T]]) -> T:
+        """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; its result.
+
+        `change` may run several times. Raises Conflict after `conflict_retries` attempts.
+        """
+
+        async def once() -> T:
+            async with self.transaction() as view:
+                result = change(view)
+                return await result if inspect.isawaitable(result) else result
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> AsyncLease:
+        """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
+
+        Renewed until released. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and
+        the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
+        other. Waiters come in order. The task that holds it may nest.
+        """
+        return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
+
+    # The past
+
+    async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
+        """Read the changes between two versions (exclusive), oldest first: who, when, what.
+
+        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
+        """
+        return await timeline.history(self._home.tiers(), self._names, after, before, limit)
+
+    async def at(self, *, version: int) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        return await timeline.at(self._home.tiers(), self._names, version)
+
+    async def checkpoint(self, label: str) -> int:
+        """Name the present state and return the version that carries the name."""
+        changes = self._changes()
+        changes.label(label)
+        return (await self._commit(changes.draft("checkpoint"))).version
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Read the named versions, oldest first."""
+        return await timeline.checkpoints(self._home.tiers(), self._names)
+
+    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
+        """Make the record what it was `steps` commits ago, at a checkpoint or at a version; return the new version.
+
+        Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
+        """
+
+        async def once() -> int:
+            draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
+            return (await self._commit(draft)).version
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    async def fork(self, new_id: str, *, version: int | None = None) -> int:
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
+
+        Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
+        """
+        tiers = self._home.tiers()
+        draft = await timeline.fork(tiers, self._names, self._changes(), version)
+        draft.actor = self._actor
+        return (await record.commit(tiers, self._home.keys.of(Ref(self.ref.scope, new_id)), draft)).version
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._text[:200]}>"
+
+
+class AsyncSession(AsyncRecord):
+    """A record with messages and a phase."""
+
+    async def append(self, *messages: Message | dict[str, Any]) -> int:
+        """Add messages to the conversation in one commit and return the new version."""
+        changes = self._changes()
+        for message in messages:
+            changes.append(message)
+        return (await self._commit(changes.draft("append"))).version
+
+    async def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
+        """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
+        if last is not None and (type(last) is not int or last < 0):
+            raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
+        tiers, text = self._home.tiers(), self._text
+        entry = await self._entry(fresh)
+        for whole in (False, True):
+            if entry.deleted:
+                return []
+            runs = lineage.segments(text, entry.fields)
+            runs = runs if last is None else lineage.last(runs, last)
+            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+                break
+            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+            entry = await record.whole(tiers, self._names, entry)
+        return await timeline.visible(tiers, self._names, entry, runs)
+
+    async def phase(self, *, fresh: bool = False) -> str | None:
+        """Read the phase, None if none was set."""
+        entry = await self._entry(fresh)
+        data = None if entry.deleted else entry.fields.get(PHASE)
+        return None if data is None else data.decode("utf-8", "surrogatepass")
+
+
+class AsyncTransaction:
+    """The `async with` around a Transaction."""
+
+    def __init__(self, handle: AsyncRecord) -> None:
+        self._handle = handle
+
+    async def __aenter__(self) -> Transaction:
+        entry = await self._handle._entry(fresh=True)
+        self._view = Transaction(entry, self._handle._home.settings)
+        return self._view
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        draft = self._view.draft() if error is None else None
+        if draft is not None:
+            await self._handle._commit(draft)

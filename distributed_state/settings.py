@@ -1,0 +1,62 @@
+"""Settings of a store. Law: every number a user may want to change is here, with its unit, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from distributed_state.errors import ConfigurationError
+
+Durability = Literal["memory", "archived"]
+
+
+class Settings(BaseSettings):
+    """From keyword arguments, else from DISTRIBUTED_STATE_* environment variables. Times in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="DISTRIBUTED_STATE_", extra="forbid", frozen=True)
+
+    url: str | None = Field(None, description="Redis or Valkey; None is the embedded server in this process")
+    archive: str | None = Field(
+        None, min_length=1, description="SQLAlchemy URL, or 'memory'; None is a SQLite file when embedded"
+    )
+    namespace: str = Field("default", description="prefix of every key and column of every row")
+    partitions: int = Field(64, ge=1, le=1024, description="fixed at the first use of a namespace")
+    durability: Durability | None = Field(None, description="default 'archived' when embedded, else 'memory'")
+    warm_ttl: float = Field(3600.0, ge=0.05, description="an archived record leaves Redis when idle this long")
+    max_staleness: float = Field(2.0, ge=0, description="hot reads are at most this old; 0 switches hot off")
+    hot_entries: int = Field(10_000, ge=0, description="records kept in this process; 0 switches hot off")
+    hot_bytes: int = Field(64 * 2**20, ge=0, description="and their size, estimated")
+    recent_messages: int = Field(32, ge=1, description="messages kept in Redis per record once archived")
+    max_field_bytes: int = Field(8 * 2**20, ge=1, description="of one field as JSON; larger ones raise TooLarge")
+    max_record_bytes: int = Field(32 * 2**20, ge=1, description="of all fields of a record")
+    max_message_bytes: int = Field(8 * 2**20, ge=1, description="of one message as JSON")
+    publish_bytes: int = Field(4096, ge=0, description="changes up to this size travel to other replicas' hot tier")
+    journal_entries: int = Field(100_000, ge=1, description="per partition; more unarchived commits are refused")
+    journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")
+    timeout: float = Field(5.0, gt=0, description="for one answer of Redis")
+    retry_for: float = Field(10.0, ge=0, description="how long a command is repeated while Redis is away")
+    op_window: float = Field(300.0, gt=0, description="a commit repeated within it is applied once")
+    conflict_retries: int = Field(50, ge=1, description="attempts of apply(), update() and append_to()")
+    archiver: bool = Field(True, description="archive in the background of this process")
+    archive_every: float = Field(0.2, gt=0, description="pause between two looks at an idle journal")
+    archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")
+    snapshot_every: int = Field(100, ge=1, description="versions between two snapshots of a record in SQL")
+    migrate: bool = Field(True, description="bring the SQL schema up to date at open")
+
+    @model_validator(mode="after")
+    def _retries_stay_within_the_op_window(self) -> Settings:
+        if self.op_window < 2 * (self.retry_for + self.timeout):
+            raise ValueError("op_window must be at least twice retry_for + timeout, or a late retry could apply twice")
+        return self
+
+    @classmethod
+    def of(cls, **given: Any) -> Settings:
+        """Check what the caller gave. Raises ConfigurationError naming the setting."""
+        try:
+            return cls(**{name: value for name, value in given.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "settings"
+            raise ConfigurationError(f"{place}: {first['msg']} (given {first.get('input')!r})") from error

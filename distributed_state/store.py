@@ -1,0 +1,368 @@
+"""The store: opens and closes, hands out records, and does what concerns many of them.
+
+Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from functools import cache
+from types import TracebackType
+from typing import Any, Self
+
+import orjson
+from filelock import FileLock, Timeout
+
+import distributed_state.port.asyncio as asyncio_face
+from distributed_state import doctor, record, upkeep
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
+from distributed_state.keys import Keys
+from distributed_state.model import Ref, SessionInfo, escape
+from distributed_state.port import Port
+from distributed_state.port.connections import Connections
+from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.settings import Settings
+from distributed_state.tiers import Tiers, mark
+from distributed_state.transaction import Batch
+
+LAYOUT = 1
+EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
+_open_stores: weakref.WeakSet[AsyncStateStore] = weakref.WeakSet()
+
+
+class AsyncStateStore:
+    """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
+
+    It may be used from several event loops; each gets connections and a hot tier of its own.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_port: Callable[[Connections], Port] = asyncio_face.AsyncioPort,
+        here: Callable[[], Any] = asyncio_face.here,
+    ) -> None:
+        self.settings = settings
+        self.keys = Keys(settings.namespace, settings.partitions)
+        self._make_port, self._here = make_port, here
+        self._connections = Connections(settings.url, settings.timeout)
+        self._homes: dict[Any, Tiers] = {}
+        self._cold: ColdStore | None = None
+        self._lock: FileLock | None = None
+        self._layout: dict[str, Any] = {}
+        self._unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
+
+    @classmethod
+    def open(
+        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+    ) -> Self:
+        """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
+
+        Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
+        `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
+        SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
+        Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
+        """
+        return cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._opened()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _opened(self) -> Self:
+        if self._cold is None:
+            port = self._make_port(self._connections)
+            try:
+                if not self._connections.embedded:
+                    doctor.refuse(await doctor.check_server(port), self._connections.place)
+                self._cold = await port.sql(self._open_cold)
+                await self._check_layout(port)
+                self._unusable = ""
+                _hear_forks()
+                _open_stores.add(self)
+            except BaseException:
+                await self._let_go()
+                raise
+            finally:
+                await port.close()
+            await self._move_in().port.open()
+        return self
+
+    def _open_cold(self) -> ColdStore:
+        settings, archive = self.settings, self.settings.archive or EMBEDDED_ARCHIVE
+        kind, _, path = archive.split("?")[0].partition(":///")
+        if self._connections.embedded and kind.split("+")[0] == "sqlite" and path not in ("", ":memory:"):
+            # Opened in one thread, perhaps closed in another.
+            self._lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
+            try:
+                self._lock.acquire()
+            except Timeout as error:
+                raise ConfigurationError(
+                    f"{path}: another store has this file open embedded; give all workers one Redis url to share it"
+                ) from error
+            except OSError as error:
+                raise ConfigurationError(f"{path}: cannot be opened: {error}") from error
+        return ColdStore.open(
+            archive, settings.namespace, migrate=settings.migrate, snapshot_every=settings.snapshot_every
+        )
+
+    async def _check_layout(self, port: Port) -> None:
+        """The namespace's Redis and SQL must have been together from the first."""
+        assert self._cold is not None
+        settings = self.settings
+        archive_id, partitions = await port.sql(self._cold.register, settings.partitions)
+        if partitions != settings.partitions:
+            raise ConfigurationError(
+                f"namespace {settings.namespace!r} has {partitions} partitions, not {settings.partitions}; "
+                "the number is fixed at its first use"
+            )
+        wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
+        self._layout = wanted
+        if await port.command(b"SET", self.keys.store, mark(wanted), b"NX") is not None:
+            return
+        stored = await port.command(b"GET", self.keys.store)
+        try:
+            found = dict(orjson.loads(stored)) if stored else wanted
+        except (ValueError, TypeError) as error:
+            raise ConfigurationError(f"{self._connections.place}: {self.keys.store!r} is not this package's") from error
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise ConfigurationError(
+                    f"{self._connections.place}, namespace {settings.namespace!r}: {name} is {found.get(name)!r}, "
+                    f"expected {value!r}: they do not belong together (archive 'memory' is another "
+                    "one in each process); give the archive that this Redis had, or another namespace"
+                )
+
+    @property
+    def replica(self) -> str:
+        """The name of this replica: another one for each event loop and each forked process."""
+        return self.tiers().replica
+
+    def tiers(self) -> Tiers:
+        """The tiers of the running event loop."""
+        try:
+            return self._homes[self._here()]
+        except KeyError:
+            return self._move_in()
+
+    def _move_in(self) -> Tiers:
+        if self._unusable or self._cold is None:
+            raise ConfigurationError(f"this store cannot be used: {self._unusable}")
+        for loop in [loop for loop in list(self._homes) if getattr(loop, "is_closed", bool)()]:
+            self._homes.pop(loop, None)
+        port = self._make_port(self._connections)
+        home = Tiers(port, self.settings, self.keys, self._cold, _replica(), self._layout)
+        # Threads of a forked child may come here at once; the first one's is everybody's.
+        kept = self._homes.setdefault(self._here(), home)
+        if kept is home and self.settings.archiver:
+            home.archiver.begin()
+        return kept
+
+    async def close(self) -> None:
+        """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
+        home = self._homes.pop(self._here(), None)
+        if home is not None:
+            await home.close()
+        if not self._homes:
+            self._unusable = "it is closed"
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        cold, self._cold = self._cold, None
+        if cold is not None:
+            cold.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def after_fork(self) -> None:
+        """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
+        for home in self._homes.values():
+            home.leases.abandoned = True
+            home.port.abandon()
+        self._homes.clear()
+        if self._cold is not None:
+            self._cold.abandon()
+        if self._connections.embedded:
+            self._unusable = "an embedded store belongs to the process that opened it, and this one is forked from it"
+
+    # Records
+
+    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> AsyncSession:
+        """A conversation by its id, or a new one. No I/O.
+
+        `user` owns it from its first write on; `actor` is noted with every change made through this handle.
+        """
+        ref = Ref("session", secrets.token_hex(16) if id is None else id)
+        return AsyncSession(self, ref, user=user, actor=actor, fresh=id is None)
+
+    def user(self, id: str, *, actor: str = "") -> AsyncRecord:
+        """What is kept about a user, across sessions. No I/O."""
+        return AsyncRecord(self, Ref("user", id), user=id, actor=actor)
+
+    def app(self, id: str, *, actor: str = "") -> AsyncRecord:
+        """What all users of an application share. No I/O."""
+        return AsyncRecord(self, Ref("app", id), actor=actor)
+
+    def task(self, id: str, *, user: str | None = None, actor: str = "") -> AsyncRecord:
+        """The state of a piece of work. No I/O."""
+        return AsyncRecord(self, Ref("task", id), user=user, actor=actor)
+
+    async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
+        """Read the fields of several records; what is not hot comes in one round trip."""
+        many = [handle._names for handle in handles]
+        entries = await record.read_many(self.tiers(), many) if many else []
+        return [{} if entry.deleted else entry.all() for entry in entries]
+
+    def batch(self) -> AsyncBatch:
+        """Collect changes of many records; they are sent in one round trip at the end of `async with`.
+
+        One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part.
+        """
+        return AsyncBatch(self)
+
+    async def delete(self, id: str, *, scope: str = "session") -> int:
+        """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.
+
+        Writes raise Deleted from then on. Its history stays until `purge` or `forget`.
+        """
+        tiers, names = self.tiers(), self.keys.of(Ref(scope, id))
+        entry = await record.read(tiers, names, fresh=True)
+        if entry.version == 0:
+            raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
+        try:
+            return (await record.commit(tiers, names, upkeep.tombstone(self.settings, "delete"))).version
+        except Deleted:
+            return (await record.read(tiers, names, fresh=True)).version
+
+    # Many records
+
+    async def sessions(
+        self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
+    ) -> list[SessionInfo]:
+        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row."""
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
+        Ref(scope, "any")
+        owner = None if user is None else escape(Ref("user", user).id)
+        return await upkeep.listing(self.tiers(), scope, owner, limit, after)
+
+    async def export(self, id: str, *, scope: str = "session") -> list[str]:
+        """Read a record with its whole history as JSON lines, for `import_`."""
+        return await upkeep.export(self.tiers(), self.keys.of(Ref(scope, id)))
+
+    async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
+        """Bring an exported record back, with its versions, and return its id. All or nothing.
+
+        Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
+        """
+        return await upkeep.import_(self.tiers(), lines, id)
+
+    async def purge(self, *, older_than: float) -> dict[str, int]:
+        """Remove history older than this many seconds; the present state of live records stays readable.
+
+        Versions older than that can no longer be read or restored. Forks keep what they share. Returns counts of
+        records, changes and messages.
+        """
+        return await upkeep.purge(self.tiers(), older_than)
+
+    async def forget(self, user: str) -> int:
+        """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
+
+        Leaves hashed ids with their last version, so that no version is used twice. Returns the number of records.
+        """
+        return await upkeep.forget(self.tiers(), user)
+
+    async def archive(self) -> int:
+        """Archive everything written so far, by whomever; how many commits this replica archived for it."""
+        return await self.tiers().archiver.drain()
+
+    async def doctor(self) -> list[doctor.Finding]:
+        """Examine the servers: what was found, and what to do about it."""
+        return await doctor.examine(self.tiers(), embedded=self._connections.embedded)
+
+    async def stats(self) -> dict[str, int]:
+        """Figures of this replica, and how many commits of the fleet wait to be archived."""
+        tiers = self.tiers()
+        return {
+            "hot_hits": tiers.hot.hits,
+            "hot_misses": tiers.hot.misses,
+            "hot_entries": len(tiers.hot.entries),
+            "hot_bytes": tiers.hot.bytes,
+            "archived": tiers.archiver.archived,
+            "unarchived": sum((await tiers.archiver.backlog()).values()),
+            "link_up": int(tiers.link.up),
+        }
+
+
+class AsyncBatch:
+    """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
+
+    def __init__(self, store: AsyncStateStore) -> None:
+        self._store, self._batch = store, Batch(store.settings)
+        self.versions: dict[Ref, int] = {}
+
+    def on(self, handle: Any) -> Any:
+        """The changes of one record: `batch.on(session).set("a", 1)`."""
+        return self._batch.on(handle)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        drafts = self._batch.drafts()
+        for handle, draft in drafts:
+            draft.owner, draft.actor = handle._owner, handle._actor
+        results = await record.commit_many(self._store.tiers(), [(handle._names, draft) for handle, draft in drafts])
+        failed: StateError | None = None
+        for (handle, _), result in zip(drafts, results, strict=True):
+            if isinstance(result, StateError):
+                failed = failed or result
+            else:
+                self.versions[handle.ref] = result.version
+        if failed is not None:
+            failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
+            raise failed
+
+
+def resolve(**given: Any) -> Settings:
+    """The settings that follow from what was given."""
+    settings = Settings.of(**given)
+    changed: dict[str, Any] = {}
+    if settings.url is not None and settings.archive is None:
+        raise ConfigurationError(
+            "archive: name the SQL database that keeps the history, as postgresql://..., sqlite:///... or 'memory'"
+        )
+    if settings.durability is None:
+        changed["durability"] = "archived" if settings.url is None else "memory"
+    return settings.model_copy(update=changed)
+
+
+def _replica() -> str:
+    """A name for one life of one replica: never used again, and short, because records remember it."""
+    return secrets.token_hex(6)
+
+
+@cache
+def _hear_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    for store in list(_open_stores):
+        store.after_fork()

@@ -1,0 +1,302 @@
+"""The blocking face: the same names, one line a method. Law: no logic here but the shortcut of a hot read.
+
+Works in threads, inside a running event loop and after fork(): a call steps the asyncio core by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from distributed_state.doctor import Finding
+from distributed_state.hot import MISSING
+from distributed_state.lease import AsyncLease
+from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
+from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction, Written
+from distributed_state.settings import Settings
+from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
+from distributed_state.transaction import Transaction
+
+T = TypeVar("T")
+
+
+class Lease:
+    def __init__(self, twin: AsyncLease) -> None:
+        self._twin = twin
+
+    @property
+    def token(self) -> int:
+        return self._twin.token
+
+    @property
+    def lost(self) -> bool:
+        return self._twin.lost
+
+    def acquire(self) -> Self:
+        finish(self._twin.acquire())
+        return self
+
+    def release(self) -> None:
+        finish(self._twin.release())
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
+class TransactionBody:
+    def __init__(self, twin: AsyncTransaction) -> None:
+        self._twin = twin
+
+    def __enter__(self) -> Transaction:
+        return finish(self._twin.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
+class Record:
+    _kind: type[AsyncRecord] = AsyncRecord
+
+    def __init__(self, twin: AsyncRecord) -> None:
+        self._twin = twin
+        self._peek = twin._peek
+
+    @property
+    def ref(self) -> Ref:
+        return self._twin.ref
+
+    @property
+    def id(self) -> str:
+        return self._twin.id
+
+    def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
+        if not fresh:
+            value = self._peek(key)
+            if value is not MISSING:
+                return value
+        return finish(self._twin.get(key, default, fresh=fresh))
+
+    def has(self, key: str, *, fresh: bool = False) -> bool:
+        return finish(self._twin.has(key, fresh=fresh))
+
+    def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
+        return finish(self._twin.get_all(fresh=fresh))
+
+    def version(self, *, fresh: bool = False) -> int:
+        return finish(self._twin.version(fresh=fresh))
+
+    def exists(self, *, fresh: bool = False) -> bool:
+        return finish(self._twin.exists(fresh=fresh))
+
+    def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
+        return finish(self._twin.set(key, value, expect_version=expect_version))
+
+    def set_many(self, values: Mapping[str, Any], *, expect_version: int | None = None) -> int:
+        return finish(self._twin.set_many(values, expect_version=expect_version))
+
+    def delete(self, key: str, *, expect_version: int | None = None) -> int:
+        return finish(self._twin.delete(key, expect_version=expect_version))
+
+    def clear(self, *, messages: bool = False) -> int:
+        return finish(self._twin.clear(messages=messages))
+
+    def update(self, key: str, values: Mapping[str, Any]) -> int:
+        return finish(self._twin.update(key, values))
+
+    def append_to(self, key: str, *items: Any) -> int:
+        return finish(self._twin.append_to(key, *items))
+
+    def increment(self, key: str, by: int | float = 1) -> int | float:
+        return finish(self._twin.increment(key, by))
+
+    def write(
+        self,
+        *,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        increment: Mapping[str, int] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+        phase: str | None = None,
+        expect_version: int | None = None,
+        expect_phase: str | None = None,
+    ) -> Written:
+        return finish(
+            self._twin.write(
+                set=set, delete=delete, increment=increment, append=append, phase=phase,
+                expect_version=expect_version, expect_phase=expect_phase,
+            )
+        )  # fmt: skip
+
+    def create(self, values: Mapping[str, Any] | None = None) -> int:
+        return finish(self._twin.create(values))
+
+    def transaction(self) -> TransactionBody:
+        return TransactionBody(self._twin.transaction())
+
+    def apply(self, change: Callable[[Transaction], T]) -> T:
+        return finish(self._twin.apply(change))
+
+    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> Lease:
+        return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
+
+    def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
+        return finish(self._twin.history(after=after, before=before, limit=limit))
+
+    def at(self, *, version: int) -> Snapshot:
+        return finish(self._twin.at(version=version))
+
+    def checkpoint(self, label: str) -> int:
+        return finish(self._twin.checkpoint(label))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return finish(self._twin.checkpoints())
+
+    def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
+        return finish(self._twin.rollback(steps=steps, label=label, version=version))
+
+    def fork(self, new_id: str, *, version: int | None = None) -> int:
+        return finish(self._twin.fork(new_id, version=version))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
+
+
+class Session(Record):
+    _twin: AsyncSession
+
+    def append(self, *messages: Message | dict[str, Any]) -> int:
+        return finish(self._twin.append(*messages))
+
+    def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
+        return finish(self._twin.messages(last=last, fresh=fresh))
+
+    def phase(self, *, fresh: bool = False) -> str | None:
+        return finish(self._twin.phase(fresh=fresh))
+
+
+class Batch:
+    def __init__(self, twin: AsyncBatch) -> None:
+        self._twin = twin
+
+    @property
+    def versions(self) -> dict[Ref, int]:
+        return self._twin.versions
+
+    def on(self, handle: Any) -> Any:
+        return self._twin.on(getattr(handle, "_twin", handle))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
+class StateStore:
+    def __init__(self, settings: Settings) -> None:
+        self._twin = AsyncStateStore(settings, BlockingPort, here)
+
+    @property
+    def settings(self) -> Settings:
+        return self._twin.settings
+
+    @property
+    def replica(self) -> str:
+        return self._twin.replica
+
+    @classmethod
+    def open(
+        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+    ) -> Self:
+        store = cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        finish(store._twin.__aenter__())
+        return store
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        finish(self._twin.close())
+
+    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> Session:
+        return Session(self._twin.session(id, user=user, actor=actor))
+
+    def user(self, id: str, *, actor: str = "") -> Record:
+        return Record(self._twin.user(id, actor=actor))
+
+    def app(self, id: str, *, actor: str = "") -> Record:
+        return Record(self._twin.app(id, actor=actor))
+
+    def task(self, id: str, *, user: str | None = None, actor: str = "") -> Record:
+        return Record(self._twin.task(id, user=user, actor=actor))
+
+    def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
+        return finish(self._twin.get_many([handle._twin for handle in handles]))
+
+    def batch(self) -> Batch:
+        return Batch(self._twin.batch())
+
+    def delete(self, id: str, *, scope: str = "session") -> int:
+        return finish(self._twin.delete(id, scope=scope))
+
+    def sessions(
+        self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
+    ) -> list[SessionInfo]:
+        return finish(self._twin.sessions(user=user, limit=limit, after=after, scope=scope))
+
+    def export(self, id: str, *, scope: str = "session") -> list[str]:
+        return finish(self._twin.export(id, scope=scope))
+
+    def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
+        return finish(self._twin.import_(lines, id=id))
+
+    def purge(self, *, older_than: float) -> dict[str, int]:
+        return finish(self._twin.purge(older_than=older_than))
+
+    def forget(self, user: str) -> int:
+        return finish(self._twin.forget(user))
+
+    def archive(self) -> int:
+        return finish(self._twin.archive())
+
+    def doctor(self) -> list[Finding]:
+        return finish(self._twin.doctor())
+
+    def stats(self) -> dict[str, int]:
+        return finish(self._twin.stats())
+
+
+def _share_docstrings() -> None:
+    """The text of each method is written once, on the asyncio face."""
+    pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
+    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction)):
+        face.__doc__ = _blocking(twin.__doc__ or "")
+        for name, method in vars(face).items():
+            text = getattr(vars(twin).get(name), "__doc__", None)
+            if text and not name.startswith("_"):
+                target = getattr(method, "__func__", method)
+                if not isinstance(target, property):
+                    target.__doc__ = _blocking(text)
+
+
+def _blocking(text: str) -> str:
+    return text.replace("async with", "with").replace("await ", "").replace("AsyncStateStore", "StateStore")
+
+
+_share_docstrings()

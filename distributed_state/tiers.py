@@ -1,0 +1,146 @@
+"""The three tiers of one event loop, or of all blocking callers of a process, and how a partition starts.
+
+Law: SQL knows an epoch before Redis does, and closes the one before it in the same transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import Any
+
+import orjson
+
+from distributed_state.archiver import Archiver
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.hot import Hot
+from distributed_state.keys import Keys, RecordKeys
+from distributed_state.lease import AsyncLease, Leases
+from distributed_state.link import Link
+from distributed_state.model import unpack
+from distributed_state.port import Port
+from distributed_state.settings import Settings
+from distributed_state.warm import Warm
+
+log = logging.getLogger(__name__)
+
+
+def mark(layout: dict[str, Any]) -> bytes:
+    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis began anew."""
+    return orjson.dumps(layout | {"life": secrets.token_hex(8)})
+
+
+class Tiers:
+    """Hot, warm and cold, with what moves between them."""
+
+    def __init__(
+        self, port: Port, settings: Settings, keys: Keys, cold: ColdStore, replica: str, layout: dict[str, Any]
+    ) -> None:
+        self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
+        self.warm = Warm(port, settings, replica)
+        self.hot = Hot(
+            port,
+            entries=settings.hot_entries,
+            size=settings.hot_bytes,
+            recent=settings.recent_messages,
+            evicted=self._stop_listening,
+        )
+        self.link = Link(
+            port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
+        )
+        self.link.heard = self._heard
+        self.leases = Leases(port, self.warm, self.link, self.start)
+        self.archiver = Archiver(port, self.warm, cold, keys, settings)
+        self._layout = layout
+        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
+        self._epochs: dict[int, str] = {}
+        self._listening: dict[str, bytes] = {}
+        self._mutex = port.mutex()
+
+    def _heard(self, sent: float) -> None:
+        self.hot.good_until = max(self.hot.good_until, sent + self.settings.max_staleness)
+
+    def _lost(self) -> None:
+        self.hot.clear()
+        self._epochs.clear()
+
+    def listen(self, names: RecordKeys) -> None:
+        """Hear the record's changes from now on, if hot is in use."""
+        text = names.ref.text
+        if not self._uses_hot or text in self._listening:
+            return
+        silent: list[str] = []
+        with self._mutex:
+            self._listening[text] = names.channel
+            # Records read only once are never kept, so those that hot does not hold have a bound of their own.
+            while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
+                oldest = next(iter(self._listening))
+                self._listening[oldest] = self._listening.pop(oldest)
+                if oldest not in self.hot.entries:
+                    silent.append(oldest)
+        self.link.watch(names.channel, lambda payload: self._hear(text, payload))
+        for each in silent:
+            self._stop_listening(each)
+
+    def _stop_listening(self, text: str) -> None:
+        channel = self._listening.pop(text, None)
+        if channel is not None:
+            self.link.leave(channel)
+        # Only now: a load that began while the channel was heard must not be kept.
+        self.hot.forget(text)
+
+    def _hear(self, text: str, payload: bytes) -> None:
+        if not payload:
+            return
+        epoch, version, replica, change = payload.split(b" ", 3)
+        if replica.decode() != self.replica:
+            ops = unpack(change[1:]) if change[:1] == b"+" else None
+            self.hot.apply(text, epoch.decode(), int(version), ops)
+
+    def see(self, partition: int, epoch: str) -> None:
+        """The server answered under this epoch; everything kept from another life of the partition is forgotten."""
+        known = self._epochs.get(partition)
+        if known != epoch:
+            if known is not None:
+                self.hot.clear()
+            self._epochs[partition] = epoch
+
+    def epoch(self, partition: int) -> str:
+        """The epoch last seen of a partition."""
+        return self._epochs.get(partition, "")
+
+    def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False) -> AsyncLease:
+        """A lease on a record, not taken yet."""
+        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect)
+
+    async def start(self, partition: int) -> None:
+        """Give a partition that holds no epoch a new one. Many may try; one succeeds, all return."""
+        keys = self.keys.partition(partition)
+        deadline = self.port.monotonic() + self.settings.timeout + 10
+        while self.port.monotonic() < deadline:
+            # The cursor is read before the right to mint is asked for: whoever acts on an old one fails in SQL.
+            latest = await self.port.sql(self.cold.cursor, partition)
+            token = secrets.token_hex(8)
+            word = await self.warm.mint(keys, token)
+            if word == "live":
+                return
+            if word == "ok":
+                minted = await self.port.sql(self.cold.mint, partition, latest)
+                if minted is not None:
+                    await self.port.command(b"SET", self.keys.store, mark(self._layout), b"NX")
+                    word = await self.warm.install(keys, token, minted.epoch)
+                    if word == "ok":
+                        log.info("partition %d starts under epoch %s", partition, minted.epoch)
+                    if word != "lost":
+                        return
+            await self.port.sleep(0.02)
+        raise WarmUnavailable(f"partition {partition} could not be started: another replica keeps trying to")
+
+    async def close(self) -> None:
+        """Stop the background work and drop the connections. Every step is tried."""
+        for step in (self.archiver.close, self.leases.close, self.link.close, self.port.close):
+            try:
+                await step()
+            except StateError as error:
+                log.warning("close: %s", error)

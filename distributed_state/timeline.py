@@ -1,0 +1,185 @@
+"""A record's past: history, versions, checkpoints, rollback, fork. Law: it is read from SQL and never rewritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed_state import codec, lineage, record
+from distributed_state.changes import Changes
+from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
+from distributed_state.hot import Entry
+from distributed_state.keys import RecordKeys
+from distributed_state.model import (
+    DELETED,
+    NEXT,
+    OWNER,
+    PARENT,
+    PHASE,
+    SEGMENTS,
+    START,
+    Change,
+    Checkpoint,
+    Message,
+    Segment,
+    Snapshot,
+    State,
+    unescape,
+    unpack,
+)
+from distributed_state.tiers import Tiers
+from distributed_state.warm import Draft
+
+
+async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | None, limit: int | None) -> list[Change]:
+    """The changes between two versions (exclusive), oldest first."""
+    await record.reach(tiers, names)
+    rows = await tiers.port.sql(_history, tiers, names.ref.text, after, before, limit)
+    return [as_change(row) for row in rows]
+
+
+def _history(tiers: Tiers, text: str, after: int, before: int | None, limit: int | None) -> Any:
+    return tiers.cold.history(text, after=after, before=before, limit=limit)
+
+
+def as_change(entry: Any) -> Change:
+    """What a journal entry says, decoded."""
+    fields: dict[str, Any] = {}
+    deleted, appended = [], []
+    phase = label = None
+    for kind, name, value in unpack(entry.data):
+        if kind == b"s" and name[:1] != b"#":
+            fields[codec.decode_key(name)] = codec.decode(value, codec.decode_key(name))
+        elif kind == b"d" and name[:1] != b"#":
+            deleted.append(codec.decode_key(name))
+        elif kind == b"m":
+            appended.append(codec.decode_message(value))
+        elif kind == b"s" and name == PHASE:
+            phase = value.decode("utf-8", "surrogatepass")
+        elif kind == b"l":
+            label = value.decode("utf-8", "surrogatepass")
+    return Change(
+        version=entry.version,
+        time=entry.time_ms / 1000,
+        kind=entry.kind,
+        actor=unescape(entry.actor),
+        token=entry.token,
+        set=fields,
+        deleted=tuple(deleted),
+        appended=tuple(appended),
+        phase=phase,
+        label=label,
+    )
+
+
+async def at(tiers: Tiers, names: RecordKeys, version: int) -> Snapshot:
+    """The record as it was at a version, messages and phase included."""
+    state = await _state(tiers, names, version)
+    entry = Entry(state.epoch, state.version, state.fields, {})
+    messages = await visible(tiers, names, entry, lineage.segments(names.ref.text, state.fields))
+    phase = state.fields.get(PHASE)
+    return Snapshot(
+        version=version,
+        fields=entry.all(),
+        messages=tuple(messages),
+        phase=None if phase is None else phase.decode("utf-8", "surrogatepass"),
+        deleted=state.deleted,
+    )
+
+
+async def _state(tiers: Tiers, names: RecordKeys, version: int) -> State:
+    if type(version) is not int or version < 1:
+        raise InvalidValue(f"a version is an int from 1 on, not {version!r}")
+    await record.reach(tiers, names)
+    return await tiers.port.sql(tiers.cold.state_at, names.ref.text, version)
+
+
+async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> list[Message]:
+    """The messages of these runs: from the entry where it has them, the rest from SQL."""
+    numbers = [number for run in runs for number in range(run.start, run.stop)]
+    if any(number not in entry.messages for number in numbers):
+        missing = [run for run in runs if any(n not in entry.messages for n in range(run.start, run.stop))]
+        rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing)
+        recent = set(numbers[-tiers.settings.recent_messages :])
+        # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
+        hot = tiers.hot.entries.get(names.ref.text)
+        if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
+            hot.messages.update({number: data for number, data in rows.items() if number in recent})
+        known = {**rows, **entry.messages}
+    else:
+        known = entry.messages
+    lacking = [number for number in numbers if number not in known]
+    if lacking:
+        raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
+    return [codec.decode_message(known[number]) for number in numbers]
+
+
+async def checkpoints(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:
+    """The named versions, oldest first."""
+    await record.reach(tiers, names)
+    rows = await tiers.port.sql(tiers.cold.checkpoints, names.ref.text)
+    return [Checkpoint(label, version, time_ms / 1000) for label, version, time_ms in rows]
+
+
+async def rollback(
+    tiers: Tiers, names: RecordKeys, changes: Changes, steps: int | None, label: str | None, version: int | None
+) -> Draft:
+    """The change that makes the record what it was; it holds only for the version that it was made for."""
+    if sum(each is not None for each in (steps, label, version)) != 1:
+        raise InvalidValue("rollback takes exactly one of steps, label and version")
+    present = await record.read(tiers, names, fresh=True)
+    if steps is not None:
+        if type(steps) is not int or steps < 1:
+            raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
+        version = present.version - steps
+        if version < 1:
+            raise NotFound(f"{names.ref.text[:200]}: {steps} steps before version {present.version} there is none")
+    if label is not None:
+        matching = [each.version for each in await checkpoints(tiers, names) if each.label == label]
+        if not matching:
+            raise NotFound(f"{names.ref.text[:200]}: no checkpoint {label!r}")
+        version = matching[-1]
+    assert version is not None
+    target = await _state(tiers, names, version)
+    if target.deleted:
+        raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
+    _restore(changes, names.ref.text, present, target)
+    changes.undelete()  # and a change even where nothing differs
+    draft = changes.draft("rollback")
+    draft.expected, draft.epoch, draft.deleted = present.version, present.epoch, "revive"
+    return draft
+
+
+def _restore(changes: Changes, text: str, present: Entry, target: State) -> None:
+    """Only what differs. Messages come back by reference: their numbers are never used twice."""
+    past, now = lineage.segments(text, target.fields), lineage.segments(text, present.fields)
+    if past != now:
+        changes.wipe()
+        changes.reserved(SEGMENTS, lineage.close(text, target.fields))
+    handled = {SEGMENTS, START, NEXT, OWNER, PARENT}
+    for name in present.fields.keys() - target.fields.keys() - handled:
+        changes.reserved(name, None)
+    for name, value in target.fields.items():
+        if name not in handled and present.fields.get(name) != value:
+            changes.reserved(name, value)
+
+
+async def fork(tiers: Tiers, names: RecordKeys, changes: Changes, version: int | None) -> Draft:
+    """The first change of a record that starts as this one was. Messages are shared, not copied."""
+    present = await record.read(tiers, names, fresh=True)
+    if present.version == 0:
+        raise NotFound(f"{names.ref.text[:200]}: there is nothing to fork")
+    state = await _state(tiers, names, present.version if version is None else version)
+    if state.deleted:
+        raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
+    fields = state.fields
+    for name, value in fields.items():
+        if name not in (SEGMENTS, START, PARENT, DELETED):
+            changes.reserved(name, value)
+    changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
+    if int(fields.get(NEXT, b"0")):
+        changes.reserved(SEGMENTS, lineage.close(names.ref.text, fields))
+        changes.reserved(START, fields[NEXT])
+    draft = changes.draft("fork")
+    # Not even a deleted record may be there: its own message numbers would stand between the shared ones.
+    draft.expected = 0
+    return draft

@@ -1,0 +1,115 @@
+"""A view of a record that collects changes. Law: it holds only for the version that it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+from distributed_state import codec
+from distributed_state.changes import Changes
+from distributed_state.errors import InvalidValue
+from distributed_state.hot import Entry
+from distributed_state.model import PHASE, Message, Ref
+from distributed_state.settings import Settings
+from distributed_state.warm import Draft
+
+_GONE: Any = object()
+_MISSING: Any = object()
+
+
+class Transaction(MutableMapping[str, Any]):
+    """The record's fields as a dict. What is changed here is one commit at the end, or nothing.
+
+    As in a dict, changing a list or object that was read or set here changes the field.
+    """
+
+    def __init__(self, entry: Entry, settings: Settings) -> None:
+        self._entry, self._settings = entry, settings
+        self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
+        self._changes = Changes(settings)
+        self._over = False
+
+    @property
+    def version(self) -> int:
+        """The version that this view shows, and that the commit expects."""
+        return self._entry.version
+
+    @property
+    def phase(self) -> str | None:
+        """The phase before this transaction."""
+        phase = self._entry.fields.get(PHASE)
+        return None if phase is None else phase.decode("utf-8", "surrogatepass")
+
+    def __getitem__(self, key: str) -> Any:
+        value = self._now.get(key, _MISSING)
+        if value is _MISSING:
+            value = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
+            if isinstance(value, (dict, list)):
+                self._now[key] = value
+        if value is _GONE:
+            raise KeyError(key)
+        return value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._open().set(key, value)
+        self._now[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        self[key]  # KeyError if it is not there
+        self._open().delete(key)
+        self._now[key] = _GONE
+
+    def __iter__(self) -> Iterator[str]:
+        stored = [codec.decode_key(name) for name in self._entry.fields if name[:1] != b"#"]
+        keys = dict.fromkeys([*([] if self._entry.deleted else stored), *self._now])
+        yield from (key for key in keys if self._now.get(key) is not _GONE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        """Add messages to the conversation with this commit."""
+        for message in messages:
+            self._open().append(message)
+
+    def move_to(self, phase: str | None) -> None:
+        """Set the phase with this commit."""
+        self._open().phase(phase)
+
+    def draft(self) -> Draft | None:
+        """End the transaction: its change, None if there is none."""
+        for key, value in self._now.items():
+            if isinstance(value, (dict, list)) and codec.encode(value, key) != self._stored(key):
+                self._changes.set(key, value)
+        self._over = True
+        if not self._changes:
+            return None
+        draft = self._changes.draft("transaction")
+        draft.expected, draft.epoch = self._entry.version, self._entry.epoch
+        return draft
+
+    def _stored(self, key: str) -> bytes | None:
+        return self._entry.fields.get(codec.encode_key(key))
+
+    def _open(self) -> Changes:
+        if self._over:
+            raise InvalidValue("this transaction is over; nothing can be changed through it any more")
+        return self._changes
+
+
+class Batch:
+    """Changes of many records, sent together at the end. Those of one record are one commit."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._changes: dict[Ref, tuple[Any, Changes]] = {}
+
+    def on(self, handle: Any) -> Changes:
+        """The changes of one record: `batch.on(session).set("a", 1)`."""
+        if not hasattr(handle, "ref"):
+            raise InvalidValue(f"a batch takes sessions and other records of a store, not {handle!r:.80}")
+        return self._changes.setdefault(handle.ref, (handle, Changes(self._settings)))[1]
+
+    def drafts(self) -> list[tuple[Any, Draft]]:
+        """Each record with its change."""
+        return [(handle, changes.draft("batch")) for handle, changes in self._changes.values() if changes]

@@ -1,0 +1,403 @@
+"""The warm tier: one function per script. Law: a write is sent with an op id, so that sending it again is harmless."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from distributed_state.errors import (
+    Backpressure,
+    Conflict,
+    Deleted,
+    Fenced,
+    Locked,
+    StateError,
+    TooLarge,
+    WarmUnavailable,
+)
+from distributed_state.keys import PartitionKeys, RecordKeys
+from distributed_state.model import Entry, Loaded
+from distributed_state.port import Port, Script
+from distributed_state.settings import Settings
+
+log = logging.getLogger(__name__)
+
+COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
+SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
+MINT, INSTALL, DROP = Script("mint"), Script("install"), Script("drop")
+ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
+
+_TOKEN_MS = 30_000
+
+
+@dataclass(slots=True)
+class Draft:
+    """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes."""
+
+    kind: str
+    steps: list[tuple[bytes, bytes, bytes]]
+    expected: int | None = None
+    expectations: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    deleted: str = "refuse"
+    epoch: str = ""
+    creation: str = ""
+    actor: str = ""
+    owner: str = ""
+    grip: str = ""
+
+
+class OpId(NamedTuple):
+    """Names one write of this replica; `oldest` is its first that is still unanswered (RIFL, Lee et al., SOSP 2015)."""
+
+    sequence: int
+    oldest: int
+    digest: str
+
+
+class Committed(NamedTuple):
+    """What a write came to. `first_message` and `results` are None if only SQL remembers them (see `_remember`)."""
+
+    version: int
+    epoch: str
+    first_message: int | None
+    results: tuple[int, ...] | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Uninitialised:
+    """The partition holds no epoch: Redis is new or was emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far a partition was written and archived; epoch '' if Redis knows nothing of it."""
+
+    epoch: str
+    offset: int
+    archived: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """The record is not in Redis. `token` was left there before anything else."""
+
+    epoch: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """An increment that the server cannot do exactly; `raw` is what is stored."""
+
+    name: bytes
+    raw: bytes
+
+
+class Warm:
+    """Redis or Valkey, as seen by one replica."""
+
+    def __init__(self, port: Port, settings: Settings, replica: str) -> None:
+        self.port, self._settings, self.replica = port, settings, replica
+        self._count = itertools.count(1)
+        self._unanswered: dict[int, None] = {}
+        self._mutex = port.mutex()
+        self._limits = (
+            b"%d" % settings.publish_bytes,
+            b"%d" % settings.journal_entries,
+            b"%d" % settings.journal_bytes,
+            b"%d" % settings.max_record_bytes,
+            b"%d" % math.ceil(settings.op_window),
+        )
+        self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
+
+    # Commits
+
+    def begin(self, draft: Draft) -> OpId:
+        """Name a write. `end` must follow, whatever comes of it."""
+        digest = 0
+        for step, name, value in draft.steps:
+            digest = crc32(value, crc32(name, crc32(step, digest)))
+        with self._mutex:
+            sequence = next(self._count)
+            self._unanswered[sequence] = None
+            oldest = next(iter(self._unanswered))
+        return OpId(sequence, oldest, f"{digest:x}")
+
+    def end(self, op: OpId) -> None:
+        """The caller will not send this write again."""
+        with self._mutex:
+            self._unanswered.pop(op.sequence, None)
+
+    async def commit(
+        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes
+    ) -> Committed | Cold | Swap | Uninitialised:
+        """Send a write, again and again while answers are lost. Raises what the server refused it for."""
+        if draft.creation == "*" and self._settings.retry_for > 0:
+            arguments = self._arguments(names, draft, op, listening)
+            try:
+                return self.committed(names, draft, await self.port.script(COMMIT, names.commit_keys, arguments))
+            except WarmUnavailable:
+                draft.creation = ""  # the record may be there, or have been archived and evicted: only SQL knows
+        arguments = self._arguments(names, draft, op, listening)
+        answer = await self.patiently(self.port.script, COMMIT, names.commit_keys, arguments)
+        return self.committed(names, draft, answer)
+
+    async def commit_many(
+        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
+    ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
+        """Send writes to many records in one round trip; what was refused comes back as its error."""
+        calls = [
+            (COMMIT, names.commit_keys, self._arguments(names, draft, op, listening))
+            for names, draft, op, listening in writes
+        ]
+        answers = await self.patiently(self.port.scripts, calls)
+        results: list[Committed | Cold | Swap | Uninitialised | StateError] = []
+        for (names, draft, _, _), answer in zip(writes, answers, strict=True):
+            try:
+                results.append(answer if isinstance(answer, StateError) else self.committed(names, draft, answer))
+            except StateError as error:
+                results.append(error)
+        return results
+
+    def _arguments(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> list[Any]:
+        arguments: list[Any] = [
+            draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
+            draft.grip, draft.creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
+            "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
+            draft.actor, draft.owner, names.text, listening, *self._limits, len(draft.expectations),
+        ]  # fmt: skip
+        for name, raw in draft.expectations:
+            arguments += (name, b"-" if raw is None else b"=" + raw)
+        for step in draft.steps:
+            arguments += step
+        return arguments
+
+    def committed(self, names: RecordKeys, draft: Draft, answer: list[Any]) -> Committed | Cold | Swap | Uninitialised:
+        """Read the answer of commit.lua."""
+        word = answer[0]
+        if word == b"ok":
+            _, version, epoch, first, results, offset = answer
+            unknown = first == b"?"
+            sums = None if unknown else tuple(int(each) for each in results.split(b",") if each)
+            return Committed(int(version), epoch.decode(), None if unknown else int(first), sums, int(offset))
+        if word == b"cold":
+            return Cold(answer[1].decode(), answer[2].decode())
+        if word == b"swap":
+            return Swap(answer[1], answer[2])
+        if word == b"uninitialised":
+            return Uninitialised()
+        raise _refusal(names, draft, answer)
+
+    async def patiently(self, call: Any, *arguments: Any) -> Any:
+        """Repeat while Redis does not answer, with jitter, for `retry_for` seconds."""
+        try:
+            return await call(*arguments)
+        except WarmUnavailable as error:
+            if self._settings.retry_for == 0:
+                raise
+            first = error
+        deadline = self.port.monotonic() + self._settings.retry_for
+        pause = 0.02
+        while True:
+            await self.port.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, 0.5)
+            try:
+                return await call(*arguments)
+            except WarmUnavailable:
+                if self.port.monotonic() >= deadline:
+                    raise first from None
+
+    # Reads and hydration
+
+    async def read(
+        self, names: RecordKeys, epoch: str = "", version: int | None = None
+    ) -> list[Any] | Cold | Uninitialised | None:
+        """The fields of a record as stored, preceded by its epoch; None if the caller's version is the current one."""
+        keys, arguments = self.read_call(names, epoch, version)
+        return self.found(await self.patiently(self.port.script, READ, keys, arguments))
+
+    async def read_many(self, many: Sequence[RecordKeys]) -> list[list[Any] | Cold | Uninitialised | StateError | None]:
+        """Several records in one round trip."""
+        calls = [(READ, *self.read_call(names, "", None)) for names in many]
+        answers = await self.patiently(self.port.scripts, calls)
+        return [answer if isinstance(answer, StateError) else self.found(answer) for answer in answers]
+
+    def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
+        """Keys and arguments of read.lua."""
+        known = "" if version is None else version
+        return [names.record, names.hydration, names.meta], [
+            epoch,
+            known,
+            f"{self.replica}.{next(self._count)}",
+            _TOKEN_MS,
+            self._ttl_ms,
+        ]
+
+    def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
+        """Read the answer of read.lua."""
+        if answer[0] == b"ok":
+            return [answer[1].decode(), *answer[2]]
+        if answer[0] == b"same":
+            return None
+        if answer[0] == b"cold":
+            return Cold(answer[1].decode(), answer[2].decode())
+        return Uninitialised()
+
+    async def hydrate(self, names: RecordKeys, cold: Cold, loaded: Loaded) -> bool:
+        """Put an archived record back; False if something happened to it since `cold` was answered."""
+        state = loaded.state
+        lowest = loaded.messages[0][0] if loaded.messages else int(state.fields.get(b"#mn", b"0"))
+        size = sum(len(name) + len(value) for name, value in state.fields.items() if name[:1] != b"#")
+        fields: list[Any] = [b"#v", state.version, b"#a", state.version, b"#md", lowest, b"#size", size]
+        for name, value in state.fields.items():
+            fields += (name, value)
+        for number, data in loaded.messages:
+            fields += (b"#m%d" % number, data)
+        remembered = _remember(loaded.ops)
+        if remembered:
+            fields += (b"#ops", remembered)
+        keys = [names.record, names.hydration, names.meta]
+        answer = await self.patiently(self.port.script, HYDRATE, keys, [cold.epoch, cold.token, self._ttl_ms, *fields])
+        return bool(answer[0] == b"ok")
+
+    # Partitions
+
+    async def mint(self, keys: PartitionKeys, token: str) -> str:
+        """Ask to start a partition: 'ok', 'busy' or 'live'."""
+        return _word(await self.patiently(self.port.script, MINT, [keys.meta, keys.mint], [token, 5000]))
+
+    async def install(self, keys: PartitionKeys, token: str, epoch: str) -> str:
+        """Start a partition: 'ok', 'live' or 'lost'."""
+        names = [keys.meta, keys.mint, keys.journal]
+        return _word(await self.patiently(self.port.script, INSTALL, names, [token, epoch]))
+
+    async def mark(self, keys: PartitionKeys, epoch: str) -> None:
+        """Write a journal entry that changes nothing."""
+        event = f"{self.replica}.{next(self._count)}.mark"
+        await self.port.script(MARK, [keys.journal, keys.meta], [epoch, event])
+
+    async def places(self, partitions: Sequence[PartitionKeys]) -> dict[int, Place]:
+        """How far each partition was written, and archived."""
+        fields = (b"epoch", b"offset", b"archived_offset")
+        answers = await self.port.exchange([(b"HMGET", keys.meta, *fields) for keys in partitions])
+        places = {}
+        for keys, answer in zip(partitions, answers, strict=True):
+            if isinstance(answer, Exception):
+                raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer
+            places[keys.partition] = Place((answer[0] or b"").decode(), int(answer[1] or 0), int(answer[2] or 0))
+        return places
+
+    async def journal(self, keys: PartitionKeys, count: int) -> tuple[str, int, list[Entry]]:
+        """The epoch and last offset of a partition and the oldest entries of its journal; '' if it was emptied."""
+        before, rows, after = await self.port.exchange(
+            [
+                (b"HMGET", keys.meta, b"epoch", b"offset"),
+                (b"XRANGE", keys.journal, b"-", b"+", b"COUNT", count),
+                (b"HGET", keys.meta, b"epoch"),
+            ]
+        )
+        for answer in (before, rows, after):
+            if isinstance(answer, Exception):
+                raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer
+        epoch, end = before
+        # Entries read between two equal epochs belong to that epoch: none ever comes back.
+        if epoch is None or epoch != after:
+            return "", 0, []
+        return epoch.decode(), int(end), [_entry(*row) for row in rows]
+
+    async def settle(self, calls: Sequence[tuple[RecordKeys, str, int, int]]) -> list[Any]:
+        """Tell records (with epoch, version, next message) that they are archived so far."""
+        recent = self._settings.recent_messages
+        return await self.port.scripts(
+            [
+                (SETTLE, [names.record, names.meta], [epoch, version, self._ttl_ms, messages, recent])
+                for names, epoch, version, messages in calls
+            ]
+        )
+
+    async def trim(self, calls: Sequence[tuple[PartitionKeys, str, Entry]]) -> list[Any]:
+        """Drop journal entries before the given one, which is archived."""
+        return await self.port.scripts(
+            [(TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.total_bytes]) for keys, epoch, last in calls]
+        )
+
+    async def claim(self, partitions: Sequence[PartitionKeys], ttl_ms: int) -> list[int]:
+        """Take or keep the right to archive these partitions; those that are ours now."""
+        calls = [(CLAIM, [keys.archiver], [self.replica, ttl_ms]) for keys in partitions]
+        answers = await self.port.scripts(calls)
+        taken = zip(partitions, answers, strict=True)
+        return [keys.partition for keys, answer in taken if not isinstance(answer, StateError) and answer[0] == b"ok"]
+
+
+def _word(answer: list[Any]) -> str:
+    return str(answer[0].decode())
+
+
+def _entry(identity: bytes, pairs: list[bytes]) -> Entry:
+    _, head, _, data = pairs
+    event, record, version, time, kind, actor, token, total, following = head.decode().split("\n")
+    seconds, micros = time.split()
+    return Entry(
+        offset=int(identity[:-2]),
+        event=event,
+        record=record,
+        version=int(version),
+        time_ms=int(seconds) * 1000 + int(micros) // 1000,
+        kind=kind,
+        actor=actor,
+        token=int(token),
+        data=data,
+        total_bytes=int(total),
+        next_message=int(following),
+    )
+
+
+def _remember(ops: Sequence[tuple[str, int, int]]) -> bytes:
+    """The op ids of a hydrated record, in the form of commit.lua. What they resulted in is left to SQL: '?'."""
+    groups: dict[str, tuple[int, list[str]]] = {}
+    for event, version, time_ms in ops:
+        replica, sequence, digest = event.rsplit(".", 2)
+        _, known = groups.get(replica, (0, []))
+        groups[replica] = (time_ms // 1000, [*known, f"{sequence}:{version}:{digest}:?,"])
+    return ";".join(f"{replica} 0 {time} {' '.join(known)}" for replica, (time, known) in groups.items()).encode()
+
+
+def _shown(raw: bytes | None) -> str:
+    return "nothing" if raw is None else repr(raw[:40].decode(errors="replace"))
+
+
+def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
+    """The error for what commit.lua refused."""
+    word, rest = answer[0].decode(), answer[1:]
+    record = names.ref.text[:200]
+    if word == "epoch":
+        return Conflict(f"{record}: read under epoch {draft.epoch}, now it is {rest[0].decode()}")
+    if word == "conflict":
+        expected = f"version {draft.expected}"
+        if draft.expected is None:
+            expected = ", ".join(f"{name.decode(errors='replace')} = {_shown(raw)}" for name, raw in draft.expectations)
+        return Conflict(f"{record}: expected {expected}, found version {int(rest[0])}",
+                        version=int(rest[0]), found=tuple(rest[1:]))  # fmt: skip
+    if word == "exists":
+        return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
+    if word == "deleted":
+        return Deleted(f"{record}: deleted at version {int(rest[0])}")
+    if word == "fenced":
+        held = rest[0].decode(errors="replace") or "nobody"
+        return Fenced(f"{record}: the lease {draft.grip[:40]} is not held any more, {held[:80]} holds it")
+    if word == "locked":
+        return Locked(f"{record}: held by {rest[0].decode(errors='replace')[:80]}")
+    if word == "backpressure":
+        return Backpressure(f"{record}: {int(rest[0])} commits, {int(rest[1])} bytes of its partition are not archived")
+    if word == "toolarge":
+        return TooLarge(f"{record}: the record would grow to {int(rest[0])} bytes")
+    if word == "forgotten":
+        return WarmUnavailable(f"{record}: a repeated write came after its answer was forgotten; not applied again")
+    return StateError(f"{record}: commit.lua answered {word}")
