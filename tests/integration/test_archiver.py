@@ -1,0 +1,622 @@
+"""The archiver: journal -> SQL. Law: what was acknowledged is in SQL once and in order, whoever dies on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import Worker, everything_in_sql, names, redis_of, tiers, until
+from controls import sabotage
+from faces import core, in_thread
+
+from distributed_state import (
+    Backpressure,
+    ColdUnavailable,
+    ConfigurationError,
+    DurabilityUnknown,
+    StateError,
+    StateStore,
+)
+from distributed_state.cold import archive as archiving
+from distributed_state.servers import PostgresServer, postgres_server, redis_server
+
+
+async def quiet(opener: Any, **settings: Any) -> Any:
+    """A store that archives only when told to."""
+    return await opener(**{"archiver": False, "durability": "memory"} | settings)
+
+
+def place(opener: Any) -> dict[str, Any]:
+    return {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
+
+
+def ttl(store: Any, id: str) -> int:
+    with redis_of(store) as client:
+        return int(client.pttl(names(store, id).record))
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+# One archiver
+
+
+async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> None:
+    store = await quiet(opener)
+    session, cold = store.session("s", user="u", actor="worker"), core(store)._cold
+    await session.write(set={"a": 1}, append=[said("hi")])
+    await session.set("a", 2)
+    partition = names(store, "s").partition
+    assert cold.version("session:s") is None
+    assert cold.cursor(partition).offset == 0
+    assert await store.archive() == 2
+    cursor = cold.cursor(partition)
+    rows = cold.history("session:s")
+    assert cursor.offset == 2
+    assert cursor.event == rows[-1].event
+    assert [(row.version, row.offset, row.kind, row.actor) for row in rows] == [
+        (1, 1, "write", "worker"),
+        (2, 2, "set", "worker"),
+    ]
+    with redis_of(store) as client:
+        keys = names(store, "s")
+        assert [identity for identity, _ in client.xrange(keys.journal)] == [b"2-0"]
+        assert client.hmget(keys.meta, "offset", "archived_offset") == [b"2", b"2"]
+    assert await store.archive() == 0
+
+
+async def only_the_archived_have_a_ttl(store: Any) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+    assert ttl(store, "s") == -1
+    await store.archive()
+    assert 0 < ttl(store, "s") <= 3_600_000
+    await session.set("a", 2)
+    assert ttl(store, "s") == -1
+    # Settled late, for a version that is not the current one any more.
+    await store.archive()
+    settle = tiers(store).warm.settle
+    await session.set("a", 3)
+    with redis_of(store) as client:
+        epoch = client.hget(names(store, "s").meta, "epoch").decode()
+    await settle([(names(store, "s"), epoch, 2, 0)])
+    assert ttl(store, "s") == -1
+    await store.archive()
+    assert ttl(store, "s") > 0
+
+
+async def test_only_archived_records_have_a_ttl(opener: Any) -> None:
+    """G7: what has no TTL neither expires nor is evicted."""
+    await only_the_archived_have_a_ttl(await quiet(opener))
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.parametrize(
+    "guard",
+    [
+        ("commit", "call('PERSIST', record)", "local _ = 0"),
+        ("settle", "if tonumber(head[1]) == version then", "if true then"),
+    ],
+    ids=["no PERSIST", "TTL for any version"],
+)
+async def test_without_these_guards_what_is_not_archived_expires(opener: Any, guard: tuple[str, str, str]) -> None:
+    """Negative controls of G7."""
+    store = await quiet(opener)
+    with sabotage(*guard), pytest.raises(AssertionError):
+        await only_the_archived_have_a_ttl(store)
+
+
+async def test_a_settle_that_comes_late_makes_no_ghost(opener: Any) -> None:
+    store = await quiet(opener)
+    await store.session("s").set("a", 1)
+    await store.archive()
+    keys = names(store, "s")
+    with redis_of(store) as client:
+        epoch = client.hget(keys.meta, "epoch").decode()
+        client.delete(keys.record)
+        await tiers(store).warm.settle([(keys, epoch, 1, 0)])
+        assert not client.exists(keys.record)
+    assert await store.session("s").get("a", fresh=True) == 1
+
+
+async def test_an_archiver_that_died_after_sql_is_completed_by_the_next(opener: Any) -> None:
+    """Killed between the SQL commit and settle: the rows are there, the journal was not trimmed, nothing has a TTL."""
+    store = await quiet(opener)
+    session = store.session("s")
+    for number in range(5):
+        await session.append(said(str(number)))
+    archiver = tiers(store).archiver
+    settle = archiver._settle
+
+    async def die(passed: Any) -> None:
+        raise ColdUnavailable("killed here")
+
+    archiver._settle = die  # type: ignore[method-assign]
+    with pytest.raises(ColdUnavailable, match="killed here"):
+        await store.archive()
+    assert ttl(store, "s") == -1
+    keys = names(store, "s")
+    with redis_of(store) as client:
+        assert client.xlen(keys.journal) == 5
+    archiver._settle = settle  # type: ignore[method-assign]
+    archiver._cursors.clear()  # the next one knows nothing but what SQL says
+    assert await store.archive() == 0
+    assert ttl(store, "s") > 0
+    with redis_of(store) as client:
+        assert client.xlen(keys.journal) == 1
+    assert [change.version for change in await session.history()] == [1, 2, 3, 4, 5]
+    assert [message.content for message in await session.messages()] == list("01234")
+
+
+async def test_an_archiver_that_was_overtaken_writes_nothing(opener: Any) -> None:
+    """The compare-and-set on the cursor: a batch read before another archiver archived it is refused whole."""
+    await two_with_one_batch(await quiet(opener))
+
+
+async def two_with_one_batch(store: Any) -> None:
+    session, cold = store.session("s"), core(store)._cold
+    await session.set("a", 1)
+    await session.set("a", 2)
+    archive, taken = cold.archive, []
+
+    def slow(batches: Any) -> Any:
+        # Somebody else archives the very same entries while these are on their way.
+        if not taken:
+            taken.append(archive(batches))
+        return archive(batches)
+
+    cold.archive = slow
+    await store.archive()
+    cold.archive = archive
+    assert taken
+    await session.set("a", 3)
+    await store.archive()
+    rows = cold.history("session:s")
+    assert [row.version for row in rows] == [1, 2, 3]
+    assert cold.quarantined() == []
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_without_the_compare_and_set_the_overtaken_archiver_writes(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of G4: what came twice is refused by the table and lands in quarantine."""
+    store = await quiet(opener)
+    monkeypatch.setattr(archiving, "_move", lambda connection, namespace, batch: True)
+    with pytest.raises(AssertionError):
+        await two_with_one_batch(store)
+
+
+async def test_sql_comes_before_the_trim(opener: Any) -> None:
+    """G4: while SQL refuses, the journal keeps every entry."""
+    await sql_fails_once(await quiet(opener))
+
+
+async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
+    session, cold, archiver = store.session("s"), core(store)._cold, tiers(store).archiver
+    for number in range(3):
+        await session.append(said(str(number)))
+    archive = cold.archive
+    keys = names(store, "s")
+
+    def fail(batches: Any) -> Any:
+        raise ColdUnavailable("away")
+
+    cold.archive = fail
+    if trim_first:
+        epoch, _, entries = await archiver._warm.journal(core(store).keys.partition(keys.partition), 100)
+        await archiver._settle({keys.partition: (epoch, entries)})
+    with suppress(ColdUnavailable):
+        await asyncio.wait_for(store.archive(), 5)
+    cold.archive = archive
+    with redis_of(store) as client:
+        assert client.xlen(keys.journal) == 3
+        assert client.pttl(keys.record) == -1
+    await store.archive()
+    assert [row.version for row in cold.history("session:s")] == [1, 2, 3]
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_trimming_before_sql_loses_what_sql_refused(opener: Any) -> None:
+    """Negative control of G4."""
+    with pytest.raises(AssertionError):
+        await sql_fails_once(await quiet(opener), trim_first=True)
+
+
+# When something is wrong
+
+
+def rewrite(client: Any, journal: bytes, offset: int, head: Any = None, data: Any = None) -> None:
+    """Change one entry of a journal as no program of ours would."""
+    entries = client.xrange(journal)
+    client.delete(journal)
+    for identity, entry in entries:
+        if identity == b"%d-0" % offset:
+            entry = {b"h": head(entry[b"h"]) if head else entry[b"h"], b"d": data(entry[b"d"]) if data else entry[b"d"]}
+        client.xadd(journal, entry, id=identity)
+
+
+async def test_a_journal_that_does_not_continue_sql_stops_archiving_there(opener: Any, caplog: Any) -> None:
+    """Redis was put back to an older state: its entries are other ones under the same offsets."""
+    store = await quiet(opener)
+    session = store.session("s")
+    await session.set("a", 1)
+    await store.archive()
+    keys = names(store, "s")
+    with redis_of(store) as client:
+        rewrite(client, keys.journal, 1, head=lambda head: b"0000." + head)
+    tiers(store).archiver._cursors.clear()
+    await session.set("a", 2)
+    for _ in range(2):
+        with pytest.raises(ColdUnavailable, match="is not archived"):
+            await store.archive()
+    with pytest.raises(ColdUnavailable):
+        await session.history()
+    assert core(store)._cold.version("session:s") == 1
+    assert ttl(store, "s") == -1
+    assert "do not fit" in caplog.text
+    with redis_of(store) as client:
+        assert client.xlen(keys.journal) == 2
+
+
+@pytest.mark.parametrize("knows_the_cursor", [True, False])
+async def test_redis_put_back_to_an_older_state_is_noticed(opener: Any, knows_the_cursor: bool) -> None:
+    """What is written after it has offsets that SQL passed long ago; it must not be taken for archived."""
+    store = await quiet(opener, max_staleness=0)
+    session = store.session("s")
+    await session.set("a", 0)
+    await store.archive()
+    keys = names(store, "s")
+    with redis_of(store) as client:
+        older = {name: client.dump(name) for name in (keys.journal, keys.meta, keys.record)}
+        for number in range(1, 6):
+            await session.set("a", number)
+        await store.archive()
+        for name, dump in older.items():
+            client.restore(name, 0, dump, replace=True)
+    if not knows_the_cursor:
+        tiers(store).archiver._cursors.clear()
+    await session.set("a", "later")
+    with pytest.raises(ColdUnavailable, match="is not archived"):
+        await asyncio.wait_for(store.archive(), 5)
+    assert ttl(store, "s") == -1
+    with redis_of(store) as client:
+        assert client.xlen(keys.journal) == 2
+
+
+async def test_a_gap_in_the_journal_is_an_error_and_not_a_wait(opener: Any) -> None:
+    """Entries that nobody archived are gone from it, with a tool or by hand."""
+    store = await quiet(opener)
+    session = store.session("s")
+    for number in range(4):
+        await session.set("a", number)
+    keys = names(store, "s")
+    with redis_of(store) as client:
+        assert client.xdel(keys.journal, "2-0", "1-0") == 2
+    with pytest.raises(ColdUnavailable, match="is not archived"):
+        await asyncio.wait_for(store.archive(), 5)
+    with pytest.raises(ColdUnavailable):
+        await asyncio.wait_for(session.history(), 5)
+    assert ttl(store, "s") == -1
+
+
+async def test_a_journal_that_is_gone_is_an_error_and_not_a_wait(opener: Any) -> None:
+    store = await quiet(opener)
+    session = store.session("s")
+    await session.set("a", 1)
+    with redis_of(store) as client:
+        client.delete(names(store, "s").journal)
+    with pytest.raises(ColdUnavailable, match="is not archived"):
+        await asyncio.wait_for(store.archive(), 5)
+    with pytest.raises(ColdUnavailable):
+        await asyncio.wait_for(session.history(), 5)
+
+
+async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog: Any) -> None:
+    """Its neighbours are archived, its version is not used again, its bytes are kept."""
+    store = await quiet(opener)
+    session, other, cold = store.session("s"), store.session("t"), core(store)._cold
+    await session.set("a", 1)
+    await session.set("a", 2)
+    await session.set("b", 3)
+    await other.set("a", 1)
+    with redis_of(store) as client:
+        rewrite(client, names(store, "s").journal, 2, data=lambda data: data[:-1])
+    await store.archive()
+    assert [row.version for row in cold.history("session:s")] == [1, 3]
+    (kept,) = cold.quarantined()
+    assert (kept.record, kept.version, kept.offset) == ("session:s", 2, 2)
+    assert kept.data.startswith(b"s1:")
+    assert cold.version("session:s") == 3
+    assert await other.history()
+    assert "quarantined" in caplog.text
+    assert await session.set("a", 4) == 4
+
+
+async def test_the_background_archiver_survives_an_error(opener: Any) -> None:
+    """A right that was taken away and given back: it must not need a restart of the worker."""
+    store = await opener(archive_every=0.02)
+    cold, failures = core(store)._cold, []
+    archive = cold.archive
+
+    def refuse(batches: Any) -> Any:
+        failures.append(1)
+        raise ConfigurationError("permission denied for table changes") if len(failures) < 3 else StateError("unknown")
+
+    cold.archive = refuse
+    try:
+        await store.session("s").set("a", 1)
+    except DurabilityUnknown:
+        pass
+    except StateError:
+        assert core(store).settings.durability == "archived"
+    await until(lambda: len(failures) > 3, 20)
+    cold.archive = archive
+    await until(lambda: cold.version("session:s") == 1, 20)
+
+
+# SQL is away
+
+
+async def test_writes_go_on_without_sql_until_the_journal_is_full(opener: Any) -> None:
+    store = await quiet(opener, journal_entries=20, durability="memory")
+    session, cold = store.session("s"), core(store)._cold
+    await session.set("n", 0)
+    archive = cold.archive
+
+    def fail(batches: Any) -> Any:
+        raise ColdUnavailable("away")
+
+    cold.archive = fail
+    for number in range(1, 20):
+        assert await session.set("n", number) == number + 1
+    for _ in range(2):
+        with pytest.raises(Backpressure):
+            await session.set("n", 99)
+    assert await session.get("n", fresh=True) == 19
+    with pytest.raises(ColdUnavailable):
+        await session.history()
+    cold.archive = archive
+    await store.archive()
+    assert await session.set("n", 20) == 21
+    assert [change.set["n"] for change in await session.history()] == list(range(21))
+
+
+async def test_a_commit_that_could_not_be_archived_says_so(opener: Any) -> None:
+    """Applied, but not as durable as asked for; repeating it would apply it twice."""
+    store = await quiet(opener, durability="archived")
+    session, cold = store.session("s"), core(store)._cold
+    assert await session.set("n", 1) == 1
+    assert cold.version("session:s") == 1
+    archive = cold.archive
+
+    def fail(batches: Any) -> Any:
+        raise ColdUnavailable("away")
+
+    cold.archive = fail
+    with pytest.raises(DurabilityUnknown) as report:
+        await session.set("n", 2)
+    assert report.value.version == 2
+    assert await session.get("n", fresh=True) == 2
+    cold.archive = archive
+    assert await session.set("n", 3) == 3
+    assert [change.version for change in await session.history()] == [1, 2, 3]
+
+
+@pytest.fixture
+def own_postgres() -> Any:
+    with postgres_server("-c", "fsync=off") as server:
+        yield server
+
+
+@pytest.mark.only(warm="valkey", cold="postgres", face="blocking")
+async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: PostgresServer) -> None:
+    """Warm records are read and written meanwhile; what is cold says ColdUnavailable; nothing is lost."""
+    settings = {"archive": own_postgres.url, "journal_entries": 50, "archive_every": 0.02}
+    store = await opener(**settings)
+    strict = await opener(archive=own_postgres.url, durability="archived", archiver=False)
+    session, cold = store.session("s"), store.session("cold")
+    await cold.set("a", 1)
+    await session.append(said("0"))
+    await store.archive()
+    with redis_of(store) as client:
+        client.delete(names(store, "cold").record)
+    own_postgres.kill()
+    for number in range(1, 50):
+        await session.append(said(str(number)))
+    assert len(await session.messages(fresh=True)) == 50
+    assert await session.version() == 50
+    for read in (lambda: cold.get("a", fresh=True), lambda: session.at(version=3), lambda: cold.set("a", 2)):
+        with pytest.raises(ColdUnavailable):
+            await read()
+    with pytest.raises(DurabilityUnknown):
+        await strict.session("s").append(said("50"))
+    with pytest.raises(Backpressure):
+        await session.append(said("51"))
+    own_postgres.start()
+    await until(lambda: archived(store, "s") == 51, 30)
+    assert [message.content for message in await session.messages()] == [str(number) for number in range(51)]
+    assert [change.version for change in await session.history()] == list(range(1, 52))
+    assert await cold.get("a") == 1
+    assert (await session.at(version=30)).messages[-1].content == "29"
+    await opener.close()
+
+
+def archived(store: Any, id: str) -> int | None:
+    try:
+        found: int | None = core(store)._cold.version(f"session:{id}")
+        return found
+    except ColdUnavailable:
+        return None
+
+
+@pytest.mark.only(warm="valkey", cold="postgres", face="blocking")
+async def test_postgres_stops_answering_and_goes_on(opener: Any, own_postgres: PostgresServer) -> None:
+    """Frozen, not gone: nobody who needs only Redis waits for it."""
+    store = await opener(archive=own_postgres.url, archive_every=0.02, durability="memory")
+    session = store.session("s")
+    await session.append(said("0"))
+    await store.archive()
+    own_postgres.pause()
+    try:
+        begun = time.monotonic()
+        for number in range(1, 200):
+            await session.append(said(str(number)))
+        first, *_ = await session.messages(last=150, fresh=True)
+        assert first.content == "50"
+        assert time.monotonic() - begun < 5
+    finally:
+        own_postgres.resume()
+    await until(lambda: archived(store, "s") == 200, 30)
+    assert [change.version for change in await session.history()] == list(range(1, 201))
+    await opener.close()
+
+
+# Many archivers, and killed ones
+
+
+async def verified(store: Any, acknowledged: list[str]) -> None:
+    """What was acknowledged ("id version replica number") is in SQL: each once, at its version, versions dense."""
+    cold = core(store)._cold
+    said_at = {}
+    for line in acknowledged:
+        id, version, replica, number = line.split()
+        said_at[id, int(version)] = f"{id} {replica} {number}"
+    assert len(said_at) == len(acknowledged)
+    for id in {id for id, _ in said_at}:
+        changes = await store.session(id).history()
+        assert [change.version for change in changes] == list(range(1, len(changes) + 1))
+        contents = [message.content for change in changes for message in change.appended]
+        assert len(contents) == len(changes)
+        assert max(Counter(contents).values()) == 1
+        for (each, version), content in said_at.items():
+            if each == id:
+                assert contents[version - 1] == content
+        by_writer: dict[str, list[int]] = {}
+        for content in contents:
+            _, replica, number = content.split()
+            by_writer.setdefault(replica, []).append(int(number))
+        assert all(numbers == sorted(numbers) for numbers in by_writer.values())
+        assert [message.content for message in await store.session(id).messages()] == contents
+    assert cold.quarantined() == []
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+@pytest.mark.parametrize("turns", [2, pytest.param(15, marks=pytest.mark.soak)])
+async def test_killed_archivers_and_writers_lose_and_double_nothing(opener: Any, turns: int) -> None:
+    """Archivers in processes of their own race on the same partitions and are killed at any moment, as are writers."""
+    store = await quiet(opener, partitions=4, timeout=5)
+    ids = [f"s{number}" for number in range(6)]
+    settings = place(opener) | {"partitions": 4}
+    writers = [Worker("write", ids=ids, archiver=index == 0, **settings) for index in range(2)]
+    archivers = [Worker("archive", archiver=False, **settings) for _ in range(2)]
+    acknowledged: list[str] = []
+    try:
+        for worker in (*writers, *archivers):
+            assert worker.line() == "opened"
+        for turn in range(turns):
+            for position, archiver in enumerate(archivers):
+                while int(archiver.line()) == 0:
+                    pass
+                archiver.kill()
+                if turn < turns - 1:
+                    archivers[position] = Worker("archive", archiver=False, **settings)
+            if turn == 0:
+                writers[1].kill()
+            if turn < turns - 1:
+                assert [archiver.line() for archiver in archivers] == ["opened"] * 2
+        writers[0].say("stop")
+        for writer in writers:
+            acknowledged += writer.lines()
+    finally:
+        for worker in (*writers, *archivers):
+            worker.kill()
+    assert len(acknowledged) > 500
+    await store.archive()
+    await verified(store, acknowledged)
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+async def test_ten_processes_may_open_at_once(opener: Any, servers: Any) -> None:
+    """One of them creates the tables, and one starts the partition; the others wait for it."""
+    archive = servers.database() if opener.cold == "postgres" else opener.archive
+    workers = [Worker("opened", url=opener.url, archive=archive, namespace=opener.namespace) for _ in range(10)]
+    try:
+        assert {worker.line() for worker in workers} == {"ready"}
+        for worker in workers:
+            worker.say("go")
+        assert sorted(int(worker.line()) for worker in workers) == list(range(1, 11))
+    finally:
+        for worker in workers:
+            worker.kill()
+    store = await opener(archive=archive)
+    assert await store.session("shared").get("n") == 10
+    assert [change.version for change in await store.session("shared").history()] == list(range(1, 11))
+    rows = everything_in_sql(archive, opener.namespace)
+    assert len(rows["alembic_version"]) == 1
+    await opener.close()
+
+
+# At the limit of Redis' memory
+
+
+@pytest.mark.only(warm="redis", face="asyncio")
+async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: Path) -> None:
+    """G7: many more records than fit. `volatile-lru` takes those with a TTL; each comes back whole."""
+    with redis_server("--maxmemory", "6mb", "--maxmemory-policy", "volatile-lru") as server:
+        options = {"url": server.url, "archive": f"sqlite:///{tmp_path}/full.db", "durability": "memory"}
+        store = await opener(archiver=False, max_staleness=0, **options)
+        written: dict[str, str] = {}
+
+        async def fill(first: int, count: int) -> int:
+            """Write until Redis refuses; how many it took."""
+            for number in range(first, first + count):
+                id = f"s{number}"
+                text = f"{id} " + "x" * 6000
+                try:
+                    await store.session(id).write(set={"a": text, "b": number}, append=[said(text)])
+                except Backpressure:
+                    return number - first
+                written[id] = text
+            return count
+
+        async def check(ids: list[str]) -> None:
+            for id in ids:
+                assert await store.session(id).get_all() == {"a": written[id], "b": int(id[1:])}
+                assert [message.content for message in await store.session(id).messages()] == [written[id]]
+
+        total = 0
+        for _ in range(4):
+            took = await fill(total, 1000)
+            assert took < 1000, "memory must run out while nothing is archived"
+            # What is not archived is all there, although Redis is full.
+            with redis_of(store) as client:
+                for id in list(written)[total:]:
+                    assert client.exists(names(store, id).record), id
+            total += took
+            await store.archive()
+        with redis_of(store) as client:
+            assert client.info()["evicted_keys"] > 100
+        assert total > 400
+        await check(list(written))
+        await opener.close()
+
+
+@pytest.mark.only(warm="redis", face="asyncio")
+@pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
+async def test_a_server_that_would_evict_anything_is_refused(policy: str, tmp_path: Path) -> None:
+    with redis_server("--maxmemory-policy", policy, "--maxmemory", "50mb") as server:
+
+        def opening() -> Any:
+            return StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db")
+
+        with pytest.raises(ConfigurationError, match=f"{policy}.*volatile-lru"):
+            await in_thread(opening)

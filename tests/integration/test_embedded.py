@@ -1,0 +1,156 @@
+"""The embedded store: no server, one process, and each commit archived before it returns."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import Worker, redis_of
+from faces import Blocking
+
+from distributed_state import AsyncStateStore, ConfigurationError, StateStore
+
+
+def opened(face: str, path: Path, **settings: Any) -> Any:
+    if face == "asyncio":
+        return AsyncStateStore.open(archive=f"sqlite:///{path}", **settings)
+    return Blocking(StateStore.open(archive=f"sqlite:///{path}", **settings))
+
+
+faces = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+
+
+@faces
+async def test_what_was_written_is_there_after_opening_again(face: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    for round in range(3):
+        async with opened(face, path) as store:
+            session = store.session("s", user="u")
+            assert await session.version() == 4 * round
+            assert await session.get("n", 0) == round
+            await session.set("value", {"round": round, "big": 2**70, "text": "\0\ud800"})
+            assert await session.increment("n") == round + 1
+            await session.append({"role": "user", "content": str(round)})
+            async with store.batch() as batch:
+                batch.on(session).set("batch", round)
+    async with opened(face, path) as store:
+        session = store.session("s")
+        assert await session.get_all() == {"value": {"round": 2, "big": 2**70, "text": "\0\ud800"}, "n": 3, "batch": 2}
+        assert [each.content for each in await session.messages()] == ["0", "1", "2"]
+        assert [change.version for change in await session.history()] == list(range(1, 13))
+        assert [(row.id, row.version) for row in await store.sessions(user="u")] == [("s", 12)]
+
+
+@faces
+async def test_a_commit_is_archived_before_it_returns(face: str, tmp_path: Path) -> None:
+    async with opened(face, tmp_path / "state.db") as store:
+        for number in range(10):
+            await store.session(f"s{number}").set("n", 1)
+            assert (await store.stats())["unarchived"] == 0
+        with redis_of(store) as client:
+            client.flushall()  # as the end of the process would
+        for number in range(10):
+            assert await store.session(f"s{number}").get("n", fresh=True) == 1
+
+
+@faces
+async def test_without_any_argument_it_is_a_file_in_the_working_folder(
+    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    opening: Any = AsyncStateStore.open() if face == "asyncio" else Blocking(StateStore.open())
+    async with opening as store:
+        assert await store.session("user-123", user="u1").set("user_name", "Alice") == 1
+    assert (tmp_path / "distributed-state.db").exists()
+
+
+@faces
+@pytest.mark.parametrize("driver", ["sqlite", "sqlite+pysqlite"])
+async def test_a_second_store_on_the_same_file_is_refused(face: str, driver: str, tmp_path: Path) -> None:
+    """In this process, too; and it is free again afterwards."""
+    archive = f"{driver}:///{tmp_path}/state.db"
+    async with opened(face, tmp_path / "state.db") as store:
+        await store.session("s").set("a", 1)
+        with pytest.raises(ConfigurationError, match=r"state\.db: .*one Redis url"):
+            StateStore.open(archive=archive)
+        await store.session("s").set("a", 2)
+    with StateStore.open(archive=archive) as again:
+        assert again.session("s").get("a") == 2
+
+
+async def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    archive = f"sqlite:///{tmp_path}/state.db"
+    with Worker("write", ids=["s"], archive=archive) as first:
+        assert first.line() == "opened"
+        assert first.line().startswith("s 1 ")
+        with pytest.raises(ConfigurationError, match="one Redis url"):
+            StateStore.open(archive=archive)
+        first.kill()
+        with StateStore.open(archive=archive) as store:
+            assert len(store.session("s").messages()) >= 1
+
+
+async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
+    archive, acknowledged = f"sqlite:///{tmp_path}/state.db", dict[str, list[str]]()
+    for kill in range(2):
+        with Worker("write", ids=["a", "b", "c"], archive=archive) as worker:
+            assert worker.line() == "opened"
+            for _ in range(20 + 17 * kill):
+                worker.line()
+            worker.process.kill()
+            worker.process.wait()
+            lines = worker.lines()
+        for line in lines:
+            if len(line.split()) == 4:  # the last one may be cut off
+                id, version, replica, number = line.split()
+                acknowledged.setdefault(id, []).append(f"{version} {replica} {number}")
+    with StateStore.open(archive=archive) as store:
+        for id in ("a", "b", "c"):
+            history = store.session(id).history()
+            assert [change.version for change in history] == list(range(1, len(history) + 1))
+            kept = {f"{change.version} {' '.join(str(change.appended[0].content).split()[1:])}" for change in history}
+            assert set(acknowledged.get(id, [])) <= kept
+            assert len(store.session(id).messages()) == len(history), "each once, in order"
+
+
+async def test_memory_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with StateStore.open(archive="memory") as one, StateStore.open(archive="memory") as other:
+        one.session("s").set("a", 1)
+        assert other.session("s").get("a") is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("archive", ["memory", "file"])
+def test_ctrl_c_never_leaves_half_a_commit(tmp_path: Path, archive: str) -> None:
+    """Scripts of the embedded server run in this process; an interrupt in one of them would be half a commit."""
+    url = "memory" if archive == "memory" else f"sqlite:///{tmp_path}/a.db"
+    dice, interrupted = random.Random(1), 0
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with StateStore.open(archive=url) as store:
+            session = store.session("s")
+            session.set("n", 0)
+            for n in range(1, 120):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, dice.uniform(0.0001, 0.008))
+                    session.set("n", n)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            history = session.history()
+            assert [change.version for change in history] == list(range(1, session.version(fresh=True) + 1))
+            assert [change.set["n"] for change in history] == sorted({change.set["n"] for change in history})
+            assert session.get("n", fresh=True) == history[-1].set["n"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 10

