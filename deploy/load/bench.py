@@ -1,0 +1,396 @@
+"""How fast the store is beside the obvious alternative: one run, interleaved, medians, ratios.
+
+    python deploy/load/bench.py [--png bench.png] [--json bench.json] [--only set,lock]
+
+Starts its own Redis or Valkey and PostgreSQL on free ports. Absolute times belong to the machine; ratios travel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import redis
+import redis.asyncio
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from distributed_state import AsyncStateStore, Message, StateStore
+from distributed_state.servers import postgres_server, redis_server
+
+ROUNDS = 9
+# What commit.lua does for one `set`, without its logic. `same_commands` checks that it is the same.
+BARE = """
+redis.call('TIME')
+redis.call('HMGET', KEYS[5], 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes')
+redis.call('HMGET', KEYS[1], '#v', '#ops', '#deleted', '#mn', '#size', '#owner')
+redis.call('GET', KEYS[2])
+redis.call('HSTRLEN', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], '#v', ARGV[3], '#size', '12', '#ops', ARGV[4])
+redis.call('PERSIST', KEYS[1])
+redis.call('HSET', KEYS[5], 'offset', ARGV[3], 'bytes', ARGV[3])
+redis.call('XADD', KEYS[4], ARGV[3] .. '-0', 'h', ARGV[4], 'd', ARGV[2])
+redis.call('PUBSUB', 'SHARDNUMSUB', KEYS[6])
+return {'ok', ARGV[3], '1-abcdef12', '0', '', ARGV[3]}
+"""
+OPS = "aabbccddeeff 1 1795237177378 1:1:abcdef12:0,"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. `ratio` is measured / baseline; `goal` is what it must be."""
+
+    name: str
+    measured: str
+    baseline: str
+    ratio: float
+    goal: str
+    reached: bool
+
+
+def at_most(name: str, measured: float, baseline: float, limit: float, unit: str, versus: str) -> Row:
+    ratio = measured / baseline
+    return Row(
+        name, f"{measured:,.4g} {unit}", f"{versus}: {baseline:,.4g} {unit}", ratio, f"<= {limit:g}x", ratio <= limit
+    )
+
+
+def at_least(name: str, measured: float, baseline: float, limit: float, unit: str, versus: str) -> Row:
+    ratio = measured / baseline
+    return Row(
+        name, f"{measured:,.4g} {unit}", f"{versus}: {baseline:,.4g} {unit}", ratio, f">= {limit:g}x", ratio >= limit
+    )
+
+
+def per_call(call: Callable[[], Any], times: int) -> float:
+    """Microseconds a call."""
+    began = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - began) / times * 1e6
+
+
+def interleaved(calls: dict[str, tuple[Callable[[], Any], int]], rounds: int = ROUNDS) -> dict[str, float]:
+    """Median microseconds a call, the candidates in turn."""
+    for call, times in calls.values():
+        per_call(call, max(times // 10, 1))
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, (call, times) in calls.items():
+            taken[name].append(per_call(call, times))
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+class Bare:
+    """redis-py calling BARE."""
+
+    def __init__(self, client: Any) -> None:
+        self.client, self.count, self.name = client, 0, f"bare{time.time_ns()}"
+        self.sha = client.script_load(BARE) if isinstance(client, redis.Redis) else ""
+
+    def call(self, n: int = 0) -> Any:
+        self.count += 1
+        key = f"{self.name}.{n}"
+        keys = (f"{{{key}}}:r", f"{{{key}}}:l", f"{{{key}}}:h", f"{{{key}}}:j", f"{{{key}}}:m", f"{{{key}}}:c")
+        return self.client.evalsha(self.sha, 6, *keys, "a", 7, self.count, OPS)
+
+
+def same_commands(url: str, store: StateStore) -> str:
+    """Compare what the server executed for a `set` of ours and a call of BARE."""
+    client = redis.Redis.from_url(url)
+    session, bare = store.session("same"), Bare(client)
+
+    def executed(call: Callable[[], Any]) -> dict[str, int]:
+        call()
+        client.config_resetstat()
+        for _ in range(100):
+            call()
+        stats = client.info("commandstats")
+        return {
+            name: row["calls"]
+            for name, row in stats.items()
+            if name not in ("cmdstat_config|resetstat", "cmdstat_info")
+        }
+
+    ours, theirs = executed(lambda: session.set("a", 7)), executed(bare.call)
+    assert ours == theirs, f"the comparison is not fair: {ours} against {theirs}"
+    return ", ".join(f"{name.removeprefix('cmdstat_')} {calls // 100}" for name, calls in ours.items())
+
+
+def hot(url: str, store: StateStore) -> list[Row]:
+    session, client, plain = store.session("hot"), redis.Redis.from_url(url), {"name": "Alice"}
+    session.set("name", "Alice")
+    client.hset("bench:hot", "name", "Alice")
+    deadline = time.monotonic() + 10
+    while store.stats()["hot_hits"] < 3 and time.monotonic() < deadline:
+        session.get("name")
+        time.sleep(0.05)
+    found = interleaved(
+        {
+            "ours": (lambda: session.get("name"), 20_000),
+            "dict": (lambda: plain.get("name"), 20_000),
+            "hget": (lambda: client.hget("bench:hot", "name"), 500),
+        }
+    )
+    return [
+        at_most("hot get of a small field", found["ours"], found["dict"], 15, "us", "dict.get"),
+        at_least("redis-py hget, against a hot get", found["hget"], found["ours"], 40, "us", "hot get"),
+    ]
+
+
+def blocking_set(url: str, store: StateStore) -> list[Row]:
+    """One field of a session of 20 fields, 2 KB as JSON, beside the whole session in one key under redis-py's lock."""
+    client = redis.Redis.from_url(url)
+    session, bare = store.session("set"), Bare(client)
+    state = {f"field-{n}": "x" * 85 for n in range(20)}
+    session.set_many(state)
+    client.set("bench:state", json.dumps(state))
+
+    def locked() -> None:
+        with client.lock("bench:lock"):
+            state = json.loads(client.get("bench:state") or "{}")
+            state["a"] = 7
+            client.set("bench:state", json.dumps(state), ex=3600)
+
+    found = interleaved(
+        {"ours": (lambda: session.set("a", 7), 400), "bare": (bare.call, 400), "locked": (locked, 100)}, rounds=15
+    )
+    versus = "lock get loads dumps set unlock, 2 KB"
+    return [
+        at_most("blocking set", found["ours"], found["bare"], 1.35, "us", "redis-py evalsha, same commands"),
+        at_least("blocking set, throughput", 1e6 / found["ours"], 1e6 / found["locked"], 3.5, "/s", versus),
+    ]
+
+
+async def asyncio_set(url: str) -> list[Row]:
+    async with AsyncStateStore.open(url, archive="memory", namespace="bench-async", archiver=False) as store:
+        client = redis.asyncio.Redis.from_url(url)
+        bare = Bare(client)
+        bare.sha = await client.script_load(BARE)
+        many = [store.session(f"task-{n}") for n in range(50)]
+        for session in many:
+            await session.set("a", 0)
+
+        async def rate(call: Callable[[int], Any], each: int = 20) -> float:
+            async def task(n: int) -> None:
+                for _ in range(each):
+                    await call(n)
+
+            began = time.perf_counter()
+            await asyncio.gather(*(task(n) for n in range(50)))
+            return 50 * each / (time.perf_counter() - began)
+
+        calls = {
+            "records": lambda n: many[n].set("a", 7),
+            "record": lambda n: many[0].set("a", 7),
+            "bare": lambda n: bare.call(n),
+        }
+        rates: dict[str, list[float]] = {name: [] for name in calls}
+        for call in calls.values():
+            await rate(call)
+        for _ in range(ROUNDS):
+            for name, call in calls.items():
+                rates[name].append(await rate(call))
+        await client.aclose()
+    found = {name: statistics.median(values) for name, values in rates.items()}
+    versus = "redis-py asyncio evalsha, 50 tasks"
+    return [
+        at_least("asyncio set, 50 tasks, 50 records", found["records"], found["bare"], 0.85, "/s", versus),
+        at_least("asyncio set, 50 tasks, one record", found["record"], found["bare"], 0.85, "/s", versus),
+    ]
+
+
+def long_conversation(url: str, store: StateStore) -> list[Row]:
+    message = Message(role="user", content="What is the status of my booking? " * 3)
+    short, long = store.session("short"), store.session("long")
+    for session, count in ((short, 40), (long, 10_000)):
+        for at in range(0, count, 500):
+            session.append(*[message] * min(500, count - at))
+    store.archive()
+    # Measured as a worker meets it that has nothing hot: each read goes to Redis.
+    found = interleaved(
+        {
+            "append 40": (lambda: short.append(message), 100),
+            "append 10000": (lambda: long.append(message), 100),
+        },
+        rounds=15,
+    )
+    store.archive()
+    found |= interleaved(
+        {
+            "read 40": (lambda: short.messages(last=20, fresh=True), 50),
+            "read 10000": (lambda: long.messages(last=20, fresh=True), 50),
+        },
+        rounds=31,
+    )
+    return [
+        at_most("append at 10,000 messages", found["append 10000"], found["append 40"], 1.1, "us", "at 40"),
+        at_most("messages(last=20) at 10,000", found["read 10000"], found["read 40"], 1.1, "us", "at 40"),
+    ]
+
+
+def hand_over(lock: Callable[[], Any], waiters: int, rounds: int) -> tuple[float, float, int]:
+    """Median and 95th percentile of milliseconds from a release to the next grant, and how many were overtaken.
+
+    Overtaken is who asked at least 10 ms before somebody that was served first.
+    """
+    released, waits, turns = [0.0], list[float](), list[tuple[float, float]]()
+    begin = threading.Barrier(waiters)
+
+    def worker() -> None:
+        with lock():
+            pass  # connected, so that from now on whoever asks first also arrives first
+        begin.wait()
+        for _ in range(rounds):
+            asked = time.perf_counter()
+            with lock():
+                granted = time.perf_counter()
+                if released[0]:
+                    waits.append((granted - released[0]) * 1000)
+                turns.append((granted, asked))
+                time.sleep(0.005)
+                released[0] = time.perf_counter()
+
+    threads = [threading.Thread(target=worker) for _ in range(waiters)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    asked_in_order = [asked for _, asked in sorted(turns)]
+    overtaken = sum(
+        any(later > asked + 0.01 for later in asked_in_order[:at]) for at, asked in enumerate(asked_in_order)
+    )
+    return statistics.median(waits), statistics.quantiles(waits, n=20)[-1], overtaken
+
+
+def hand_off(url: str, store: StateStore) -> list[Row]:
+    client, session = redis.Redis.from_url(url), store.session("lock")
+    ours, slow, overtaken = hand_over(lambda: session.lock(wait=60, ttl=10), 8, 25)
+    theirs, slowly, passed = hand_over(lambda: client.lock("bench:hand-off", timeout=10), 8, 5)
+    versus = f"redis-py Lock: {theirs:.1f} ms, p95 {slowly:.0f} ms, {passed} overtaken"
+    measured = f"{ours:.2f} ms, p95 {slow:.1f} ms, {overtaken} overtaken"
+    reached = ours <= 3 and not overtaken
+    return [Row("lock hand-off p50, 8 waiters", measured, versus, slow / slowly, "<= 3 ms, none overtaken", reached)]
+
+
+def archiver(url: str, archive: str, name: str, goal: int, changes: int = 30_000) -> Row:
+    namespace = f"bench-{name.lower()}"
+    settings: dict[str, Any] = {"namespace": namespace, "archiver": False, "partitions": 8}
+    with StateStore.open(url, archive=archive, **settings) as store:
+        sessions = [store.session(f"s{n}") for n in range(50)]
+        for at in range(changes // 50):
+            with store.batch() as batch:
+                for session in sessions:
+                    batch.on(session).set("field", {"step": at, "note": "x" * 40})
+        began = time.perf_counter()
+        archived = store.archive()
+        rate = archived / (time.perf_counter() - began)
+    assert archived == changes, f"{archived} archived of {changes}"
+    return Row(f"archiver into {name}", f"{rate:,.0f} changes/s", f"{changes:,} changes of 50 records", rate / goal,
+               f">= {goal:,}/s", rate >= goal)  # fmt: skip
+
+
+def _fields(url: str, archive: str, me: int, count: int) -> None:
+    with StateStore.open(url, archive=archive, namespace="bench-processes", archiver=False) as store:
+        for n in range(count):
+            store.session("fields").set(f"{me}-{n}", n)
+            store.session("counter").increment("count")
+
+
+def processes(url: str, archive: str, count: int = 1000) -> list[Row]:
+    with StateStore.open(url, archive=archive, namespace="bench-processes") as store:
+        context = multiprocessing.get_context("spawn")
+        workers = [context.Process(target=_fields, args=(url, archive, me, count)) for me in range(8)]
+        began = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        seconds = time.perf_counter() - began
+        fields, counter = store.session("fields").get_all(fresh=True), store.session("counter").get("count", fresh=True)
+    expected = {f"{me}-{n}": n for me in range(8) for n in range(count)}
+    return [
+        Row("8 processes x 1,000 keys of one record", f"{len(fields):,} kept, {seconds:.0f} s", "8,000 written",
+            len(fields) / 8000, "= 1x", fields == expected),
+        Row("8 processes x 1,000 increments", f"{counter:,}", "8,000 added", counter / 8000, "= 1x", counter == 8000),
+    ]  # fmt: skip
+
+
+def plot(rows: list[Row], path: Path) -> None:
+    """Ratios on a logarithmic axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(11, 0.45 * len(rows) + 1.2))
+    names = [row.name for row in rows][::-1]
+    ratios = [row.ratio for row in rows][::-1]
+    colours = ["#2a7f62" if row.reached else "#b3392f" for row in rows][::-1]
+    axes.barh(names, ratios, color=colours)
+    axes.axvline(1, color="#444444", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xlabel("measured / baseline (see the table for what each is measured against)")
+    for at, row in enumerate(rows[::-1]):
+        axes.annotate(f" {row.ratio:.3g}x   goal {row.goal}", (row.ratio, at), va="center", fontsize=8)
+    axes.margins(x=0.35)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main(
+    png: Annotated[Path | None, typer.Option(help="write the ratios as a picture")] = None,
+    as_json: Annotated[Path | None, typer.Option("--json", help="write the rows as JSON")] = None,
+    only: Annotated[str, typer.Option(help="sections, by comma: hot,set,async,long,lock,archiver,processes")] = "",
+) -> None:
+    """Measure and print ratios; exit 1 if a goal is missed."""
+    console, rows, wanted = Console(), list[Row](), set(filter(None, only.split(",")))
+
+    def run(name: str, measure: Callable[[], list[Row]]) -> None:
+        if not wanted or name in wanted:
+            console.print(f"{name} ...")  # no spinner: its thread would take part in the measurement
+            rows.extend(measure())
+
+    with redis_server() as server, tempfile.TemporaryDirectory() as directory:
+        with StateStore.open(server.url, archive="memory", namespace="bench", archiver=False) as store:
+            console.print(f"a `set` executes: {same_commands(server.url, store)}")
+            run("hot", lambda: hot(server.url, store))
+            run("set", lambda: blocking_set(server.url, store))
+            run("long", lambda: long_conversation(server.url, store))
+            run("lock", lambda: hand_off(server.url, store))
+        run("async", lambda: asyncio.run(asyncio_set(server.url)))
+        sqlite = f"sqlite:///{directory}/bench.db"
+        run("archiver", lambda: [archiver(server.url, sqlite, "SQLite", 15_000)])
+        if not wanted or "archiver" in wanted:
+            with postgres_server() as postgres:
+                run("archiver", lambda: [archiver(server.url, postgres.url, "PostgreSQL", 8_000)])
+        run("processes", lambda: processes(server.url, sqlite))
+
+    table = Table("what", "measured", "beside", "ratio", "goal", "")
+    for row in rows:
+        table.add_row(
+            row.name, row.measured, row.baseline, f"{row.ratio:.3g}x", row.goal, "ok" if row.reached else "MISSED"
+        )
+    console.print(table)
+    if as_json:
+        as_json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if png:
+        plot(rows, png)
+    sys.exit(0 if all(row.reached for row in rows) else 1)
+
+
+if __name__ == "__main__":
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    app.command()(main)
+    app()
