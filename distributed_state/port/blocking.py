@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar, cast
 
 import redis.exceptions as driver
 from hiredis import pack_command
@@ -43,6 +43,43 @@ class Stopped(BaseException):
     """Ends a background thread at its next sleep, as cancellation ends a task."""
 
 
+class Shelter:
+    """A thread for what Ctrl-C must not stop halfway; Python raises that in the main thread only.
+
+    The main thread waits in a SimpleQueue, which waits in C. A Future's wait is Python code: interrupted at a bad
+    moment it leaves a lock behind, and raises RuntimeError instead of KeyboardInterrupt.
+    """
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]] | None] = SimpleQueue()
+        threading.Thread(target=self._serve, name="distributed-state-shelter", daemon=True).start()
+
+    def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call in order, to the end, even if the caller leaves with an interrupt."""
+        if self._closed or threading.current_thread() is not threading.main_thread():
+            return call(*arguments)
+        outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
+        self._calls.put((call, arguments, outcome))
+        result, error = outcome.get()
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def close(self) -> None:
+        """End the thread once everything before has been done."""
+        self._closed = True
+        self._calls.put(None)
+
+    def _serve(self) -> None:
+        while work := self._calls.get():
+            call, arguments, outcome = work
+            try:
+                outcome.put((call(*arguments), None))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+                outcome.put((None, error))
+
+
 class BlockingPort(Calls):
     """Connections in a stack: a caller takes one, uses it alone, puts it back."""
 
@@ -54,14 +91,14 @@ class BlockingPort(Calls):
         self._free: list[Any] = []
         self._closed = False
         self._place = connections.place
-        self._shelter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-shelter")
+        self._shelter = Shelter()
 
     async def open(self) -> None:
         await self.command(b"PING")
 
     async def close(self) -> None:
         self._closed = True
-        self._shelter.shutdown(wait=False)
+        self._shelter.close()
         while self._free:
             self._free.pop().disconnect()
 
@@ -69,16 +106,10 @@ class BlockingPort(Calls):
         """After fork(): drop the parent's sockets. redis-py closes them here without shutting them down."""
         self._free.clear()
 
-    def _uninterrupted(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run to the end what Ctrl-C must not stop halfway. Python raises it in the main thread only."""
-        if threading.current_thread() is not threading.main_thread():
-            return call(*arguments)
-        return self._shelter.submit(call, *arguments).result()
-
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         if self._connections.embedded:
             # There the scripts run in this process: an interrupted one would be half a commit.
-            return self._uninterrupted(self._exchange, commands)
+            return self._shelter.run(self._exchange, commands)
         return self._exchange(commands)
 
     def _exchange(self, commands: Sequence[Words]) -> list[Any]:
@@ -129,7 +160,7 @@ class BlockingPort(Calls):
             raise Stopped
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        return self._uninterrupted(call, *arguments)
+        return self._shelter.run(call, *arguments)
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return await work
