@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +41,12 @@ Id = Annotated[str, typer.Argument(help="Id of the record.", show_default=False)
 Scope = Annotated[str, typer.Option(help="Kind of record: session, user, app or task.")]
 
 
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("distributed-state"))
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -49,6 +56,9 @@ def options(
     log_level: Annotated[
         str, typer.Option(envvar="DISTRIBUTED_STATE_LOG_LEVEL", help="debug to critical.")
     ] = "warning",
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills."""
     level = logging.getLevelNamesMapping().get(log_level.upper())

@@ -21,6 +21,7 @@ from distributed_state import (
     DurabilityUnknown,
     StateError,
     StateStore,
+    record,
 )
 from distributed_state.cold import archive as archiving
 from distributed_state.servers import PostgresServer, postgres_server, redis_server
@@ -407,6 +408,27 @@ async def test_a_commit_that_could_not_be_archived_says_so(opener: Any) -> None:
     cold.archive = archive
     assert await session.set("n", 3) == 3
     assert [change.version for change in await session.history()] == [1, 2, 3]
+
+
+async def archived_on_return(store: Any) -> None:
+    """G5, `archived`: SQL has a version when its commit returns."""
+    for number in range(1, 4):
+        await store.session("s").set("n", number)
+        assert archived(store, "s") == number
+
+
+async def test_durability_archived_is_kept_when_a_commit_returns(opener: Any) -> None:
+    await archived_on_return(await quiet(opener, durability="archived"))
+
+
+async def test_a_commit_that_does_not_wait_for_sql_is_noticed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control of G5."""
+
+    async def returned_at_once(*_: Any) -> None: ...
+
+    monkeypatch.setattr(record, "_keep", returned_at_once)
+    with pytest.raises(AssertionError):
+        await archived_on_return(await quiet(opener, durability="archived"))
 
 
 @pytest.fixture
