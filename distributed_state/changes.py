@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed_state import codec
@@ -15,10 +15,13 @@ _EXACT = 10**15
 
 
 class Changes:
-    """Collects what one commit changes. The last word on a field counts."""
+    """Collects what one commit changes. The last word on a field counts.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    `prepare(key, value)` makes of a value what is stored, or raises InvalidValue.
+    """
+
+    def __init__(self, settings: Settings, prepare: Callable[[str, Any], Any] | None = None) -> None:
+        self._settings, self._prepare = settings, prepare
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -29,7 +32,10 @@ class Changes:
         return bool(self._fields or self._first or self._last)
 
     def set(self, key: str, value: Any) -> None:
-        self.put(codec.encode_key(key), codec.encode(value, key))
+        name = codec.encode_key(key)
+        if self._prepare is not None:
+            value = self._prepare(key, value)
+        self.put(name, codec.encode(value, key))
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""

@@ -113,6 +113,7 @@ class AsyncRecord:
     # Changing
 
     def _changes(self) -> Changes:
+        """Every change made through this handle begins here."""
         return Changes(self._home.settings)
 
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
@@ -385,7 +386,7 @@ class AsyncTransaction:
 
     async def __aenter__(self) -> Transaction:
         entry = await self._handle._entry(fresh=True)
-        self._view = Transaction(entry, self._handle._home.settings)
+        self._view = Transaction(entry, self._handle._changes())
         return self._view
 
     async def __aexit__(

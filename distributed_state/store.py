@@ -309,7 +309,7 @@ class AsyncBatch:
     """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
 
     def __init__(self, store: AsyncStateStore) -> None:
-        self._store, self._batch = store, Batch(store.settings)
+        self._store, self._batch = store, Batch()
         self.versions: dict[Ref, int] = {}
 
     def on(self, handle: Any) -> Any:

@@ -10,7 +10,6 @@ from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
 from distributed_state.model import PHASE, Message, Ref
-from distributed_state.settings import Settings
 from distributed_state.warm import Draft
 
 _GONE: Any = object()
@@ -23,10 +22,9 @@ class Transaction(MutableMapping[str, Any]):
     As in a dict, changing a list or object that was read or set here changes the field.
     """
 
-    def __init__(self, entry: Entry, settings: Settings) -> None:
-        self._entry, self._settings = entry, settings
+    def __init__(self, entry: Entry, changes: Changes) -> None:
+        self._entry, self._changes = entry, changes
         self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
-        self._changes = Changes(settings)
         self._over = False
 
     @property
@@ -100,15 +98,14 @@ class Transaction(MutableMapping[str, Any]):
 class Batch:
     """Changes of many records, sent together at the end. Those of one record are one commit."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._changes: dict[Ref, tuple[Any, Changes]] = {}
 
     def on(self, handle: Any) -> Changes:
         """The changes of one record: `batch.on(session).set("a", 1)`."""
         if not hasattr(handle, "ref"):
             raise InvalidValue(f"a batch takes sessions and other records of a store, not {handle!r:.80}")
-        return self._changes.setdefault(handle.ref, (handle, Changes(self._settings)))[1]
+        return self._changes.setdefault(handle.ref, (handle, handle._changes()))[1]
 
     def drafts(self) -> list[tuple[Any, Draft]]:
         """Each record with its change."""

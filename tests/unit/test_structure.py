@@ -28,6 +28,7 @@ FLOORS = [
     {"tiers"},
     {"record", "doctor"},
     {"timeline", "upkeep"},
+    {"agent"},
     {"session"},
     {"store"},
     {"sync"},
