@@ -1,5 +1,6 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
+from distributed_state.agent.turn import AsyncTurn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
     Backpressure,
@@ -10,6 +11,7 @@ from distributed_state.errors import (
     Deleted,
     DurabilityUnknown,
     Fenced,
+    Interrupted,
     InvalidValue,
     Locked,
     LockTimeout,
@@ -20,11 +22,11 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot
-from distributed_state.session import AsyncRecord, AsyncSession, Written
+from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
+from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Lease, Record, Session, StateStore
+from distributed_state.sync import Lease, Record, Session, StateStore, Turn
 from distributed_state.transaction import Transaction
 
 __all__ = [
@@ -32,6 +34,7 @@ __all__ = [
     "AsyncRecord",
     "AsyncSession",
     "AsyncStateStore",
+    "AsyncTurn",
     "Backpressure",
     "Change",
     "Checkpoint",
@@ -43,6 +46,7 @@ __all__ = [
     "DurabilityUnknown",
     "Fenced",
     "Finding",
+    "Interrupted",
     "InvalidValue",
     "Lease",
     "LockTimeout",
@@ -58,6 +62,7 @@ __all__ = [
     "StateStore",
     "TooLarge",
     "Transaction",
+    "Turn",
     "Unavailable",
     "WarmUnavailable",
     "Written",

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed_state import codec
 from distributed_state.errors import CorruptState
-from distributed_state.model import DELETED, STATE_FIELDS, Op, fold
+from distributed_state.model import DELETED, Op, fold, is_state
 from distributed_state.port import Port
 
 MISSING: Any = object()
@@ -35,7 +35,7 @@ class Entry:
         """From the answer of HGETALL."""
         version, fields, messages = 0, {}, {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if name[:1] != b"#" or name in STATE_FIELDS:
+            if is_state(name):
                 fields[name] = value
             elif name == b"#v":
                 if not value.isdigit():
@@ -82,10 +82,10 @@ class Entry:
 class Flight:
     """A load on its way. What it brings is kept only if nothing newer was heard of meanwhile."""
 
-    __slots__ = ("done", "floor", "keepable", "result")
+    __slots__ = ("done", "floor", "keepable", "private", "result")
 
-    def __init__(self, done: Any, keepable: bool) -> None:
-        self.done, self.keepable = done, keepable
+    def __init__(self, done: Any, keepable: bool, private: bool) -> None:
+        self.done, self.keepable, self.private = done, keepable, private
         self.floor = ("", 0)
         self.result: Entry | None = None
 
@@ -112,13 +112,19 @@ class Hot:
         self.hits += 1
         return entry
 
-    def take_off(self, text: str, *, keepable: bool, alone: bool) -> tuple[Flight, bool]:
-        """Join the flight for this record, or start one; True if it is ours to fly."""
+    def count(self, hit: bool) -> None:
+        """Note whether hot knew what a turn's lease was taken with; the server has confirmed it."""
+        self.hits += hit
+        self.misses += not hit
+
+    def take_off(self, text: str, *, keepable: bool, alone: bool, private: bool = False) -> tuple[Flight, bool]:
+        """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
         with self._mutex:
             flights = self._flights.setdefault(text, [])
-            if flights and not alone:
-                return flights[-1], False
-            flight = Flight(self._port.signal(), keepable)
+            joinable = [] if alone else [flight for flight in flights if not flight.private]
+            if joinable:
+                return joinable[-1], False
+            flight = Flight(self._port.signal(), keepable, private)
             flights.append(flight)
             return flight, True
 

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from distributed_state import codec, lineage, record, timeline
+from distributed_state.agent.turn import AsyncTurn
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.keys import Keys
 from distributed_state.lease import AsyncLease
-from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
+from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, Written, escape
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers
 from distributed_state.transaction import Transaction
@@ -33,15 +33,6 @@ class Home(Protocol):
     keys: Keys
 
     def tiers(self) -> Tiers: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a `write` came to: the new version, the results of its increments, the number of its first message."""
-
-    version: int
-    results: dict[str, int] = field(default_factory=dict)
-    first_message: int | None = None
 
 
 class AsyncRecord:
@@ -116,7 +107,9 @@ class AsyncRecord:
         """Every change made through this handle begins here."""
         return Changes(self._home.settings)
 
-    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+    async def _commit(
+        self, draft: Draft, expect_version: int | None = None, *, last: AsyncLease | None = None
+    ) -> Committed:
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
@@ -125,7 +118,7 @@ class AsyncRecord:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
-        return await record.commit(self._home.tiers(), self._names, draft)
+        return await record.commit(self._home.tiers(), self._names, draft, last=last)
 
     async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -377,6 +370,24 @@ class AsyncSession(AsyncRecord):
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+    ) -> AsyncTurn:
+        """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+
+        Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
+        first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
+        "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
+        After `limit` seconds the turn is given up, however alive: Fenced.
+        """
+        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit)
+
 
 class AsyncTransaction:
     """The `async with` around a Transaction."""
@@ -392,6 +403,6 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        draft = self._view.draft() if error is None else None
+        draft = self._view._draft() if error is None else None
         if draft is not None:
             await self._handle._commit(draft)

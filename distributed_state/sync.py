@@ -5,16 +5,18 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.turn import AsyncTurn
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
+from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
 from distributed_state.port.blocking import BlockingPort, finish, here
-from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction, Written
+from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
 from distributed_state.transaction import Transaction
@@ -182,6 +184,98 @@ class Session(Record):
     def phase(self, *, fresh: bool = False) -> str | None:
         return finish(self._twin.phase(fresh=fresh))
 
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+    ) -> Turn:
+        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit))
+
+
+class Turn(MutableMapping[str, Any]):
+    def __init__(self, twin: AsyncTurn) -> None:
+        self._twin = twin
+
+    def __getitem__(self, key: str) -> Any:
+        return self._twin[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._twin[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._twin[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._twin)
+
+    def __len__(self) -> int:
+        return len(self._twin)
+
+    @property
+    def version(self) -> int:
+        return self._twin.version
+
+    @property
+    def phase(self) -> str | None:
+        return self._twin.phase
+
+    @property
+    def pending(self) -> tuple[Message, ...]:
+        return self._twin.pending
+
+    @property
+    def token(self) -> int:
+        return self._twin.token
+
+    @property
+    def lost(self) -> bool:
+        return self._twin.lost
+
+    @property
+    def request_id(self) -> str | None:
+        return self._twin.request_id
+
+    @property
+    def repeated(self) -> bool:
+        return self._twin.repeated
+
+    @property
+    def written(self) -> Written | None:
+        return self._twin.written
+
+    @property
+    def outcome(self) -> Any:
+        return self._twin.outcome
+
+    @outcome.setter
+    def outcome(self, value: Any) -> None:
+        self._twin.outcome = value
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        return self._twin.append(*messages)
+
+    def move_to(self, phase: str | None) -> None:
+        return self._twin.move_to(phase)
+
+    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
+        return self._twin.transition(event, machine=machine)
+
+    def messages(self, *, last: int | None = None) -> list[Message]:
+        return finish(self._twin.messages(last=last))
+
+    def __enter__(self) -> Self:
+        finish(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
 
 class Batch:
     def __init__(self, twin: AsyncBatch) -> None:
@@ -285,7 +379,7 @@ class StateStore:
 def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
-    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction)):
+    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
             text = getattr(vars(twin).get(name), "__doc__", None)

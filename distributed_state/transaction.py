@@ -74,7 +74,7 @@ class Transaction(MutableMapping[str, Any]):
         """Set the phase with this commit."""
         self._open().phase(phase)
 
-    def draft(self) -> Draft | None:
+    def _draft(self, kind: str = "transaction") -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():
             if isinstance(value, (dict, list)) and codec.encode(value, key) != self._stored(key):
@@ -82,7 +82,7 @@ class Transaction(MutableMapping[str, Any]):
         self._over = True
         if not self._changes:
             return None
-        draft = self._changes.draft("transaction")
+        draft = self._changes.draft(kind)
         draft.expected, draft.epoch = self._entry.version, self._entry.epoch
         return draft
 
@@ -107,6 +107,6 @@ class Batch:
             raise InvalidValue(f"a batch takes sessions and other records of a store, not {handle!r:.80}")
         return self._changes.setdefault(handle.ref, (handle, handle._changes()))[1]
 
-    def drafts(self) -> list[tuple[Any, Draft]]:
+    def _drafts(self) -> list[tuple[Any, Draft]]:
         """Each record with its change."""
         return [(handle, changes.draft("batch")) for handle, changes in self._changes.values() if changes]
