@@ -174,20 +174,29 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     return done
 
 
-async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
-    """Apply one change each to many records, in one round trip. What was refused comes back as its error."""
+async def commit_many(
+    tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]], *, last: AsyncLease | None = None
+) -> list[Committed | StateError]:
+    """Apply one change each to many records, in one round trip. What was refused comes back as its error.
+
+    `last` is a lease that the first change is the last under.
+    """
+    behind: Call | None = None
     sent = []
     results: list[Committed | StateError] = []
     try:
         for names, draft in writes:
             draft.grip = tiers.leases.grip(names.ref.text)
             sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
-        answers = await tiers.warm.commit_many(sent)
+        behind = last.hand_over() if last else None
+        answers = await tiers.warm.commit_many(sent, behind=behind)
         for (names, draft, op, _), answer in zip(sent, answers, strict=True):
             try:
                 if isinstance(answer, StateError):
                     raise answer
-                done = await _carry_through(tiers, names, draft, op, answer)
+                done = await _carry_through(tiers, names, draft, op, answer, None if results else behind)
+                if behind and last and not results:
+                    last.released = True
                 _tell_hot(tiers, names, draft, done)
                 await _keep(tiers, names, done)
                 results.append(done)

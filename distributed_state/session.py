@@ -107,18 +107,21 @@ class AsyncRecord:
         """Every change made through this handle begins here."""
         return Changes(self._home.settings)
 
-    async def _commit(
-        self, draft: Draft, expect_version: int | None = None, *, last: AsyncLease | None = None
-    ) -> Committed:
+    def _sign(self, draft: Draft) -> Draft:
+        """Say whose record it is, who writes, and whether it is surely new."""
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
             self._fresh, draft.creation = False, "*"
+        return draft
+
+    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+        self._sign(draft)
         if expect_version is not None:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
-        return await record.commit(self._home.tiers(), self._names, draft, last=last)
+        return await record.commit(self._home.tiers(), self._names, draft)
 
     async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.

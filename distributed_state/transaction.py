@@ -74,6 +74,13 @@ class Transaction(MutableMapping[str, Any]):
         """Set the phase with this commit."""
         self._open().phase(phase)
 
+    def _differences(self) -> Iterator[tuple[str, Any, Any]]:
+        """What this view changes: field, value before, value now; _GONE for none."""
+        for key, value in self._now.items():
+            before = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
+            if _GONE in (before, value) or codec.encode(value, key) != codec.encode(before, key):
+                yield key, before, value
+
     def _draft(self, kind: str = "transaction") -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():

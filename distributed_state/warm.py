@@ -166,16 +166,16 @@ class Warm:
         return self.committed(names, draft, answer)
 
     async def commit_many(
-        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
+        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]], *, behind: Call | None = None
     ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         calls = [
             (COMMIT, names.commit_keys, self._arguments(names, draft, op, listening))
             for names, draft, op, listening in writes
         ]
-        answers = await self.patiently(self.port.scripts, calls)
+        answers = await self.patiently(self.port.scripts, [*calls, behind] if behind else calls)
         results: list[Committed | Cold | Swap | Uninitialised | StateError] = []
-        for (names, draft, _, _), answer in zip(writes, answers, strict=True):
+        for (names, draft, _, _), answer in zip(writes, answers, strict=False):
             try:
                 results.append(answer if isinstance(answer, StateError) else self.committed(names, draft, answer))
             except StateError as error:

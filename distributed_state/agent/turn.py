@@ -6,19 +6,22 @@ trips: take the lease and read, commit and give the lease back.
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from types import TracebackType
 from typing import Any, Protocol, Self
 from zlib import crc32
 
 from distributed_state import codec, lineage, record, timeline
+from distributed_state.agent import effects
 from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import ToolCall
+from distributed_state.agent.tools import Scratch, Tool
 from distributed_state.changes import Changes
-from distributed_state.errors import Deleted, InvalidValue
+from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
-from distributed_state.lease import AsyncLease
-from distributed_state.model import REQUEST, Message, Written
+from distributed_state.model import OWNER, REQUEST, Message, Written, unescape
 from distributed_state.tiers import Tiers
 from distributed_state.transaction import Transaction
 from distributed_state.warm import Committed, Draft
@@ -30,11 +33,12 @@ class Handle(Protocol):
     """What a turn needs of the session it is of."""
 
     _names: RecordKeys
+    _owner: str
 
     @property
     def _home(self) -> Any: ...
     def _changes(self) -> Changes: ...
-    async def _commit(self, draft: Draft, *, last: AsyncLease | None = None) -> Committed: ...
+    def _sign(self, draft: Draft) -> Draft: ...
 
 
 class AsyncTurn(Transaction):
@@ -56,6 +60,9 @@ class AsyncTurn(Transaction):
         self._outcome: Any = None
         self._pending: list[Message] = []
         self._moved: list[str] = []
+        self._calls: dict[str, ToolCall] = {}
+        self._user: tuple[Any, Transaction] | None = None
+        self.session: Any = handle
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
         tag = secrets.token_hex(4) if self._request is None else f"{crc32(self._request):x}"
@@ -127,6 +134,65 @@ class AsyncTurn(Transaction):
             entry = await record.whole(self._tiers, self._handle._names, entry)
         return [*await timeline.visible(self._tiers, self._handle._names, entry, runs), *self._pending]
 
+    async def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
+        """Run a tool on this turn's state and return what came of it, its failure included.
+
+        What the tool changes is committed with the turn, that of `user_state` in the user's record beside it; a tool
+        that fails changes nothing. `arguments` are an object or its JSON text. A call id that this turn has run
+        already is not run again. Errors of the store itself are raised.
+        """
+        self._open()
+        given = tool.read(arguments)
+        known = self._calls.get(call_id)
+        if known is not None:
+            if (known.tool_name, known.arguments) != (tool.name, given):
+                raise InvalidValue(f"call {call_id!r:.80}: was {known.tool_name} with other arguments in this turn")
+            return known
+        state = Scratch(self)
+        user = Scratch(await self._user_state()) if "user_state" in tool.wants else None
+        injected = {"state": state, "user_state": user, "session": self.session}
+        began, result, failure = self._tiers.port.monotonic(), None, None
+        try:
+            result = tool.function(**tool.bind(given), **{name: injected[name] for name in tool.wants})
+            if inspect.isawaitable(result):
+                result = await result
+            codec.encode(result, "result")
+            for each in (state, user):
+                if each is not None:
+                    each.check()
+        except StateError as error:
+            if not isinstance(error, InvalidValue):
+                raise
+            result, failure = None, f"InvalidValue: {error}"
+        except Exception as error:  # noqa: BLE001 - the model is told, and may try something else
+            result, failure = None, f"{type(error).__name__}: {error}"
+        if failure is None:
+            state.keep()
+            if user is not None:
+                user.keep()
+        took = (self._tiers.port.monotonic() - began) * 1000
+        call = ToolCall(tool_name=tool.name, arguments=given, result=result, error=failure, duration_ms=took)
+        if call_id:
+            call = call.model_copy(update={"call_id": call_id})
+        self._calls[call.call_id] = call
+        return call
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that this turn has run, in order."""
+        return tuple(self._calls.values())
+
+    async def _user_state(self) -> Transaction:
+        """The fields of the session's user, to be committed with this turn."""
+        if self._user is None:
+            owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
+            if not owner:
+                raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
+            handle = self._handle._home.user(unescape(owner))
+            entry = await record.read(self._tiers, handle._names, fresh=True)
+            self._user = handle, Transaction(entry, handle._changes())
+        return self._user[1]
+
     async def __aenter__(self) -> Self:
         names = self._handle._names
         try:
@@ -135,7 +201,10 @@ class AsyncTurn(Transaction):
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
             answered = self._entry.fields.get(self._request or b"")
             if answered is not None:
-                self.repeated, self._outcome = True, codec.decode(answered, "outcome")[1]
+                _, self._outcome, *rest = codec.decode(answered, "outcome")
+                self.repeated = True
+                if rest:
+                    await self._complete(rest[0])
         except BaseException:
             await self._lease.release()
             raise
@@ -161,22 +230,73 @@ class AsyncTurn(Transaction):
         await self._lease.__aexit__(kind, error, trace)
 
     async def _commit(self) -> None:
+        handle, names = self._handle, self._handle._names
+        changed = effects.changed(self._user[1]) if self._user else {}
         if self._request is not None:
-            self._changes.reserved(self._request, codec.encode([self._entry.version, self._outcome], "outcome"))
-            for name in self._outdated():
-                self._changes.reserved(name, None)
+            kept = [self._entry.version, self._outcome, *([changed] if changed else [])]
+            self._remember(self._changes, self._entry, self._request, kept)
         draft = self._draft("turn")
-        if draft is not None:
-            # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
-            draft.expected = None
-            done = await self._handle._commit(draft, last=self._lease)
-            self.written = Written(done.version, first_message=done.first_message)
+        if draft is None:
+            return
+        # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
+        draft.expected = None
+        if self._user is None or not changed:
+            done: Committed | StateError = await record.commit(
+                self._tiers, names, handle._sign(draft), last=self._lease
+            )
+        else:
+            done = await self._commit_both(draft, changed)
+        if isinstance(done, StateError):
+            raise done
+        self.written = Written(done.version, first_message=done.first_message)
 
-    def _outdated(self) -> list[bytes]:
-        """Requests that make room for this one, the oldest first."""
-        known = {name: data for name, data in self._entry.fields.items() if name[:2] == REQUEST}
+    async def _commit_both(self, draft: Draft, changed: effects.Effects) -> Committed | StateError:
+        """The turn and what it changes of its user: two records, two commits, sent together."""
+        assert self._user is not None
+        user, view = self._user
+        writes = [(self._handle._names, self._handle._sign(draft))]
+        theirs = self._effect(user, view)
+        if theirs is not None:
+            writes.append((user._names, theirs))
+        done, *other = await record.commit_many(self._tiers, writes, last=self._lease)
+        if other and isinstance(other[0], Conflict) and isinstance(done, Committed):
+            await self._complete(changed)
+        elif other and isinstance(other[0], StateError):
+            raise other[0]
+        return done
+
+    async def _complete(self, changed: effects.Effects) -> None:
+        """Apply what this request changes of its user, if that was not done yet, on what is there now."""
+
+        async def once() -> None:
+            self._user = None
+            view = await self._user_state()
+            assert self._user is not None
+            user, _ = self._user
+            effects.apply(changed, view)
+            draft = self._effect(user, view)
+            if draft is not None:
+                await record.commit(self._tiers, user._names, draft)
+
+        await record.until_no_conflict(self._tiers, once)
+
+    def _effect(self, user: Any, view: Transaction) -> Draft | None:
+        """The commit of the user's record; None if this request has changed it already."""
+        if self._request is not None:
+            request = self._request + b" " + self._handle._names.ref.text.encode()
+            if request in view._entry.fields:
+                return None
+            self._remember(view._changes, view._entry, request, [view._entry.version, None])
+        draft = view._draft("turn")
+        return None if draft is None else user._sign(draft)
+
+    def _remember(self, changes: Changes, entry: Entry, request: bytes, kept: list[Any]) -> None:
+        """Note that a request was answered, and make room for it."""
+        changes.reserved(request, codec.encode(kept, "outcome"))
+        known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
         oldest = sorted(known, key=lambda name: int(codec.decode(known[name], "outcome")[0]))
-        return oldest[: max(len(known) + 1 - self._tiers.settings.remembered_requests, 0)]
+        for name in oldest[: max(len(known) + 1 - self._tiers.settings.remembered_requests, 0)]:
+            changes.reserved(name, None)
 
     def _open(self) -> Changes:
         if self.repeated:
