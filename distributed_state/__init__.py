@@ -1,5 +1,7 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
+from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
+from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
     Backpressure,
@@ -10,6 +12,7 @@ from distributed_state.errors import (
     Deleted,
     DurabilityUnknown,
     Fenced,
+    InvalidTransition,
     InvalidValue,
     Locked,
     LockTimeout,
@@ -28,6 +31,10 @@ from distributed_state.sync import Lease, Record, Session, StateStore
 from distributed_state.transaction import Transaction
 
 __all__ = [
+    "DEFAULT",
+    "REASONING_MACHINE",
+    "TASK_MACHINE",
+    "AgentState",
     "AsyncLease",
     "AsyncRecord",
     "AsyncSession",
@@ -43,6 +50,7 @@ __all__ = [
     "DurabilityUnknown",
     "Fenced",
     "Finding",
+    "InvalidTransition",
     "InvalidValue",
     "Lease",
     "LockTimeout",
@@ -50,15 +58,19 @@ __all__ = [
     "Message",
     "NotFound",
     "Record",
+    "Role",
     "Session",
     "SessionInfo",
     "Settings",
     "Snapshot",
     "StateError",
+    "StateMachine",
     "StateStore",
     "TooLarge",
+    "ToolCall",
     "Transaction",
     "Unavailable",
     "WarmUnavailable",
+    "WorkingMemory",
     "Written",
 ]

@@ -7,6 +7,7 @@
     ├── Fenced                   the lease was lost; nothing was written
     ├── NotFound                 no such record, version or checkpoint
     ├── Deleted                  the record was deleted
+    ├── InvalidTransition        the event is not allowed in the phase that the record is in
     ├── InvalidValue             the value cannot be stored as it is
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
@@ -58,6 +59,14 @@ class NotFound(StateError):
 
 class Deleted(StateError):
     """The record was deleted. `create()` starts it anew, `rollback(version=)` brings an older state back."""
+
+
+class InvalidTransition(StateError):
+    """The event leads nowhere from `phase`, the one found. Nothing was written; the message lists what is allowed."""
+
+    def __init__(self, message: str, *, phase: str = "", event: str = "") -> None:
+        super().__init__(message)
+        self.phase, self.event = phase, event
 
 
 class InvalidValue(StateError, ValueError):

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import AgentState
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
@@ -181,6 +183,22 @@ class Session(Record):
 
     def phase(self, *, fresh: bool = False) -> str | None:
         return finish(self._twin.phase(fresh=fresh))
+
+    def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> AgentState:
+        return finish(self._twin.save_state(state))
 
 
 class Batch:
