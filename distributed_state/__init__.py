@@ -1,5 +1,7 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
+from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
+from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
@@ -12,6 +14,7 @@ from distributed_state.errors import (
     DurabilityUnknown,
     Fenced,
     Interrupted,
+    InvalidTransition,
     InvalidValue,
     Locked,
     LockTimeout,
@@ -30,6 +33,10 @@ from distributed_state.sync import Lease, Record, Session, StateStore, Turn
 from distributed_state.transaction import Transaction
 
 __all__ = [
+    "DEFAULT",
+    "REASONING_MACHINE",
+    "TASK_MACHINE",
+    "AgentState",
     "AsyncLease",
     "AsyncRecord",
     "AsyncSession",
@@ -46,6 +53,7 @@ __all__ = [
     "DurabilityUnknown",
     "Fenced",
     "Finding",
+    "InvalidTransition",
     "Interrupted",
     "InvalidValue",
     "Lease",
@@ -54,16 +62,20 @@ __all__ = [
     "Message",
     "NotFound",
     "Record",
+    "Role",
     "Session",
     "SessionInfo",
     "Settings",
     "Snapshot",
     "StateError",
+    "StateMachine",
     "StateStore",
     "TooLarge",
+    "ToolCall",
     "Transaction",
     "Turn",
     "Unavailable",
     "WarmUnavailable",
+    "WorkingMemory",
     "Written",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed_state import codec
 from distributed_state.errors import CorruptState
-from distributed_state.model import DELETED, Op, fold, is_state
+from distributed_state.model import DELETED, STATE_FIELDS, Op, fold, is_state
 from distributed_state.port import Port
 
 MISSING: Any = object()
@@ -21,14 +21,16 @@ _KEEP_DECODED = 1024
 class Entry:
     """A record at one version. Never changed once made, but for the memo of decoded scalars."""
 
-    __slots__ = ("epoch", "fields", "messages", "size", "used", "values", "version")
+    __slots__ = ("epoch", "fields", "fields_size", "messages", "size", "used", "values", "version")
 
-    def __init__(self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes]) -> None:
+    def __init__(
+        self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes], fields_size: int = -1
+    ) -> None:
         self.epoch, self.version, self.fields, self.messages = epoch, version, fields, messages
         self.values: dict[str, Any] = {}
         self.used = False
-        self.size = sum(map(len, fields)) + sum(map(len, fields.values())) + sum(map(len, messages.values()))
-        self.size += 150 * (len(fields) + len(messages)) + 500
+        self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
+        self.size = self.fields_size + sum(map(len, messages.values())) + 150 * (len(fields) + len(messages)) + 500
 
     @classmethod
     def read(cls, epoch: str, pairs: Sequence[bytes]) -> Entry:
@@ -76,7 +78,16 @@ class Entry:
                 messages.clear()
         for number in sorted(messages)[:-recent]:
             del messages[number]
-        return Entry(self.epoch, version, fields, messages)
+        if any(kind == b"c" for kind, _, _ in ops):
+            return Entry(self.epoch, version, fields, messages)
+        # What did not change is not measured again: a record of many fields would make each small change slow.
+        touched = {name for _, name, _ in ops} | STATE_FIELDS
+        size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
+        return Entry(self.epoch, version, fields, messages, size)
+
+
+def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:
+    return sum(len(name) + len(fields[name]) for name in names if name in fields)
 
 
 class Flight:

@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from distributed_state import codec, lineage, record, timeline
+from distributed_state import codec, record, timeline
+from distributed_state.agent import saving
+from distributed_state.agent.machine import DEFAULT, StateMachine, transition
+from distributed_state.agent.state import AgentState
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
@@ -354,24 +357,44 @@ class AsyncSession(AsyncRecord):
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
-        tiers, text = self._home.tiers(), self._text
-        entry = await self._entry(fresh)
-        for whole in (False, True):
-            if entry.deleted:
-                return []
-            runs = lineage.segments(text, entry.fields)
-            runs = runs if last is None else lineage.last(runs, last)
-            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
-                break
-            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
-            entry = await record.whole(tiers, self._names, entry)
-        return await timeline.visible(tiers, self._names, entry, runs)
+        return (await timeline.messages(self._home.tiers(), self._names, last, fresh=fresh))[1]
 
     async def phase(self, *, fresh: bool = False) -> str | None:
         """Read the phase, None if none was set."""
         entry = await self._entry(fresh)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
+
+    async def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+
+        No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
+        it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
+        """
+        tiers, extra = self._home.tiers(), set or {}
+        return await transition(
+            tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
+        )
+
+    async def load_state(self) -> AgentState | None:
+        """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
+        return await saving.load(self._home.tiers(), self._names)
+
+    async def save_state(self, state: AgentState) -> AgentState:
+        """Save an agent's state in one commit and return it as saved, the value to go on from.
+
+        Only what changed since it was loaded or saved is sent, and only new messages are appended. Raises Conflict if
+        the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
+        successor of already, a history that is not the stored one and more, or a value that is not valid.
+        """
+        return await saving.save(self._home.tiers(), self._names, self._changes, self._commit, state)
 
     def turn(
         self,

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import AgentState
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
@@ -183,6 +184,22 @@ class Session(Record):
 
     def phase(self, *, fresh: bool = False) -> str | None:
         return finish(self._twin.phase(fresh=fresh))
+
+    def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> AgentState:
+        return finish(self._twin.save_state(state))
 
     def turn(
         self,

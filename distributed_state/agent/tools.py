@@ -98,7 +98,7 @@ def tool(
 def _tool(function: Callable[..., Any], name: str | None, description: str | None) -> Tool:
     if not callable(function):
         raise InvalidValue(f"a tool is a function, not {function!r:.80}")
-    called: str = name or getattr(function, "__name__", "tool")
+    called = str(name or getattr(function, "__name__", "tool"))
     text = description or inspect.getdoc(function) or ""
     signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
