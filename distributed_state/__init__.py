@@ -2,6 +2,8 @@
 
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.agent.toolbox import TOOLBOX
+from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
@@ -70,7 +72,9 @@ __all__ = [
     "StateError",
     "StateMachine",
     "StateStore",
+    "TOOLBOX",
     "TooLarge",
+    "Tool",
     "ToolCall",
     "Transaction",
     "Turn",
@@ -78,4 +82,5 @@ __all__ = [
     "WarmUnavailable",
     "WorkingMemory",
     "Written",
+    "tool",
 ]

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeVar
 from distributed_state import codec, record, timeline
 from distributed_state.agent import saving
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
-from distributed_state.agent.state import AgentState
-from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tools import Tool
+from distributed_state.agent.turn import AsyncTurn, call_once
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
@@ -413,6 +414,21 @@ class AsyncSession(AsyncRecord):
         After `limit` seconds the turn is given up, however alive: Fenced.
         """
         return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit)
+
+    async def call(
+        self,
+        tool: Tool,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+    ) -> ToolCall:
+        """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+
+        A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
+        """
+        return await call_once(self.turn(request_id=f"{turn_id}/{call_id}", wait=wait), tool, arguments, call_id)
 
 
 class AsyncTransaction:

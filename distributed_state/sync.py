@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from distributed_state.agent.machine import DEFAULT, StateMachine
-from distributed_state.agent.state import AgentState
+from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
@@ -210,12 +211,24 @@ class Session(Record):
         ttl: float = 30.0,
         limit: float | None = None,
     ) -> Turn:
-        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit))
+        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit), self)
+
+    def call(
+        self,
+        tool: Tool,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+    ) -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
 
 
 class Turn(MutableMapping[str, Any]):
-    def __init__(self, twin: AsyncTurn) -> None:
+    def __init__(self, twin: AsyncTurn, session: Session) -> None:
         self._twin = twin
+        twin.session = session
 
     def __getitem__(self, key: str) -> Any:
         return self._twin[key]
@@ -257,6 +270,14 @@ class Turn(MutableMapping[str, Any]):
         return self._twin.request_id
 
     @property
+    def session(self) -> Session:
+        return self._twin.session  # type: ignore[no-any-return]  # as set above
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self._twin.tool_calls
+
+    @property
     def repeated(self) -> bool:
         return self._twin.repeated
 
@@ -283,6 +304,9 @@ class Turn(MutableMapping[str, Any]):
 
     def messages(self, *, last: int | None = None) -> list[Message]:
         return finish(self._twin.messages(last=last))
+
+    def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id))
 
     def __enter__(self) -> Self:
         finish(self._twin.__aenter__())

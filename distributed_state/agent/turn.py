@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import secrets
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 from zlib import crc32
@@ -142,6 +143,8 @@ class AsyncTurn(Transaction):
         already is not run again. Errors of the store itself are raised.
         """
         self._open()
+        if inspect.iscoroutinefunction(tool.function) and not self._tiers.port.suspends:
+            raise InvalidValue(f"{tool.name}: a coroutine function is a tool for asyncio only, not for blocking code")
         given = tool.read(arguments)
         known = self._calls.get(call_id)
         if known is not None:
@@ -302,6 +305,25 @@ class AsyncTurn(Transaction):
         if self.repeated:
             raise InvalidValue(f"request {self.request_id!r:.200} was answered already: see `repeated` and `outcome`")
         return super()._open()
+
+
+class _Failed(Exception):
+    """Ends the turn of a tool that failed without a commit."""
+
+
+async def call_once(turn: AsyncTurn, tool: Tool, arguments: dict[str, Any] | str | None, call_id: str) -> ToolCall:
+    """Run a tool as a whole turn, or return what it returned when it ran before."""
+    call: ToolCall | None = None
+    with suppress(_Failed):
+        async with turn:
+            if turn.repeated:
+                return ToolCall.model_validate(turn.outcome)
+            call = await turn.call(tool, arguments, call_id=call_id)
+            if not call.succeeded:
+                raise _Failed
+            turn.outcome = dict(call.__dict__)
+    assert call is not None
+    return call
 
 
 def _tiers(handle: Handle) -> Tiers:

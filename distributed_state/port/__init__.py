@@ -89,6 +89,7 @@ class Port(Protocol):
     """Everything the core may ask of the outside."""
 
     monotonic: Callable[[], float]
+    suspends: bool  # whether a caller may await something of its own
 
     def wall(self) -> float: ...
     async def open(self) -> None: ...
