@@ -42,7 +42,7 @@ async def load(tiers: Tiers, names: RecordKeys) -> AgentState | None:
 
 
 def _read(names: RecordKeys, entry: Entry, history: list[Message], phase: str) -> AgentState:
-    fields = entry.all()
+    fields = dict(sorted(entry.all().items()))  # Redis keeps no order, and a prompt should not differ between workers
     calls = {name[len(_CALL) :]: value for name, value in fields.items() if name.startswith(_CALL)}
     memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
     memory["notes"] = {name[len(_NOTE) :]: value for name, value in fields.items() if name.startswith(_NOTE)}
@@ -155,10 +155,15 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
 
     Only what is new is looked into: what was loaded or saved was valid then, and a long history would cost time.
     """
-    memory, history = state.memory, tuple(state.history)
+    memory = state.memory
     if not isinstance(memory, WorkingMemory):
         raise InvalidValue(f"state.memory: is a WorkingMemory, not {memory!r:.80}")
-    start = len(base.history)
+    for name, many in ("history", state.history), ("memory.tool_calls", memory.tool_calls):
+        if not isinstance(many, (tuple, list)):
+            raise InvalidValue(f"state.{name}: is a tuple, not {many!r:.80}")
+    if not isinstance(memory.notes, dict):
+        raise InvalidValue(f"state.memory.notes: is a dict, not {memory.notes!r:.80}")
+    history, start = tuple(state.history), len(base.history)
     # Equal tuples of the same objects are compared by identity, which takes microseconds for a thousand messages.
     if history[:start] != base.history:
         text = f"{base.record[:200]}: holds {start} messages, and the history does not begin with them"
