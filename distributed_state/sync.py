@@ -13,6 +13,7 @@ from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.workflow import Workflow
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
@@ -210,8 +211,9 @@ class Session(Record):
         wait: float = 60.0,
         ttl: float = 30.0,
         limit: float | None = None,
+        slot: str | None = None,
     ) -> Turn:
-        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit), self)
+        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot))
 
     def call(
         self,
@@ -226,9 +228,8 @@ class Session(Record):
 
 
 class Turn(MutableMapping[str, Any]):
-    def __init__(self, twin: AsyncTurn, session: Session) -> None:
+    def __init__(self, twin: AsyncTurn) -> None:
         self._twin = twin
-        twin.session = session
 
     def __getitem__(self, key: str) -> Any:
         return self._twin[key]
@@ -266,12 +267,30 @@ class Turn(MutableMapping[str, Any]):
         return self._twin.lost
 
     @property
+    def epoch(self) -> str:
+        return self._twin.epoch
+
+    @property
+    def suspends(self) -> bool:
+        return self._twin.suspends
+
+    @property
+    def state(self) -> AgentState | None:
+        return self._twin.state
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> None:
+        return finish(self._twin.save_state(state))
+
+    @property
     def request_id(self) -> str | None:
         return self._twin.request_id
 
     @property
     def session(self) -> Session:
-        return self._twin.session  # type: ignore[no-any-return]  # as set above
+        return self._twin.session  # type: ignore[no-any-return]  # see _dress
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -341,6 +360,7 @@ class Batch:
 class StateStore:
     def __init__(self, settings: Settings) -> None:
         self._twin = AsyncStateStore(settings, BlockingPort, here)
+        self._twin.dress = _dress
 
     @property
     def settings(self) -> Settings:
@@ -387,6 +407,23 @@ class StateStore:
     def batch(self) -> Batch:
         return Batch(self._twin.batch())
 
+    def run(
+        self,
+        workflow: Workflow,
+        user_input: str | None = None,
+        *,
+        session_id: str | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+        wait: float = 60.0,
+        ttl: float = 30.0,
+    ) -> AgentState:
+        return finish(
+            self._twin.run(
+                workflow, user_input, session_id=session_id, user=user, request_id=request_id, wait=wait, ttl=ttl
+            )
+        )
+
     def delete(self, id: str, *, scope: str = "session") -> int:
         return finish(self._twin.delete(id, scope=scope))
 
@@ -415,6 +452,11 @@ class StateStore:
 
     def stats(self) -> dict[str, int]:
         return finish(self._twin.stats())
+
+
+def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
+    """What user code is given on this face."""
+    return Session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 
 
 def _share_docstrings() -> None:
