@@ -76,7 +76,7 @@ class AsyncTurn(Transaction):
         self.session: Any = handle._home.dress(handle)
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
-        tag = secrets.token_hex(4) if request_id is None else f"{crc32(request_id.encode('utf-8', 'surrogatepass')):x}"
+        tag = secrets.token_hex(4) if request_id is None else f"{crc32(_request(request_id) or b''):x}"
         self._lease = self._tiers.lock(
             handle._names, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",
