@@ -6,6 +6,7 @@ from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
+from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
     Backpressure,
@@ -32,7 +33,7 @@ from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Sn
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Lease, Record, Session, StateStore, Turn
+from distributed_state.sync import Record, Session, StateStore
 from distributed_state.transaction import Transaction
 
 __all__ = [

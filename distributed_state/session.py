@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from distributed_state import codec, record, timeline
@@ -24,7 +23,7 @@ from distributed_state.lease import AsyncLease
 from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, Written, escape
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers
-from distributed_state.transaction import Transaction
+from distributed_state.transaction import AsyncTransaction, Transaction
 from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
@@ -432,22 +431,3 @@ class AsyncSession(AsyncRecord):
         A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
         """
         return await call_once(self.turn(request_id=f"{turn_id}/{call_id}", wait=wait), tool, arguments, call_id)
-
-
-class AsyncTransaction:
-    """The `async with` around a Transaction."""
-
-    def __init__(self, handle: AsyncRecord) -> None:
-        self._handle = handle
-
-    async def __aenter__(self) -> Transaction:
-        entry = await self._handle._entry(fresh=True)
-        self._view = Transaction(entry, self._handle._changes())
-        return self._view
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        draft = self._view._draft() if error is None else None
-        if draft is not None:
-            await self._handle._commit(draft)

@@ -31,6 +31,7 @@ FLOORS = [
     {"agent"},
     {"session"},
     {"store"},
+    {"bodies"},
     {"sync"},
     {"__init__"},
     {"replay"},

@@ -14,8 +14,9 @@ import pytest
 from distributed_state import sync
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.lease import AsyncLease
-from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction
+from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.store import AsyncBatch, AsyncStateStore
+from distributed_state.transaction import AsyncTransaction
 
 PAIRS: list[tuple[type, type]] = [
     (sync.StateStore, AsyncStateStore),
