@@ -93,7 +93,9 @@ class AsyncRecord:
 
     async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
         """Read all fields."""
-        entry = await self._entry(fresh)
+        return self._fields(await self._entry(fresh))
+
+    def _fields(self, entry: Entry) -> dict[str, Any]:
         return {} if entry.deleted else entry.all()
 
     async def version(self, *, fresh: bool = False) -> int:
@@ -125,7 +127,26 @@ class AsyncRecord:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
+        return await self._send(draft)
+
+    async def _send(self, draft: Draft) -> Committed:
         return await record.commit(self._home.tiers(), self._names, draft)
+
+    def _attempt(self, draft: Draft) -> Draft:
+        """The change as it goes into a batch; if it is another one and meets a Conflict, `_send` repeats it."""
+        return draft
+
+    async def _ready(self, entry: Entry) -> Entry:
+        """What a turn begins with, when it holds the record and read this."""
+        return entry
+
+    def _stamp(self, draft: Draft, entry: Entry) -> Draft:
+        """The change as it ends a turn, which began with this and held the record since."""
+        return draft
+
+    def _counts(self, key: str) -> bool:
+        """Whether whole numbers are added to this field on the server."""
+        return True
 
     async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -189,7 +210,7 @@ class AsyncRecord:
         """
         if isinstance(by, bool) or not isinstance(by, (int, float)):
             raise InvalidValue(f"{key!r}: {by!r} is not a number")
-        if type(by) is int and abs(by) < 10**15:
+        if type(by) is int and abs(by) < 10**15 and self._counts(key):
             changes = self._changes()
             changes.increment(key, by)
             draft = changes.draft("increment")
@@ -259,12 +280,15 @@ class AsyncRecord:
         A deleted record starts anew; its version goes on.
         """
         changes = self._changes()
+        changes.set_many(values or {})
+        return (await self._commit(self._creation(changes))).version
+
+    def _creation(self, changes: Changes) -> Draft:
         changes.undelete()
         changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
-        changes.set_many(values or {})
         draft = changes.draft("create")
         draft.deleted = "create"
-        return (await self._commit(draft)).version
+        return draft
 
     def transaction(self) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.

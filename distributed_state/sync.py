@@ -7,23 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
-from distributed_state.bodies import Lease, TransactionBody, Turn
+from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
 from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.schema import M, Schema
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
 from distributed_state.transaction import AsyncTransaction, Transaction
+from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession, Upcast
 
 T = TypeVar("T")
 
@@ -187,6 +189,40 @@ class Session(Record):
         return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
 
 
+class TypedRecord(Record, Generic[M]):
+    _twin: AsyncTypedRecord[M]
+
+    def load(self, *, fresh: bool = False) -> M:
+        return finish(self._twin.load(fresh=fresh))
+
+    def create(self, values: M | Mapping[str, Any] | None = None) -> int:
+        return finish(self._twin.create(values))
+
+    def edit(self) -> Edit[M]:
+        return Edit(self._twin.edit())
+
+    def modify(self, change: Callable[[M], M | None]) -> M:
+        return finish(self._twin.modify(change))
+
+    def is_older(self) -> bool:
+        return finish(self._twin.is_older())
+
+    def upcast(self) -> int | None:
+        return finish(self._twin.upcast())
+
+
+class TypedSession(TypedRecord[M], Session):
+    _twin: AsyncTypedSession[M]
+
+
+def _session(twin: AsyncSession) -> Session:
+    return TypedSession(twin) if isinstance(twin, AsyncTypedSession) else Session(twin)
+
+
+def _record(twin: AsyncRecord) -> Record:
+    return TypedRecord(twin) if isinstance(twin, AsyncTypedRecord) else Record(twin)
+
+
 class Batch:
     def __init__(self, twin: AsyncBatch) -> None:
         self._twin = twin
@@ -239,17 +275,48 @@ class StateStore:
     def close(self) -> None:
         finish(self._twin.close())
 
-    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> Session:
-        return Session(self._twin.session(id, user=user, actor=actor))
+    @overload
+    def session(
+        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: None = None
+    ) -> Session: ...
+    @overload
+    def session(
+        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+    ) -> TypedSession[M]: ...
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        actor: str = "",
+        schema: type[M] | Schema[M] | None = None,
+    ) -> Session:
+        return _session(self._twin.session(id, user=user, actor=actor, schema=schema))
 
-    def user(self, id: str, *, actor: str = "") -> Record:
-        return Record(self._twin.user(id, actor=actor))
+    @overload
+    def user(self, id: str, *, actor: str = "", schema: None = None) -> Record: ...
+    @overload
+    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> TypedRecord[M]: ...
+    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> Record:
+        return _record(self._twin.user(id, actor=actor, schema=schema))
 
-    def app(self, id: str, *, actor: str = "") -> Record:
-        return Record(self._twin.app(id, actor=actor))
+    @overload
+    def app(self, id: str, *, actor: str = "", schema: None = None) -> Record: ...
+    @overload
+    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> TypedRecord[M]: ...
+    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> Record:
+        return _record(self._twin.app(id, actor=actor, schema=schema))
 
-    def task(self, id: str, *, user: str | None = None, actor: str = "") -> Record:
-        return Record(self._twin.task(id, user=user, actor=actor))
+    @overload
+    def task(self, id: str, *, user: str | None = None, actor: str = "", schema: None = None) -> Record: ...
+    @overload
+    def task(
+        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+    ) -> TypedRecord[M]: ...
+    def task(
+        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M] | None = None
+    ) -> Record:
+        return _record(self._twin.task(id, user=user, actor=actor, schema=schema))
 
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
         return finish(self._twin.get_many([handle._twin for handle in handles]))
@@ -294,6 +361,20 @@ class StateStore:
     def forget(self, user: str) -> int:
         return finish(self._twin.forget(user))
 
+    def upcast(
+        self,
+        schema: type[M] | Schema[M],
+        *,
+        scope: str = "session",
+        user: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[Upcast], None] | None = None,
+    ) -> Upcast:
+        return finish(
+            self._twin.upcast(schema, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=progress)
+        )
+
     def archive(self) -> int:
         return finish(self._twin.archive())
 
@@ -306,13 +387,15 @@ class StateStore:
 
 def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
     """What user code is given on this face."""
-    return Session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
+    return _session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 
 
 def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
-    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)):
+    typed = (TypedRecord, AsyncTypedRecord), (TypedSession, AsyncTypedSession), (Edit, AsyncEdit)
+    bodies = (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)
+    for face, twin in (*pairs, *typed, *bodies):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
             text = getattr(vars(twin).get(name), "__doc__", None)

@@ -50,8 +50,7 @@ class Transaction(MutableMapping[str, Any]):
         return value
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._open().set(key, value)
-        self._now[key] = value
+        self._now[key] = self._open().set(key, value)
 
     def __delitem__(self, key: str) -> None:
         self[key]  # KeyError if it is not there
