@@ -7,7 +7,8 @@ from typing import overload
 
 from distributed_state.model import Ref
 from distributed_state.schema import M, Schema
-from distributed_state.session import AsyncRecord, AsyncSession, Home
+from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.tiers import Home
 from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession
 
 

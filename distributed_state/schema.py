@@ -70,11 +70,14 @@ class Schema(Generic[M]):
             core: Any = self._core[name]["schema"]
             whole = core_schema.definitions_schema(core, self._definitions) if self._definitions else core
             self._validators[key] = SchemaValidator(whole, self._config)
+        validator = self._validators[key]
         try:
-            checked = self._validators[key].validate_python(value)
+            checked = validator.validate_python(value)
+            stored = self._dump(self.model.model_construct(**{key: checked}), {name}).get(key)
+            _same(key, checked, _from_json(validator.validate_json, validator.validate_python, stored))
         except ValidationError as error:
             raise InvalidValue(_complaint(error, (key,))[1]) from error
-        return self._dump(self.model.model_construct(**{key: checked}), {name})[key]
+        return stored
 
     def countable(self, key: str) -> bool:
         """Whether any whole number will do and counting begins at 0, so that the server may add unseen."""
@@ -145,9 +148,12 @@ class Schema(Generic[M]):
         try:
             model = self.model.model_validate(dict(values))
             fields = self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
-            self.parse(fields)  # nested models that were changed in place are only seen here
+            back = self.parse(fields)  # nested models that were changed in place are only checked here
         except ValidationError as error:
             raise InvalidValue(_complaint(error)[1]) from error
+        for key in fields:
+            name = self._names.get(key, key)
+            _same(key, getattr(model, name), getattr(back, name))
         return fields
 
     def dump(self, model: M) -> dict[str, Any]:
@@ -156,13 +162,8 @@ class Schema(Generic[M]):
 
     def parse(self, fields: Mapping[str, Any]) -> M:
         """The model that these stored fields are. Raises pydantic's ValidationError."""
-        try:
-            # As JSON: a strict model takes a date from text only there.
-            return self.model.model_validate_json(codec.encode(fields))
-        except ValidationError as error:
-            if error.errors(include_url=False)[0]["type"] != "json_invalid":
-                raise
-        return self.model.model_validate(fields)  # lone surrogates: JSON to us, not to pydantic's parser
+        model: M = _from_json(self.model.model_validate_json, self.model.model_validate, fields)
+        return model
 
     def _dump(self, model: M, names: set[str]) -> dict[str, Any]:
         try:
@@ -272,6 +273,23 @@ def _opened(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, boo
         else:
             raise InvalidValue(f"{model.__name__}: has a core schema of its own, without fields")
     return core["fields"], definitions, config, together
+
+
+def _from_json(read: Callable[[bytes], Any], take: Callable[[Any], Any], stored: Any) -> Any:
+    """Validate what is stored, as JSON: only there a strict model takes a date from text."""
+    try:
+        return read(codec.encode(stored))
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] != "json_invalid":
+            raise
+    return take(stored)  # lone surrogates: JSON to us, not to pydantic's parser
+
+
+def _same(key: str, given: Any, back: Any) -> None:
+    """What a model hides or loses on the way to JSON must not be lost for good."""
+    if given != back:
+        kind = type(given).__name__
+        raise InvalidValue(f"{key}: this {kind} is not the same any more when the model has written it as JSON")
 
 
 def _complaint(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[str, str]:

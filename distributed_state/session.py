@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from distributed_state import codec, record, timeline
 from distributed_state.agent import saving
@@ -18,25 +18,13 @@ from distributed_state.agent.turn import AsyncTurn, call_once
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
-from distributed_state.keys import Keys
 from distributed_state.lease import AsyncLease
 from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, Written, escape
-from distributed_state.settings import Settings
-from distributed_state.tiers import Tiers
+from distributed_state.tiers import Home
 from distributed_state.transaction import AsyncTransaction, Transaction
 from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
-
-
-class Home(Protocol):
-    """What a handle needs of its store."""
-
-    settings: Settings
-    keys: Keys
-    dress: Callable[[Any], Any]
-
-    def tiers(self) -> Tiers: ...
 
 
 class AsyncRecord:
@@ -84,7 +72,10 @@ class AsyncRecord:
         CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
         """
         entry = await self._entry(fresh)
-        return default if entry.deleted else entry.value(key, default)
+        return default if entry.deleted else self._value(entry, key, default)
+
+    def _value(self, entry: Entry, key: str, default: Any) -> Any:
+        return entry.value(key, default)
 
     async def has(self, key: str, *, fresh: bool = False) -> bool:
         """Tell whether a field is there."""

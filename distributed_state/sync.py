@@ -398,7 +398,7 @@ def _share_docstrings() -> None:
     for face, twin in (*pairs, *typed, *bodies):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
-            text = getattr(vars(twin).get(name), "__doc__", None)
+            text = getattr(getattr(twin, name, None), "__doc__", None)
             if text and not name.startswith("_"):
                 target = getattr(method, "__func__", method)
                 if not isinstance(target, property):

@@ -16,7 +16,8 @@ from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError
 from distributed_state.hot import MISSING, Entry
 from distributed_state.model import SCHEMA, Ref, escape
 from distributed_state.schema import M, Schema, TypedChanges
-from distributed_state.session import AsyncRecord, AsyncSession, Home
+from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.tiers import Home
 from distributed_state.warm import Committed, Draft
 
 _ROUNDS = 100
@@ -29,7 +30,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
     values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
-    a record of a newer schema SchemaMismatch, on reads and writes alike. A handle without schema may do everything.
+    a record of a newer schema SchemaMismatch, when its fields are read and on every write. Messages are of no schema. A
+    handle without schema may do everything.
     """
 
     def __init__(
@@ -53,9 +55,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def _entry(self, fresh: bool = False) -> Entry:
         return self._schema.view(self._text, await super()._entry(fresh))
 
-    async def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
-        entry = await self._entry(fresh)
-        if entry.deleted or codec.encode_key(key) not in entry.fields:
+    def _value(self, entry: Entry, key: str, default: Any) -> Any:
+        if codec.encode_key(key) not in entry.fields:
             return default
         fields = entry.all()
         self._schema.check(self._text, entry, fields, (key,))
