@@ -6,6 +6,7 @@ from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
+from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
     Backpressure,
@@ -22,6 +23,7 @@ from distributed_state.errors import (
     Locked,
     LockTimeout,
     NotFound,
+    SchemaMismatch,
     StateError,
     TooLarge,
     Unavailable,
@@ -29,11 +31,13 @@ from distributed_state.errors import (
 )
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
+from distributed_state.schema import Schema
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Lease, Record, Session, StateStore, Turn
+from distributed_state.sync import Record, Session, StateStore, TypedRecord, TypedSession
 from distributed_state.transaction import Transaction
+from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession, Upcast
 
 __all__ = [
     "DEFAULT",
@@ -45,6 +49,8 @@ __all__ = [
     "AsyncSession",
     "AsyncStateStore",
     "AsyncTurn",
+    "AsyncTypedRecord",
+    "AsyncTypedSession",
     "Backpressure",
     "Change",
     "Checkpoint",
@@ -66,6 +72,8 @@ __all__ = [
     "NotFound",
     "Record",
     "Role",
+    "Schema",
+    "SchemaMismatch",
     "Session",
     "SessionInfo",
     "Settings",
@@ -79,7 +87,10 @@ __all__ = [
     "ToolCall",
     "Transaction",
     "Turn",
+    "TypedRecord",
+    "TypedSession",
     "Unavailable",
+    "Upcast",
     "WarmUnavailable",
     "Workflow",
     "WorkingMemory",

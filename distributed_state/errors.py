@@ -12,6 +12,7 @@
     ├── InvalidValue             the value cannot be stored as it is
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
+    ├── SchemaMismatch           the record's schema version and this worker's do not fit
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
@@ -95,6 +96,21 @@ class CorruptState(StateError):
 
 def _corrupt(message: str, field: str, data: bytes) -> CorruptState:
     return CorruptState(message, field=field, data=data)
+
+
+class SchemaMismatch(StateError):
+    """The record is of schema version `stored`, and this worker cannot bring it to `known`. Nothing was changed."""
+
+    def __init__(self, message: str, *, stored: int = 0, known: int = 0) -> None:
+        super().__init__(message)
+        self.stored, self.known = stored, known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mismatch, (str(self), self.stored, self.known)
+
+
+def _mismatch(message: str, stored: int, known: int) -> SchemaMismatch:
+    return SchemaMismatch(message, stored=stored, known=known)
 
 
 class Unavailable(StateError):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import orjson
 
@@ -146,3 +147,13 @@ class Tiers:
                 await step()
             except StateError as error:
                 log.warning("close: %s", error)
+
+
+class Home(Protocol):
+    """What a handle needs of its store."""
+
+    settings: Settings
+    keys: Keys
+    dress: Callable[[Any], Any]
+
+    def tiers(self) -> Tiers: ...
