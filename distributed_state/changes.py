@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed_state import codec
+from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.model import DELETED, PHASE, Message
 from distributed_state.settings import Settings
@@ -20,8 +21,8 @@ class Changes:
     `prepare(key, value)` makes of a value what is stored, or raises InvalidValue.
     """
 
-    def __init__(self, settings: Settings, prepare: Callable[[str, Any], Any] | None = None) -> None:
-        self._settings, self._prepare = settings, prepare
+    def __init__(self, settings: Settings, form: Form, prepare: Callable[[str, Any], Any] | None = None) -> None:
+        self._settings, self._form, self._prepare = settings, form, prepare
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -35,7 +36,7 @@ class Changes:
         name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
-        self.put(name, codec.encode(value, key))
+        self.put(name, self._form.encode(value, key))
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""
@@ -71,7 +72,7 @@ class Changes:
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
     def append(self, message: Message | dict[str, Any]) -> None:
-        data = codec.encode_message(message)
+        data = self._form.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")

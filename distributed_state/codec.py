@@ -21,6 +21,7 @@ _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | o
 _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
+MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 Scalar = (str, int, float, bool, type(None))
 
 
@@ -148,3 +149,48 @@ def decode_message(data: bytes, name: str = "message") -> Message:
         return Message.model_validate(fields)
     except ValidationError as error:
         raise CorruptState(f"{name}: the stored bytes are not a message", field=name, data=data) from error
+
+
+class Form:
+    """How the values of one record are written and read: here as plain JSON text, in `sealing` encrypted.
+
+    `name` is the field's name, or MESSAGE.
+    """
+
+    __slots__ = ("namespace", "record")
+
+    def __init__(self, namespace: str, record: str) -> None:
+        self.namespace, self.record = namespace, record
+
+    def of(self, record: str, namespace: str | None = None) -> Form:
+        """The form of another record of the same store."""
+        return Form(namespace or self.namespace, record)
+
+    def covers(self, name: str) -> bool:
+        """Tell whether values under this name are never stored as plain JSON."""
+        return False
+
+    def seal(self, text: bytes, name: str) -> bytes:
+        """What is stored, from JSON text."""
+        return text
+
+    def open(self, data: bytes, name: str) -> bytes:
+        """JSON text, from what is stored."""
+        return data
+
+    def encode(self, value: Any, key: str) -> bytes:
+        """The stored bytes of a field's value."""
+        return self.seal(encode(value, key), key)
+
+    def decode(self, data: bytes, key: str) -> Any:
+        """The value of a field from its stored bytes."""
+        return decode(self.open(data, key), key)
+
+    def encode_message(self, message: Message | dict[str, Any]) -> bytes:
+        """The stored bytes of a message."""
+        return self.seal(encode_message(message), MESSAGE)
+
+    def decode_message(self, data: bytes, source: str) -> Message:
+        """A message from its stored bytes; `source` is the record that it was appended to."""
+        form = self if source == self.record else self.of(source)
+        return decode_message(form.open(data, MESSAGE))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed_state import codec
+from distributed_state.codec import Form
 from distributed_state.errors import CorruptState
 from distributed_state.model import DELETED, STATE_FIELDS, Op, fold
 from distributed_state.port import Port
@@ -21,17 +22,19 @@ _KEEP_DECODED = 1024
 class Entry:
     """A record at one version. Never changed once made, but for the memo of decoded scalars."""
 
-    __slots__ = ("epoch", "fields", "messages", "size", "used", "values", "version")
+    __slots__ = ("epoch", "fields", "form", "messages", "size", "used", "values", "version")
 
-    def __init__(self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes]) -> None:
-        self.epoch, self.version, self.fields, self.messages = epoch, version, fields, messages
+    def __init__(
+        self, form: Form, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes]
+    ) -> None:
+        self.form, self.epoch, self.version, self.fields, self.messages = form, epoch, version, fields, messages
         self.values: dict[str, Any] = {}
         self.used = False
         self.size = sum(map(len, fields)) + sum(map(len, fields.values())) + sum(map(len, messages.values()))
         self.size += 150 * (len(fields) + len(messages)) + 500
 
     @classmethod
-    def read(cls, epoch: str, pairs: Sequence[bytes]) -> Entry:
+    def read(cls, form: Form, epoch: str, pairs: Sequence[bytes]) -> Entry:
         """From the answer of HGETALL."""
         version, fields, messages = 0, {}, {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
@@ -43,7 +46,7 @@ class Entry:
                 version = int(value)
             elif name[:2] == b"#m" and name[2:].isdigit():
                 messages[int(name[2:])] = value
-        return cls(epoch, version, fields, messages)
+        return cls(form, epoch, version, fields, messages)
 
     @property
     def deleted(self) -> bool:
@@ -54,7 +57,7 @@ class Entry:
         data = self.fields.get(codec.encode_key(key))
         if data is None:
             return default
-        value = codec.decode(data, key)
+        value = self.form.decode(data, key)
         if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar):
             self.values[key] = value
         return value
@@ -62,7 +65,7 @@ class Entry:
     def all(self) -> dict[str, Any]:
         """Every field of the user's, decoded."""
         pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
-        return {key: codec.decode(data, key) for key, data in pairs}
+        return {key: self.form.decode(data, key) for key, data in pairs}
 
     def after(self, version: int, ops: Iterable[Op], recent: int) -> Entry:
         """The entry that follows this one."""
@@ -76,7 +79,7 @@ class Entry:
                 messages.clear()
         for number in sorted(messages)[:-recent]:
             del messages[number]
-        return Entry(self.epoch, version, fields, messages)
+        return Entry(self.form, self.epoch, version, fields, messages)
 
 
 class Flight:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from distributed_state import codec, lineage, record, timeline
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.keys import Keys
@@ -31,6 +32,7 @@ class Home(Protocol):
 
     settings: Settings
     keys: Keys
+    form: Callable[[str], Form]
 
     def tiers(self) -> Tiers: ...
 
@@ -114,7 +116,7 @@ class AsyncRecord:
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        return Changes(self._home.settings)
+        return Changes(self._home.settings, self._home.form(self._text))
 
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
         draft.owner, draft.actor = self._owner, self._actor
@@ -199,13 +201,13 @@ class AsyncRecord:
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
         data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
-        return codec.decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
+        return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        name = codec.encode_key(key)
+        name, form = codec.encode_key(key), self._home.form(self._text)
 
         def changed(raw: bytes | None) -> bytes:
-            return codec.encode(change(empty if raw is None else codec.decode(raw, key)), key)
+            return form.encode(change(empty if raw is None else form.decode(raw, key)), key)
 
         def draft(data: bytes) -> Draft:
             changes = self._changes()

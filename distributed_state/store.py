@@ -18,6 +18,7 @@ from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
 from distributed_state import doctor, record, upkeep
+from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
 from distributed_state.keys import Keys
@@ -48,6 +49,7 @@ class AsyncStateStore:
     ) -> None:
         self.settings = settings
         self.keys = Keys(settings.namespace, settings.partitions)
+        self.form: Callable[[str], Form] = Form(settings.namespace, "").of
         self._make_port, self._here = make_port, here
         self._connections = Connections(settings.url, settings.timeout)
         self._homes: dict[Any, Tiers] = {}
@@ -162,7 +164,7 @@ class AsyncStateStore:
         for loop in [loop for loop in list(self._homes) if getattr(loop, "is_closed", bool)()]:
             self._homes.pop(loop, None)
         port = self._make_port(self._connections)
-        home = Tiers(port, self.settings, self.keys, self._cold, _replica(), self._layout)
+        home = Tiers(port, self.settings, self.keys, self.form, self._cold, _replica(), self._layout)
         # Threads of a forked child may come here at once; the first one's is everybody's.
         kept = self._homes.setdefault(self._here(), home)
         if kept is home and self.settings.archiver:
@@ -241,7 +243,8 @@ class AsyncStateStore:
         if entry.version == 0:
             raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
         try:
-            return (await record.commit(tiers, names, upkeep.tombstone(self.settings, "delete"))).version
+            draft = upkeep.tombstone(self.settings, self.form(names.ref.text), "delete")
+            return (await record.commit(tiers, names, draft)).version
         except Deleted:
             return (await record.read(tiers, names, fresh=True)).version
 

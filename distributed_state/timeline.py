@@ -6,6 +6,7 @@ from typing import Any
 
 from distributed_state import codec, lineage, record
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
@@ -34,25 +35,26 @@ async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | Non
     """The changes between two versions (exclusive), oldest first."""
     await record.reach(tiers, names)
     rows = await tiers.port.sql(_history, tiers, names.ref.text, after, before, limit)
-    return [as_change(row) for row in rows]
+    form = tiers.form(names.ref.text)
+    return [as_change(form, row) for row in rows]
 
 
 def _history(tiers: Tiers, text: str, after: int, before: int | None, limit: int | None) -> Any:
     return tiers.cold.history(text, after=after, before=before, limit=limit)
 
 
-def as_change(entry: Any) -> Change:
+def as_change(form: Form, entry: Any) -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
     deleted, appended = [], []
     phase = label = None
     for kind, name, value in unpack(entry.data):
         if kind == b"s" and name[:1] != b"#":
-            fields[codec.decode_key(name)] = codec.decode(value, codec.decode_key(name))
+            fields[codec.decode_key(name)] = form.decode(value, codec.decode_key(name))
         elif kind == b"d" and name[:1] != b"#":
             deleted.append(codec.decode_key(name))
         elif kind == b"m":
-            appended.append(codec.decode_message(value))
+            appended.append(form.decode_message(value, form.record))
         elif kind == b"s" and name == PHASE:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
@@ -74,7 +76,7 @@ def as_change(entry: Any) -> Change:
 async def at(tiers: Tiers, names: RecordKeys, version: int) -> Snapshot:
     """The record as it was at a version, messages and phase included."""
     state = await _state(tiers, names, version)
-    entry = Entry(state.epoch, state.version, state.fields, {})
+    entry = Entry(tiers.form(names.ref.text), state.epoch, state.version, state.fields, {})
     messages = await visible(tiers, names, entry, lineage.segments(names.ref.text, state.fields))
     phase = state.fields.get(PHASE)
     return Snapshot(
@@ -110,7 +112,9 @@ async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segm
     lacking = [number for number in numbers if number not in known]
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
-    return [codec.decode_message(known[number]) for number in numbers]
+    return [
+        entry.form.decode_message(known[number], run.source) for run in runs for number in range(run.start, run.stop)
+    ]
 
 
 async def checkpoints(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:

@@ -87,7 +87,8 @@ class Transaction(MutableMapping[str, Any]):
         return draft
 
     def _stored(self, key: str) -> bytes | None:
-        return self._entry.fields.get(codec.encode_key(key))
+        data = self._entry.fields.get(codec.encode_key(key))
+        return None if data is None else self._entry.form.open(data, key)
 
     def _open(self) -> Changes:
         if self._over:

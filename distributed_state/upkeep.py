@@ -13,6 +13,7 @@ from typing import Any
 
 from distributed_state import codec, lineage, record
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, NotFound, StateError, WarmUnavailable
 from distributed_state.keys import RecordKeys
 from distributed_state.model import (
@@ -40,9 +41,9 @@ FORMAT = "distributed_state/1"
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
-def tombstone(settings: Settings, kind: str) -> Draft:
+def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
     """The change that deletes a record."""
-    changes = Changes(settings)
+    changes = Changes(settings, form)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
     changes.reserved(DELETED, b"1")
@@ -250,7 +251,7 @@ async def forget(tiers: Tiers, user: str) -> int:
     records = [tiers.keys.of(Ref.parse(text)) for text in texts]
     versions: dict[RecordKeys, int] = {}
     for names in records:
-        draft = tombstone(tiers.settings, "forget")
+        draft = tombstone(tiers.settings, tiers.form(names.ref.text), "forget")
         draft.deleted = "revive"
         versions[names] = (await record.commit(tiers, names, draft)).version
     for names in records:
