@@ -61,9 +61,11 @@ class Changes:
 
     def increment(self, key: str, by: int) -> None:
         """Add a whole number on the server. Several to one field add up."""
+        name = codec.encode_key(key)
+        if self._form.covers(key):
+            raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
         if type(by) is not int or abs(by) >= _EXACT:
             raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
-        name = codec.encode_key(key)
         step, _, before = self._fields.get(name, (b"i", name, b"0"))
         if step != b"i":
             raise InvalidValue(f"{key!r}: set or deleted in the same change already")

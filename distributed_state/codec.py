@@ -14,13 +14,14 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from distributed_state.errors import CorruptState, InvalidValue, TooLarge
+from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
 from distributed_state.model import Message
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
+SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 Scalar = (str, int, float, bool, type(None))
 
@@ -151,6 +152,11 @@ def decode_message(data: bytes, name: str = "message") -> Message:
         raise CorruptState(f"{name}: the stored bytes are not a message", field=name, data=data) from error
 
 
+def key_id(data: bytes) -> str:
+    """The id of the key that these stored bytes were encrypted with, '' if they are plain."""
+    return data[2 : 2 + data[1]].decode("ascii", "replace") if data[:1] == SEALED and len(data) > 1 else ""
+
+
 class Form:
     """How the values of one record are written and read: here as plain JSON text, in `sealing` encrypted.
 
@@ -175,8 +181,27 @@ class Form:
         return text
 
     def open(self, data: bytes, name: str) -> bytes:
-        """JSON text, from what is stored."""
+        """JSON text, from what is stored. Raises DecryptionFailed."""
+        if data[:1] == SEALED:
+            raise self.failed(data, name, "and this store has no keys")
         return data
+
+    def stale(self, data: bytes, name: str) -> bool:
+        """Tell whether these bytes are stored otherwise than they would be now."""
+        return False
+
+    def carry(self, data: bytes, name: str, to: Form) -> bytes:
+        """The stored bytes that `to` keeps for these. Raises DecryptionFailed."""
+        same = (self.namespace, self.record) == (to.namespace, to.record)
+        return data if same else self.open(data, name)
+
+    def failed(self, data: bytes, name: str, why: str) -> DecryptionFailed:
+        """The error for stored bytes that cannot be opened."""
+        key = key_id(data)
+        what = "a message" if name == MESSAGE else f"field {name!r:.80}"
+        how = f"is encrypted with key {key!r}" if data[:1] == SEALED else "is not encrypted"
+        text = f"{self.record[:200]}: {what} {how} {why}"
+        return DecryptionFailed(text, record=self.record, field=name, key=key)
 
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""

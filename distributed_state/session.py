@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from distributed_state import codec, lineage, record, timeline
+from distributed_state.access import MESSAGES, MOVES, VERSION, Action, Guard, written
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Conflict, InvalidValue
@@ -33,6 +34,7 @@ class Home(Protocol):
     settings: Settings
     keys: Keys
     form: Callable[[str], Form]
+    guard: Guard | None
 
     def tiers(self) -> Tiers: ...
 
@@ -65,7 +67,21 @@ class AsyncRecord:
     def id(self) -> str:
         return self.ref.id
 
+    def _allow(self, action: Action, field: str | None = None, ref: Ref | None = None) -> None:
+        """Ask the store's policy, if it has one. Raises AccessDenied."""
+        if self._home.guard is not None:
+            self._home.guard.ask(action, ref or self._ref, field, actor=self._actor, user=self._owner)
+
+    def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
+        if self._home.guard is not None:
+            for action, field_ in written(draft.steps):
+                self._allow(action, field_, ref)
+
     # Reading
+
+    def _shortcut(self) -> Callable[[str], Any]:
+        """How the blocking face may look into hot: not at all where a policy has to be asked first."""
+        return self._peek if self._home.guard is None else lambda key: MISSING
 
     def _peek(self, key: str) -> Any:
         """The field if hot knows it, else MISSING. No I/O."""
@@ -81,7 +97,9 @@ class AsyncRecord:
             value = MISSING  # not even hashable: refused below
         return entry.value(key, MISSING) if value is MISSING and not entry.deleted else value
 
-    async def _entry(self, fresh: bool = False) -> Entry:
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
+        """The record, for one who wants to read this field of it; None: all of it."""
+        self._allow("read", field)
         return await record.read(self._home.tiers(), self._names, fresh=fresh)
 
     async def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
@@ -90,26 +108,31 @@ class AsyncRecord:
         Hot answers without I/O, at most `max_staleness` seconds old; `fresh=True` asks the server. Raises
         CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
         """
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, key)
         return default if entry.deleted else entry.value(key, default)
 
     async def has(self, key: str, *, fresh: bool = False) -> bool:
         """Tell whether a field is there."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, key)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
     async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
         """Read all fields."""
-        entry = await self._entry(fresh)
-        return {} if entry.deleted else entry.all()
+        return self._all(await self._entry(fresh))
+
+    def _all(self, entry: Entry) -> dict[str, Any]:
+        fields = {} if entry.deleted else entry.all()
+        for key in fields:
+            self._allow("read", key)
+        return fields
 
     async def version(self, *, fresh: bool = False) -> int:
         """Read the version: how many commits the record has had, 0 for a record never written."""
-        return (await self._entry(fresh)).version
+        return (await self._entry(fresh, VERSION)).version
 
     async def exists(self, *, fresh: bool = False) -> bool:
         """Tell whether the record was written and not deleted since."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, VERSION)
         return entry.version > 0 and not entry.deleted
 
     # Changing
@@ -119,6 +142,7 @@ class AsyncRecord:
         return Changes(self._home.settings, self._home.form(self._text))
 
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+        self._allow_steps(draft)
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
@@ -186,12 +210,13 @@ class AsyncRecord:
     async def increment(self, key: str, by: int | float = 1) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
 
-        Whole numbers are added on the server; floats and very large integers by a swap, exact either way as Python
-        adds them. Raises InvalidValue if the field holds no number.
+        Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
+        either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
+        codec.encode_key(key)
         if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise InvalidValue(f"{key!r}: {by!r} is not a number")
-        if type(by) is int and abs(by) < 10**15:
+            raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
+        if type(by) is int and abs(by) < 10**15 and not self._home.form(self._text).covers(key):
             changes = self._changes()
             changes.increment(key, by)
             draft = changes.draft("increment")
@@ -200,11 +225,13 @@ class AsyncRecord:
                 return (await record.sums(self._home.tiers(), self._names, draft, done))[0]
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
+        self._allow("read", key)
         data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
         return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         name, form = codec.encode_key(key), self._home.form(self._text)
+        self._allow("write", key)
 
         def changed(raw: bytes | None) -> bytes:
             return form.encode(change(empty if raw is None else form.decode(raw, key)), key)
@@ -295,6 +322,7 @@ class AsyncRecord:
         the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
         other. Waiters come in order. The task that holds it may nest.
         """
+        self._allow("lock")
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
 
     # The past
@@ -304,11 +332,21 @@ class AsyncRecord:
 
         Waits until they are archived; raises ColdUnavailable rather than returning fewer.
         """
-        return await timeline.history(self._home.tiers(), self._names, after, before, limit)
+        self._allow("read")
+        changes = await timeline.history(self._home.tiers(), self._names, after, before, limit)
+        if self._home.guard is not None:
+            for field_ in timeline.told(changes):
+                self._allow("read", field_)
+        return changes
 
     async def at(self, *, version: int) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        return await timeline.at(self._home.tiers(), self._names, version)
+        self._allow("read")
+        snapshot = await timeline.at(self._home.tiers(), self._names, version)
+        if self._home.guard is not None:
+            for field_ in (*snapshot.fields, MESSAGES, MOVES):
+                self._allow("read", field_)
+        return snapshot
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name."""
@@ -318,6 +356,7 @@ class AsyncRecord:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Read the named versions, oldest first."""
+        self._allow("read", VERSION)
         return await timeline.checkpoints(self._home.tiers(), self._names)
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
@@ -325,6 +364,7 @@ class AsyncRecord:
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         """
+        self._allow("write")
 
         async def once() -> int:
             draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
@@ -337,10 +377,13 @@ class AsyncRecord:
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
         """
-        tiers = self._home.tiers()
-        draft = await timeline.fork(tiers, self._names, self._changes(), version)
+        tiers, target = self._home.tiers(), self._home.keys.of(Ref(self.ref.scope, new_id))
+        self._allow("read")
+        self._allow("write", ref=target.ref)
+        draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
+        self._allow_steps(draft, target.ref)
         draft.actor = self._actor
-        return (await record.commit(tiers, self._home.keys.of(Ref(self.ref.scope, new_id)), draft)).version
+        return (await record.commit(tiers, target, draft)).version
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._text[:200]}>"
@@ -361,7 +404,7 @@ class AsyncSession(AsyncRecord):
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
         tiers, text = self._home.tiers(), self._text
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, MESSAGES)
         for whole in (False, True):
             if entry.deleted:
                 return []
@@ -375,7 +418,7 @@ class AsyncSession(AsyncRecord):
 
     async def phase(self, *, fresh: bool = False) -> str | None:
         """Read the phase, None if none was set."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
@@ -387,8 +430,8 @@ class AsyncTransaction:
         self._handle = handle
 
     async def __aenter__(self) -> Transaction:
-        entry = await self._handle._entry(fresh=True)
-        self._view = Transaction(entry, self._handle._changes())
+        entry = await self._handle._entry(True, VERSION)
+        self._view = Transaction(entry, self._handle._changes(), self._handle._allow)
         return self._view
 
     async def __aexit__(

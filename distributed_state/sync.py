@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from distributed_state.access import Policy
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
 from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.reencryption import Reencrypted
+from distributed_state.sealing import Encryption
 from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction, Written
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
@@ -68,7 +71,7 @@ class Record:
 
     def __init__(self, twin: AsyncRecord) -> None:
         self._twin = twin
-        self._peek = twin._peek
+        self._peek = twin._shortcut()
 
     @property
     def ref(self) -> Ref:
@@ -204,8 +207,10 @@ class Batch:
 
 
 class StateStore:
-    def __init__(self, settings: Settings) -> None:
-        self._twin = AsyncStateStore(settings, BlockingPort, here)
+    def __init__(
+        self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
+    ) -> None:
+        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
 
     @property
     def settings(self) -> Settings:
@@ -217,9 +222,17 @@ class StateStore:
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        namespace: str | None = None,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
+        **settings: Any,
     ) -> Self:
-        store = cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        settings |= {"url": url, "archive": archive, "namespace": namespace}
+        store = cls(resolve(**settings), encryption=encryption, access=access)
         finish(store._twin.__aenter__())
         return store
 
@@ -265,6 +278,9 @@ class StateStore:
 
     def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
         return finish(self._twin.import_(lines, id=id))
+
+    def reencrypt(self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None) -> Reencrypted:
+        return finish(self._twin.reencrypt(dry_run=dry_run, progress=progress))
 
     def purge(self, *, older_than: float) -> dict[str, int]:
         return finish(self._twin.purge(older_than=older_than))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from distributed_state import codec, lineage, record
+from distributed_state.access import MESSAGES, MOVES
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
@@ -41,6 +43,16 @@ async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | Non
 
 def _history(tiers: Tiers, text: str, after: int, before: int | None, limit: int | None) -> Any:
     return tiers.cold.history(text, after=after, before=before, limit=limit)
+
+
+def told(changes: Sequence[Change]) -> dict[str, None]:
+    """What these changes say the contents of, as a policy is asked for it."""
+    names = dict.fromkeys(name for change in changes for name in change.set)
+    if any(change.appended for change in changes):
+        names[MESSAGES] = None
+    if any(change.phase is not None for change in changes):
+        names[MOVES] = None
+    return names
 
 
 def as_change(form: Form, entry: Any) -> Change:
@@ -146,15 +158,16 @@ async def rollback(
     target = await _state(tiers, names, version)
     if target.deleted:
         raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
-    _restore(changes, names.ref.text, present, target)
+    _restore(changes, present, target)
     changes.undelete()  # and a change even where nothing differs
     draft = changes.draft("rollback")
     draft.expected, draft.epoch, draft.deleted = present.version, present.epoch, "revive"
     return draft
 
 
-def _restore(changes: Changes, text: str, present: Entry, target: State) -> None:
+def _restore(changes: Changes, present: Entry, target: State) -> None:
     """Only what differs. Messages come back by reference: their numbers are never used twice."""
+    form, text = present.form, present.form.record
     past, now = lineage.segments(text, target.fields), lineage.segments(text, present.fields)
     if past != now:
         changes.wipe()
@@ -164,10 +177,14 @@ def _restore(changes: Changes, text: str, present: Entry, target: State) -> None
         changes.reserved(name, None)
     for name, value in target.fields.items():
         if name not in handled and present.fields.get(name) != value:
-            changes.reserved(name, value)
+            changes.reserved(name, _carried(form, form, name, value))
 
 
-async def fork(tiers: Tiers, names: RecordKeys, changes: Changes, version: int | None) -> Draft:
+def _carried(form: Form, to: Form, name: bytes, value: bytes) -> bytes:
+    return value if name[:1] == b"#" else form.carry(value, codec.decode_key(name), to)
+
+
+async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Changes, version: int | None) -> Draft:
     """The first change of a record that starts as this one was. Messages are shared, not copied."""
     present = await record.read(tiers, names, fresh=True)
     if present.version == 0:
@@ -175,10 +192,10 @@ async def fork(tiers: Tiers, names: RecordKeys, changes: Changes, version: int |
     state = await _state(tiers, names, present.version if version is None else version)
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
-    fields = state.fields
+    fields, form = state.fields, tiers.form(target.ref.text)
     for name, value in fields.items():
         if name not in (SEGMENTS, START, PARENT, DELETED):
-            changes.reserved(name, value)
+            changes.reserved(name, _carried(present.form, form, name, value))
     changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
     if int(fields.get(NEXT, b"0")):
         changes.reserved(SEGMENTS, lineage.close(names.ref.text, fields))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from distributed_state import codec
+from distributed_state.access import MOVES, Action
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
@@ -22,8 +23,8 @@ class Transaction(MutableMapping[str, Any]):
     As in a dict, changing a list or object that was read or set here changes the field.
     """
 
-    def __init__(self, entry: Entry, changes: Changes) -> None:
-        self._entry, self._changes = entry, changes
+    def __init__(self, entry: Entry, changes: Changes, allow: Callable[[Action, str], None]) -> None:
+        self._entry, self._changes, self._allow = entry, changes, allow
         self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
         self._over = False
 
@@ -35,12 +36,14 @@ class Transaction(MutableMapping[str, Any]):
     @property
     def phase(self) -> str | None:
         """The phase before this transaction."""
+        self._allow("read", MOVES)
         phase = self._entry.fields.get(PHASE)
         return None if phase is None else phase.decode("utf-8", "surrogatepass")
 
     def __getitem__(self, key: str) -> Any:
         value = self._now.get(key, _MISSING)
         if value is _MISSING:
+            self._allow("read", key)
             value = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
             if isinstance(value, (dict, list)):
                 self._now[key] = value

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -97,7 +97,7 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
             elif kind == b"s" and name == SEGMENTS:
                 runs += lineage.segments(text, {SEGMENTS: value})
     shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
-    head = {"format": FORMAT, "scope": ref.scope, "id": ref.id, "version": version}
+    head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version}
     lines: list[dict[str, Any]] = [head | {"messages": len(shared), "changes": len(entries)}]
     if base is not None:
         lines.append(
@@ -130,21 +130,29 @@ def _check(name: bytes, value: bytes | None) -> None:
     if value is None:
         return
     if name[:1] != b"#":
-        codec.decode(value, codec.decode_key(name))
+        key = codec.decode_key(name)
+        if value[:1] != codec.SEALED:
+            codec.decode(value, key)
     elif name == SEGMENTS:
         lineage.parse(value)
     elif name in (START, NEXT) and not value.isdigit():
         raise ValueError(f"{name!r} is {value!r}, not a number")
 
 
-class Import:
-    """Exported lines, checked whole before anything is touched."""
+def _check_message(data: bytes, name: str = "message") -> None:
+    if data[:1] != codec.SEALED:
+        codec.decode_message(data, name)
 
-    def __init__(self, lines: Iterable[str]) -> None:
+
+class Import:
+    """Exported lines, checked whole before anything is touched. `ref` is the record to be, `origin` the one it was."""
+
+    def __init__(self, lines: Iterable[str], id: str | None) -> None:
         self.base: State | None = None
         self.shared: list[tuple[int, bytes]] = []
         self.entries: list[Entry] = []
-        self.ref: Ref | None = None
+        self.origin: Ref | None = None
+        self.namespace: str | None = None
         self._expected = 0, 0
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -152,8 +160,9 @@ class Import:
                     self._read(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError, CorruptState) as error:
                     raise InvalidValue(f"line {number}: is not of the export format ({error})") from error
-        if self.ref is None:
+        if self.origin is None:
             raise InvalidValue("line 1: the header is missing")
+        self.ref: Ref = self.origin if id is None else Ref(self.origin.scope, id)
         found = len(self.shared), len(self.entries)
         if found != self._expected:
             raise InvalidValue(f"{found} messages and changes, the header says {self._expected}: the file is cut off")
@@ -161,17 +170,18 @@ class Import:
             raise InvalidValue("there is no change in it")
 
     def _read(self, row: dict[str, Any]) -> None:
-        if self.ref is None:
+        if self.origin is None:
             if row["format"] != FORMAT:
                 raise ValueError(f"format {row['format']!r} is not {FORMAT}")
-            self.ref, self._expected = Ref(row["scope"], row["id"]), (int(row["messages"]), int(row["changes"]))
+            self.namespace = None if row.get("namespace") is None else str(row["namespace"])
+            self.origin, self._expected = Ref(row["scope"], row["id"]), (int(row["messages"]), int(row["changes"]))
         elif "base" in row:
             fields = {_bytes(name): _bytes(value) for name, value in row["fields"].items()}
             for name, value in fields.items():
                 _check(name, value)
             self.base = State(str(row["epoch"]), int(row["base"]), fields)
         elif "message" in row:
-            codec.decode_message(_bytes(row["data"]))
+            _check_message(_bytes(row["data"]))
             self.shared.append((int(row["message"]), _bytes(row["data"])))
         else:
             self._change(row)
@@ -185,7 +195,7 @@ class Import:
             if kind not in (b"s", b"d", b"c", b"m", b"w", b"l"):
                 raise ValueError(f"step {kind!r} is unknown")
             if kind == b"m":
-                codec.decode_message(value, f"message {int(name)}")
+                _check_message(value, f"message {int(name)}")
             elif kind == b"w":
                 _check(START, value)
             elif kind in (b"s", b"d"):
@@ -200,12 +210,43 @@ class Import:
             )
         )  # fmt: skip
 
+    def settle(self, form: Callable[[str], Form]) -> None:
+        """Make the values what the record to be stores. Raises DecryptionFailed if a key for that is missing."""
+        assert self.origin is not None
+        target = form(self.ref.text)
+        source = target.of(self.origin.text, self.namespace)
+        moves = (source.namespace, source.record) != (target.namespace, target.record)
+        writers: dict[int, str] = {}
 
-async def import_(tiers: Tiers, lines: Iterable[str], id: str | None) -> str:
+        def settled(name: bytes, value: bytes) -> bytes:
+            if name == SEGMENTS:
+                for run in lineage.parse(value):
+                    writers.update(dict.fromkeys(range(run.start, run.stop), run.source))
+                return lineage.taken_over(value, target.record) if moves else value
+            return value if name[:1] == b"#" else source.carry(value, codec.decode_key(name), target)
+
+        def written(data: bytes, writer: str) -> bytes:
+            form = source.of(writer)
+            return form.carry(data, codec.MESSAGE, target if moves else form)
+
+        if self.base is not None:
+            fields = {name: settled(name, value) for name, value in self.base.fields.items()}
+            self.base = replace(self.base, fields=fields)
+        for at, entry in enumerate(self.entries):
+            ops = [
+                op._replace(value=written(op.value, source.record) if op.kind == b"m" else settled(op.name, op.value))
+                if op.kind in (b"s", b"m")
+                else op
+                for op in unpack(entry.data)
+            ]
+            self.entries[at] = replace(entry, record=self.ref.text, data=pack(ops))
+        self.shared = [(n, written(data, writers.get(n, source.record))) for n, data in self.shared]
+
+
+async def import_(tiers: Tiers, given: Import) -> str:
     """Insert an exported record into SQL in one transaction; the next access brings it to Redis."""
-    given = Import(lines)
-    assert given.ref is not None
-    ref = given.ref if id is None else Ref(given.ref.scope, id)
+    given.settle(tiers.form)
+    ref, rows = given.ref, given.entries
     names = tiers.keys.of(ref)
     # Alone: nobody may create the record between the look and the transaction.
     async with tiers.lock(names, wait=10.0, ttl=30.0) as lease:
@@ -214,7 +255,6 @@ async def import_(tiers: Tiers, lines: Iterable[str], id: str | None) -> str:
             raise Conflict(f"{ref.text[:200]}: exists already, at version {entry.version}", version=entry.version)
         if lease.lost:
             raise WarmUnavailable(f"{ref.text[:200]}: the lock was lost before the import began; nothing was changed")
-        rows = [replace(row, record=ref.text) for row in given.entries]
 
         def adopt() -> None:
             tiers.cold.adopt(
