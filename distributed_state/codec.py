@@ -164,6 +164,7 @@ class Form:
     """
 
     __slots__ = ("namespace", "record")
+    seals = False  # whether anything is encrypted
 
     def __init__(self, namespace: str, record: str) -> None:
         self.namespace, self.record = namespace, record

@@ -13,7 +13,6 @@ from distributed_state import codec
 from distributed_state.errors import ConfigurationError, CorruptState, StateError, WarmUnavailable
 from distributed_state.keys import RecordKeys
 from distributed_state.model import Ref
-from distributed_state.sealing import Sealed
 from distributed_state.tiers import Tiers
 from distributed_state.warm import EVICT
 
@@ -36,7 +35,7 @@ Progress = Callable[[Reencrypted], None]
 
 async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Reencrypted:
     """All records of the namespace, in the order of their texts."""
-    if not isinstance(tiers.form("session:any"), Sealed):
+    if not tiers.form("").seals:
         raise ConfigurationError("reencrypt: this store has no keys; give encryption= or DISTRIBUTED_STATE_KEYS")
     await tiers.archiver.drain()
     run = _Run(tiers, dry_run, progress or (lambda done: None))
@@ -51,6 +50,7 @@ async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> R
 class _Run:
     def __init__(self, tiers: Tiers, dry_run: bool, progress: Progress) -> None:
         self._tiers, self._dry_run, self._progress = tiers, dry_run, progress
+        self._unreadable: set[str] = set()
         self.done = Reencrypted()
 
     async def each(self, step: Callable[[Sequence[str]], Awaitable[None]]) -> None:
@@ -63,16 +63,14 @@ class _Run:
     async def archived(self, texts: Sequence[str]) -> None:
         """What SQL holds of these records."""
         for text in texts:
-            values = failed = 0
+            values = 0
             try:
                 values = await self._rewrite(text)
             except CorruptState as error:
                 log.warning("%s", error)
-                failed = 1
+                self._unreadable.add(text)
             done = self.done
-            self.done = replace(
-                done, records=done.records + 1, values=done.values + values, failed=done.failed + failed
-            )
+            self.done = Reencrypted(done.records + 1, done.values + values, done.copies, len(self._unreadable))
 
     async def _rewrite(self, text: str) -> int:
         tiers, form = self._tiers, self._tiers.form(text)
@@ -94,7 +92,7 @@ class _Run:
         for names, answer in zip(many, answers, strict=True):
             if isinstance(answer, Exception):
                 raise WarmUnavailable(f"{names.ref.text[:200]}: {answer}") from answer
-            if self._old(names, answer):
+            if names.ref.text not in self._unreadable and self._old(names, answer):
                 if not self._dry_run:
                     await self._evict(names)
                 self.done = replace(self.done, copies=self.done.copies + 1)

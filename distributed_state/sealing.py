@@ -187,6 +187,7 @@ class Sealed(Form):
     """Values of one record, of which those that `encryption` covers are encrypted."""
 
     __slots__ = ("_encryption",)
+    seals = True
 
     def __init__(self, encryption: Encryption, namespace: str, record: str) -> None:
         super().__init__(namespace, record)

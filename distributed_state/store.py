@@ -87,8 +87,8 @@ class AsyncStateStore:
         `access` is asked before everything and may deny it (see Request).
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
-        settings |= {"url": url, "archive": archive, "namespace": namespace}
-        return cls(resolve(**settings), encryption=encryption, access=access)
+        given = resolve(url=url, archive=archive, namespace=namespace, **settings)
+        return cls(given, encryption=encryption, access=access)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._opened().__await__()

@@ -231,8 +231,8 @@ class StateStore:
         access: Policy | None = None,
         **settings: Any,
     ) -> Self:
-        settings |= {"url": url, "archive": archive, "namespace": namespace}
-        store = cls(resolve(**settings), encryption=encryption, access=access)
+        given = resolve(url=url, archive=archive, namespace=namespace, **settings)
+        store = cls(given, encryption=encryption, access=access)
         finish(store._twin.__aenter__())
         return store
 

@@ -222,7 +222,8 @@ class Import:
             if name == SEGMENTS:
                 for run in lineage.parse(value):
                     writers.update(dict.fromkeys(range(run.start, run.stop), run.source))
-                return lineage.taken_over(value, target.record) if moves else value
+                # Else the same message would be read under one record here and under another there.
+                return lineage.taken_over(value, target.record) if moves and target.seals else value
             return value if name[:1] == b"#" else source.carry(value, codec.decode_key(name), target)
 
         def written(data: bytes, writer: str) -> bytes:
