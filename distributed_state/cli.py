@@ -286,7 +286,7 @@ def reencrypt(
 
     What is done already is skipped, so it may be broken off and repeated. Exit code 1 if a record cannot be decrypted.
 
-    Example: [cyan]DISTRIBUTED_STATE_KEY_FILE=keys distributed-state reencrypt --dry-run[/]
+    Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
     with _store(context) as store:
         done = store.reencrypt(

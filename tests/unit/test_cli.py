@@ -19,7 +19,7 @@ from distributed_state import StateStore, cli
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "forget"),
-    *("export", "import", "archiver", "migrate", "replay"),
+    *("export", "import", "archiver", "reencrypt", "migrate", "replay"),
 ]
 
 

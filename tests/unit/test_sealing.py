@@ -66,6 +66,12 @@ def test_a_value_opens_only_in_its_own_place() -> None:
         assert "secret" not in str(caught.value)
 
 
+def test_without_its_place_a_value_would_open_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(Sealed, "_place", lambda self, name: b"")
+    assert form(record="session:t").decode(form().encode("secret", "ssn"), "name") == "secret"
+
+
 def test_names_that_run_into_one_another_are_not_confused() -> None:
     """The place is written with lengths: 'session:ab' + 'c' is not 'session:a' + 'bc'."""
     data = form(record="session:ab").encode(1, "c")
