@@ -1,6 +1,12 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
 from distributed_state.access import Policy, Request
+from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
+from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.agent.toolbox import TOOLBOX
+from distributed_state.agent.tools import Tool, tool
+from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.workflow import Workflow
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
     AccessDenied,
@@ -13,6 +19,8 @@ from distributed_state.errors import (
     Deleted,
     DurabilityUnknown,
     Fenced,
+    Interrupted,
+    InvalidTransition,
     InvalidValue,
     Locked,
     LockTimeout,
@@ -23,21 +31,26 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot
+from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
 from distributed_state.reencryption import Reencrypted
 from distributed_state.sealing import Encryption, KeyRing
-from distributed_state.session import AsyncRecord, AsyncSession, Written
+from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Lease, Record, Session, StateStore
+from distributed_state.sync import Lease, Record, Session, StateStore, Turn
 from distributed_state.transaction import Transaction
 
 __all__ = [
+    "DEFAULT",
+    "REASONING_MACHINE",
+    "TASK_MACHINE",
     "AccessDenied",
+    "AgentState",
     "AsyncLease",
     "AsyncRecord",
     "AsyncSession",
     "AsyncStateStore",
+    "AsyncTurn",
     "Backpressure",
     "Change",
     "Checkpoint",
@@ -51,6 +64,8 @@ __all__ = [
     "Encryption",
     "Fenced",
     "Finding",
+    "InvalidTransition",
+    "Interrupted",
     "InvalidValue",
     "KeyRing",
     "Lease",
@@ -62,15 +77,24 @@ __all__ = [
     "Record",
     "Reencrypted",
     "Request",
+    "Role",
     "Session",
     "SessionInfo",
     "Settings",
     "Snapshot",
     "StateError",
+    "StateMachine",
     "StateStore",
+    "TOOLBOX",
     "TooLarge",
+    "Tool",
+    "ToolCall",
     "Transaction",
+    "Turn",
     "Unavailable",
     "WarmUnavailable",
+    "Workflow",
+    "WorkingMemory",
     "Written",
+    "tool",
 ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distributed_state.errors import AccessDenied, ConfigurationError
-from distributed_state.model import PHASE, Ref, unescape
+from distributed_state.model import PHASE, REQUEST, Ref, unescape
 
 Action = Literal["read", "write", "lock", "admin"]
 MESSAGES, MOVES, VERSION = "#messages", "#phase", "#version"
@@ -21,7 +21,8 @@ class Request:
     `actor` and `user` are those of the handle: `store.session(id, user=..., actor=...)`. `field` is a field's name,
     "#messages", "#phase", "#version" (how old the record is, whether it exists, its checkpoints), or None for the
     record as a whole: who guards a field must guard None too. Reading a whole record asks for None first and then for
-    everything in it. `id` is None where many records are meant: a listing is read, purge and the like are admin.
+    everything in it. A turn takes the lock, and who repeats its request gets its outcome. `id` is None where many
+    records are meant: a listing is read, purge and the like are admin.
     """
 
     actor: str
@@ -79,6 +80,8 @@ def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, s
     """What a change has to be allowed, in order. Who is told a sum could read as well."""
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in steps:
+        if name[:2] == REQUEST:
+            continue  # what a turn remembers of itself
         field: str | None = None
         if kind == b"l":
             field = VERSION

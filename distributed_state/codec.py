@@ -134,9 +134,13 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidValue(f"{name}{'.' if place else ''}{place}: {first['msg']}") from error
+        raise refused(error, name) from error
+
+
+def refused(error: ValidationError, name: str) -> InvalidValue:
+    """What pydantic found first, as our error, with the place inside `name`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
 def decode_message(data: bytes, name: str = "message") -> Message:
@@ -200,6 +204,7 @@ class Form:
         """The error for stored bytes that cannot be opened."""
         key = key_id(data)
         what = "a message" if name == MESSAGE else f"field {name!r:.80}"
+        what = what if name[:2] != "#q" else "the outcome of a turn"
         how = f"is encrypted with key {key!r}" if data[:1] == SEALED else "is not encrypted"
         text = f"{self.record[:200]}: {what} {how} {why}"
         return DecryptionFailed(text, record=self.record, field=name, key=key)

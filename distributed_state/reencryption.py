@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from distributed_state import codec
 from distributed_state.errors import ConfigurationError, CorruptState, StateError, WarmUnavailable
 from distributed_state.keys import RecordKeys
-from distributed_state.model import Ref
+from distributed_state.model import Ref, is_value
 from distributed_state.tiers import Tiers
 from distributed_state.warm import EVICT
 
@@ -100,7 +100,7 @@ class _Run:
     def _old(self, names: RecordKeys, pairs: Sequence[bytes]) -> bool:
         form = self._tiers.form(names.ref.text)
         for name, data in zip(pairs[::2], pairs[1::2], strict=True):
-            if name[:1] != b"#":
+            if is_value(name):
                 old = form.stale(data, codec.decode_key(name))
             else:
                 old = name[:2] == b"#m" and name[2:].isdigit() and form.stale(data, codec.MESSAGE)

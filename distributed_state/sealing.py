@@ -105,9 +105,10 @@ def _decoded(name: str, encoded: str) -> bytes:
 class Encryption:
     """What is encrypted, and with which keys: without more, every value of every field and every message.
 
-    `fields` are names or patterns of names, as `card*`. A stored value that must be encrypted and is not raises
-    DecryptionFailed, except while `accept_plaintext` is set, for the time of a migration; writes always encrypt.
-    Not encrypted are: ids, names of fields, phases, owners, actors, labels, times, sizes, numbers of messages.
+    `fields` are names or patterns of names, as `card*`; the outcomes of turns are encrypted always. A stored value
+    that must be encrypted and is not raises DecryptionFailed, except while `accept_plaintext` is set, for the time of
+    a migration; writes always encrypt. Not encrypted are ids, names of fields, phases, owners, actors, labels, request
+    ids, times, sizes and numbers of messages. The hot tier of a process keeps small values decrypted in its memory.
     """
 
     keys: KeyRing
@@ -162,8 +163,9 @@ class Encryption:
 
     def covers(self, name: str) -> bool:
         """Tell whether the values of this field, or messages, are encrypted."""
-        if name == MESSAGE:
-            return self.messages
+        if name[:1] == "#":
+            # What a request came to may hold anything.
+            return self.messages if name == MESSAGE else True
         return self._pattern is not None and self._pattern.match(name) is not None
 
 

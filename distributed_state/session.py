@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
-from distributed_state import codec, lineage, record, timeline
+from distributed_state import codec, record, timeline
 from distributed_state.access import MESSAGES, MOVES, VERSION, Action, Guard, written
+from distributed_state.agent import saving
+from distributed_state.agent.machine import DEFAULT, StateMachine, transition
+from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tools import Tool
+from distributed_state.agent.turn import AsyncTurn, call_once
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.keys import Keys
 from distributed_state.lease import AsyncLease
-from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
+from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, Written, escape
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers
 from distributed_state.transaction import Transaction
@@ -35,17 +39,9 @@ class Home(Protocol):
     keys: Keys
     form: Callable[[str], Form]
     guard: Guard | None
+    dress: Callable[[Any], Any]
 
     def tiers(self) -> Tiers: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a `write` came to: the new version, the results of its increments, the number of its first message."""
-
-    version: int
-    results: dict[str, int] = field(default_factory=dict)
-    first_message: int | None = None
 
 
 class AsyncRecord:
@@ -67,15 +63,15 @@ class AsyncRecord:
     def id(self) -> str:
         return self.ref.id
 
-    def _allow(self, action: Action, field: str | None = None, ref: Ref | None = None) -> None:
-        """Ask the store's policy, if it has one. Raises AccessDenied."""
+    def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
+        """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
         if self._home.guard is not None:
-            self._home.guard.ask(action, ref or self._ref, field, actor=self._actor, user=self._owner)
+            for each in fields:
+                self._home.guard.ask(action, ref or self._ref, each, actor=self._actor, user=self._owner)
 
     def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
-        if self._home.guard is not None:
-            for action, field_ in written(draft.steps):
-                self._allow(action, field_, ref)
+        for action, each in written(draft.steps) if self._home.guard is not None else ():
+            self._allow(action, each, ref=ref)
 
     # Reading
 
@@ -122,8 +118,7 @@ class AsyncRecord:
 
     def _all(self, entry: Entry) -> dict[str, Any]:
         fields = {} if entry.deleted else entry.all()
-        for key in fields:
-            self._allow("read", key)
+        self._allow("read", *fields)
         return fields
 
     async def version(self, *, fresh: bool = False) -> int:
@@ -141,12 +136,17 @@ class AsyncRecord:
         """Every change made through this handle begins here."""
         return Changes(self._home.settings, self._home.form(self._text))
 
-    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+    def _sign(self, draft: Draft) -> Draft:
+        """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
         self._allow_steps(draft)
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
             self._fresh, draft.creation = False, "*"
+        return draft
+
+    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+        self._sign(draft)
         if expect_version is not None:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
@@ -322,7 +322,7 @@ class AsyncRecord:
         the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
         other. Waiters come in order. The task that holds it may nest.
         """
-        self._allow("lock")
+        self._allow("lock", None)
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
 
     # The past
@@ -332,20 +332,16 @@ class AsyncRecord:
 
         Waits until they are archived; raises ColdUnavailable rather than returning fewer.
         """
-        self._allow("read")
+        self._allow("read", None)
         changes = await timeline.history(self._home.tiers(), self._names, after, before, limit)
-        if self._home.guard is not None:
-            for field_ in timeline.told(changes):
-                self._allow("read", field_)
+        self._allow("read", *timeline.told(changes))
         return changes
 
     async def at(self, *, version: int) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        self._allow("read")
+        self._allow("read", None)
         snapshot = await timeline.at(self._home.tiers(), self._names, version)
-        if self._home.guard is not None:
-            for field_ in (*snapshot.fields, MESSAGES, MOVES):
-                self._allow("read", field_)
+        self._allow("read", *snapshot.fields, MESSAGES, MOVES)
         return snapshot
 
     async def checkpoint(self, label: str) -> int:
@@ -364,7 +360,7 @@ class AsyncRecord:
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         """
-        self._allow("write")
+        self._allow("write", None)
 
         async def once() -> int:
             draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
@@ -378,8 +374,8 @@ class AsyncRecord:
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
         """
         tiers, target = self._home.tiers(), self._home.keys.of(Ref(self.ref.scope, new_id))
-        self._allow("read")
-        self._allow("write", ref=target.ref)
+        self._allow("read", None)
+        self._allow("write", None, ref=target.ref)
         draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
         self._allow_steps(draft, target.ref)
         draft.actor = self._actor
@@ -403,24 +399,85 @@ class AsyncSession(AsyncRecord):
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
-        tiers, text = self._home.tiers(), self._text
-        entry = await self._entry(fresh, MESSAGES)
-        for whole in (False, True):
-            if entry.deleted:
-                return []
-            runs = lineage.segments(text, entry.fields)
-            runs = runs if last is None else lineage.last(runs, last)
-            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
-                break
-            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
-            entry = await record.whole(tiers, self._names, entry)
-        return await timeline.visible(tiers, self._names, entry, runs)
+        self._allow("read", MESSAGES)
+        return (await timeline.messages(self._home.tiers(), self._names, last, fresh=fresh))[1]
 
     async def phase(self, *, fresh: bool = False) -> str | None:
         """Read the phase, None if none was set."""
         entry = await self._entry(fresh, MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
+
+    async def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+
+        No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
+        it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
+        """
+        self._allow("read", MOVES)
+        self._allow("write", MOVES)
+        tiers, extra = self._home.tiers(), set or {}
+        return await transition(
+            tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
+        )
+
+    async def load_state(self) -> AgentState | None:
+        """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
+        self._allow("read", None)
+        state = await saving.load(self._home.tiers(), self._names)
+        self._allow("read", *saving.told(state))
+        return state
+
+    async def save_state(self, state: AgentState) -> AgentState:
+        """Save an agent's state in one commit and return it as saved, the value to go on from.
+
+        Only what changed since it was loaded or saved is sent, and only new messages are appended. Raises Conflict if
+        the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
+        successor of already, a history that is not the stored one and more, or a value that is not valid.
+        """
+        return await saving.save(self._home.tiers(), self._names, self._changes, self._commit, state)
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+        slot: str | None = None,
+    ) -> AsyncTurn:
+        """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+
+        Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
+        first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
+        "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
+        After `limit` seconds the turn is given up, however alive: Fenced. Of one `slot` only the last request is
+        remembered, else of each id.
+        """
+        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot)
+
+    async def call(
+        self,
+        tool: Tool,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+    ) -> ToolCall:
+        """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+
+        A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
+        """
+        return await call_once(self.turn(request_id=f"{turn_id}/{call_id}", wait=wait), tool, arguments, call_id)
 
 
 class AsyncTransaction:
@@ -437,6 +494,6 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        draft = self._view.draft() if error is None else None
+        draft = self._view._draft() if error is None else None
         if draft is not None:
             await self._handle._commit(draft)

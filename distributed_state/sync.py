@@ -5,19 +5,24 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from distributed_state.access import Policy
+from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tools import Tool
+from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.workflow import Workflow
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
+from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.reencryption import Reencrypted
 from distributed_state.sealing import Encryption
-from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction, Written
+from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
 from distributed_state.transaction import Transaction
@@ -185,6 +190,155 @@ class Session(Record):
     def phase(self, *, fresh: bool = False) -> str | None:
         return finish(self._twin.phase(fresh=fresh))
 
+    def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> AgentState:
+        return finish(self._twin.save_state(state))
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+        slot: str | None = None,
+    ) -> Turn:
+        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot))
+
+    def call(
+        self,
+        tool: Tool,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+    ) -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
+
+
+class Turn(MutableMapping[str, Any]):
+    def __init__(self, twin: AsyncTurn) -> None:
+        self._twin = twin
+
+    def __getitem__(self, key: str) -> Any:
+        return self._twin[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._twin[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._twin[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._twin)
+
+    def __len__(self) -> int:
+        return len(self._twin)
+
+    @property
+    def version(self) -> int:
+        return self._twin.version
+
+    @property
+    def phase(self) -> str | None:
+        return self._twin.phase
+
+    @property
+    def pending(self) -> tuple[Message, ...]:
+        return self._twin.pending
+
+    @property
+    def token(self) -> int:
+        return self._twin.token
+
+    @property
+    def lost(self) -> bool:
+        return self._twin.lost
+
+    @property
+    def epoch(self) -> str:
+        return self._twin.epoch
+
+    @property
+    def suspends(self) -> bool:
+        return self._twin.suspends
+
+    @property
+    def state(self) -> AgentState | None:
+        return self._twin.state
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> None:
+        return finish(self._twin.save_state(state))
+
+    @property
+    def request_id(self) -> str | None:
+        return self._twin.request_id
+
+    @property
+    def session(self) -> Session:
+        return self._twin.session  # type: ignore[no-any-return]  # see _dress
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self._twin.tool_calls
+
+    @property
+    def repeated(self) -> bool:
+        return self._twin.repeated
+
+    @property
+    def written(self) -> Written | None:
+        return self._twin.written
+
+    @property
+    def outcome(self) -> Any:
+        return self._twin.outcome
+
+    @outcome.setter
+    def outcome(self, value: Any) -> None:
+        self._twin.outcome = value
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        return self._twin.append(*messages)
+
+    def move_to(self, phase: str | None) -> None:
+        return self._twin.move_to(phase)
+
+    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
+        return self._twin.transition(event, machine=machine)
+
+    def messages(self, *, last: int | None = None) -> list[Message]:
+        return finish(self._twin.messages(last=last))
+
+    def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id))
+
+    def __enter__(self) -> Self:
+        finish(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
 
 class Batch:
     def __init__(self, twin: AsyncBatch) -> None:
@@ -211,6 +365,7 @@ class StateStore:
         self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
     ) -> None:
         self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
+        self._twin.dress = _dress
 
     @property
     def settings(self) -> Settings:
@@ -265,6 +420,23 @@ class StateStore:
     def batch(self) -> Batch:
         return Batch(self._twin.batch())
 
+    def run(
+        self,
+        workflow: Workflow,
+        user_input: str | None = None,
+        *,
+        session_id: str | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+        wait: float = 60.0,
+        ttl: float = 30.0,
+    ) -> AgentState:
+        return finish(
+            self._twin.run(
+                workflow, user_input, session_id=session_id, user=user, request_id=request_id, wait=wait, ttl=ttl
+            )
+        )
+
     def delete(self, id: str, *, scope: str = "session") -> int:
         return finish(self._twin.delete(id, scope=scope))
 
@@ -298,10 +470,15 @@ class StateStore:
         return finish(self._twin.stats())
 
 
+def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
+    """What user code is given on this face."""
+    return Session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
+
+
 def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
-    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction)):
+    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
             text = getattr(vars(twin).get(name), "__doc__", None)

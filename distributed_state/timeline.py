@@ -26,6 +26,7 @@ from distributed_state.model import (
     Segment,
     Snapshot,
     State,
+    is_value,
     unescape,
     unpack,
 )
@@ -107,6 +108,21 @@ async def _state(tiers: Tiers, names: RecordKeys, version: int) -> State:
     return await tiers.port.sql(tiers.cold.state_at, names.ref.text, version)
 
 
+async def messages(tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: bool) -> tuple[Entry, list[Message]]:
+    """The last messages, or all, oldest first, and the version of the record that shows them."""
+    entry = await record.read(tiers, names, fresh=fresh)
+    for whole in (False, True):
+        if entry.deleted:
+            return entry, []
+        runs = lineage.segments(names.ref.text, entry.fields)
+        runs = runs if last is None else lineage.last(runs, last)
+        if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+            break
+        # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+        entry = await record.whole(tiers, names, entry)
+    return entry, await visible(tiers, names, entry, runs)
+
+
 async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> list[Message]:
     """The messages of these runs: from the entry where it has them, the rest from SQL."""
     numbers = [number for run in runs for number in range(run.start, run.stop)]
@@ -181,7 +197,7 @@ def _restore(changes: Changes, present: Entry, target: State) -> None:
 
 
 def _carried(form: Form, to: Form, name: bytes, value: bytes) -> bytes:
-    return value if name[:1] == b"#" else form.carry(value, codec.decode_key(name), to)
+    return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
 
 
 async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Changes, version: int | None) -> Draft:

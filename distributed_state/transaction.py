@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any
 
 from distributed_state import codec
-from distributed_state.access import MOVES, Action
+from distributed_state.access import MOVES
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
@@ -23,7 +23,7 @@ class Transaction(MutableMapping[str, Any]):
     As in a dict, changing a list or object that was read or set here changes the field.
     """
 
-    def __init__(self, entry: Entry, changes: Changes, allow: Callable[[Action, str], None]) -> None:
+    def __init__(self, entry: Entry, changes: Changes, allow: Callable[..., None]) -> None:
         self._entry, self._changes, self._allow = entry, changes, allow
         self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
         self._over = False
@@ -77,7 +77,14 @@ class Transaction(MutableMapping[str, Any]):
         """Set the phase with this commit."""
         self._open().phase(phase)
 
-    def draft(self) -> Draft | None:
+    def _differences(self) -> Iterator[tuple[str, Any, Any]]:
+        """What this view changes: field, value before, value now; _GONE for none."""
+        for key, value in self._now.items():
+            before = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
+            if _GONE in (before, value) or codec.encode(value, key) != codec.encode(before, key):
+                yield key, before, value
+
+    def _draft(self, kind: str = "transaction") -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():
             if isinstance(value, (dict, list)) and codec.encode(value, key) != self._stored(key):
@@ -85,7 +92,7 @@ class Transaction(MutableMapping[str, Any]):
         self._over = True
         if not self._changes:
             return None
-        draft = self._changes.draft("transaction")
+        draft = self._changes.draft(kind)
         draft.expected, draft.epoch = self._entry.version, self._entry.epoch
         return draft
 
@@ -111,6 +118,6 @@ class Batch:
             raise InvalidValue(f"a batch takes sessions and other records of a store, not {handle!r:.80}")
         return self._changes.setdefault(handle.ref, (handle, handle._changes()))[1]
 
-    def drafts(self) -> list[tuple[Any, Draft]]:
+    def _drafts(self) -> list[tuple[Any, Draft]]:
         """Each record with its change."""
         return [(handle, changes.draft("batch")) for handle, changes in self._changes.values() if changes]

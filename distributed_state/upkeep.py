@@ -22,13 +22,14 @@ from distributed_state.model import (
     PHASE,
     SEGMENTS,
     START,
-    STATE_FIELDS,
     Entry,
     Ref,
     Segment,
     SessionInfo,
     State,
     escape,
+    is_state,
+    is_value,
     pack,
     unescape,
     unpack,
@@ -125,11 +126,11 @@ def _bytes(text: str) -> bytes:
 
 def _check(name: bytes, value: bytes | None) -> None:
     """Raise ValueError or CorruptState unless a state may hold this value, None for a deletion, under this name."""
-    if name[:1] == b"#" and name not in STATE_FIELDS:
+    if not is_state(name):
         raise ValueError(f"field {name!r} is reserved")
     if value is None:
         return
-    if name[:1] != b"#":
+    if is_value(name):
         key = codec.decode_key(name)
         if value[:1] != codec.SEALED:
             codec.decode(value, key)
@@ -224,7 +225,7 @@ class Import:
                     writers.update(dict.fromkeys(range(run.start, run.stop), run.source))
                 # Else the same message would be read under one record here and under another there.
                 return lineage.taken_over(value, target.record) if moves and target.seals else value
-            return value if name[:1] == b"#" else source.carry(value, codec.decode_key(name), target)
+            return source.carry(value, codec.decode_key(name), target) if is_value(name) else value
 
         def written(data: bytes, writer: str) -> bytes:
             form = source.of(writer)

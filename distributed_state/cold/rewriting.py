@@ -12,7 +12,7 @@ from distributed_state.cold.bulk import chunks
 from distributed_state.cold.heads import ERASED, lock
 from distributed_state.cold.tables import changes, messages, quarantine, records, snapshots
 from distributed_state.errors import CorruptState
-from distributed_state.model import SEGMENTS, Op, pack, unpack
+from distributed_state.model import SEGMENTS, Op, is_value, pack, unpack
 
 # The bytes to store for those of a field or message of a record: (record it was written under, name, bytes).
 Rewrite = Callable[[str, str, bytes], bytes]
@@ -67,7 +67,7 @@ class _Work:
             if kind == b"s" and name == SEGMENTS:
                 for run in lineage.parse(value):
                     self._sources.update(dict.fromkeys(range(run.start, run.stop), run.source))
-            elif kind == b"s" and name[:1] != b"#":
+            elif kind == b"s" and is_value(name):
                 value = self._value(self._record, codec.decode_key(name), value)
             elif kind == b"m":
                 value = self._value(self._record, codec.MESSAGE, value)

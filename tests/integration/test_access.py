@@ -9,10 +9,30 @@ import pytest
 from below import tiers, until
 from counting import asked
 
-from distributed_state import AccessDenied, ConfigurationError, InvalidValue, Request, Transaction
+from distributed_state import (
+    AccessDenied,
+    AgentState,
+    AsyncTurn,
+    ConfigurationError,
+    InvalidValue,
+    Request,
+    StateMachine,
+    Transaction,
+    Workflow,
+    tool,
+)
 from distributed_state.session import AsyncSession
 from distributed_state.store import AsyncBatch, AsyncStateStore
 
+
+@tool(name="count")
+def count(state: Any, amount: int) -> None:
+    """Add to a field."""
+    state["a"] += amount
+
+
+STEPS = StateMachine({("p", "begin"): "q"}, initial="p", name="steps")
+STATE = ("goal", "plan_steps", "completed_steps", "iteration", "created_at", "updated_at")
 Case = tuple[Callable[[Any], Awaitable[Any]], list[tuple[str, str | None]]]
 M, P, V = "#messages", "#phase", "#version"
 
@@ -38,6 +58,15 @@ async def _locked(session: Any) -> None:
 
 async def _applied(session: Any) -> None:
     await session.apply(lambda view: view.update(a=2))
+
+
+async def _turn(session: Any) -> None:
+    async with session.turn(request_id="r") as turn:
+        turn["b"] = turn.get("a")
+        await turn.messages()
+        turn.append({"role": "user", "content": "y"})
+        turn.transition("begin", machine=STEPS)
+        turn.outcome = 1
 
 
 # What each method of a session asks for, in order: on a record with field a, a message, phase p, checkpoint l.
@@ -73,6 +102,29 @@ SESSION: dict[str, Case] = {
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
     "checkpoints": (lambda s: s.checkpoints(), [("read", V)]),
     "rollback": (lambda s: s.rollback(version=1), [("write", None)]),
+    "turn": (
+        _turn,
+        [
+            ("lock", None),
+            ("read", V),
+            ("read", "a"),
+            ("read", M),
+            ("read", P),
+            ("write", "b"),
+            ("write", P),
+            ("write", M),
+        ],
+    ),
+    "call": (
+        lambda s: s.call(count, {"amount": 2}, call_id="c"),
+        [("lock", None), ("read", V), ("read", "a"), ("write", "a")],
+    ),
+    "transition": (lambda s: s.transition("begin", machine=STEPS), [("read", P), ("write", P)]),
+    "load_state": (lambda s: s.load_state(), [("read", None)]),
+    "save_state": (
+        lambda s: s._save(),
+        [("write", f"agent.{name}") for name in STATE] + [("write", P), ("write", M)],
+    ),
     "fork": (lambda s: s.fork("f"), [("read", None), ("write", None), ("write", "a"), ("write", P)]),
 }
 STORE: dict[str, Case] = {
@@ -87,6 +139,10 @@ STORE: dict[str, Case] = {
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
+    "run": (
+        lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
+        [("lock", None), ("read", V)],
+    ),
     "forget": (lambda s: s.forget("u"), [("admin", None)]),
 }
 LINES = [
@@ -95,7 +151,7 @@ LINES = [
 ]
 # What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
 FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close"}
-PLAIN = {"id", "ref", "settings", "keys", "replica", "form", "guard", "tiers", "after_fork"}
+PLAIN = {"id", "ref", "settings", "keys", "replica", "form", "guard", "tiers", "after_fork", "dress"}
 
 
 def test_every_public_method_is_in_the_table() -> None:
@@ -106,7 +162,9 @@ def test_every_public_method_is_in_the_table() -> None:
     assert store - PLAIN == set(STORE) | FREE
     assert {name for name in dir(AsyncBatch) if not name.startswith("_")} == {"on"}
     view = {name for name, each in vars(Transaction).items() if not name.startswith("_") and callable(each)}
-    assert view - {"draft"} == {"append", "move_to"}, "and the methods of a dict, which go through the same doors"
+    assert view == {"append", "move_to"}, "and the methods of a dict, which go through the same doors"
+    turn = {name for name, each in vars(AsyncTurn).items() if not name.startswith("_") and callable(each)}
+    assert turn == {"append", "move_to", "transition", "messages", "load_state", "save_state", "call"}
 
 
 class Rules:
@@ -135,7 +193,7 @@ async def guarded(opener: Any) -> tuple[Any, Rules]:
 
 
 def new(store: Any, session: Any) -> Any:
-    """For `create`, which needs a record that is not there."""
+    """For `create` and `save_state`, which need a record that is not there."""
 
     class New:
         def __getattr__(self, name: str) -> Any:
@@ -143,6 +201,10 @@ def new(store: Any, session: Any) -> Any:
 
         def _create(self) -> Any:
             return store.session("new", user="u", actor="a").create({"a": 1})
+
+        def _save(self) -> Any:
+            state = AgentState.from_user_input("go", session_id="new")
+            return store.session("new", user="u", actor="a").save_state(state)
 
     return New()
 
@@ -213,7 +275,8 @@ async def test_the_store_asks_for_what_it_does(opener: Any, name: str) -> None:
     assert not await store.session("copy").exists(fresh=True)
     rules.asked.clear()
     await call(store)
-    assert rules.told() == expected
+    # A run is turns, which ask on for what its steps read and write.
+    assert (rules.told()[: len(expected)] if name == "run" else rules.told()) == expected
     whole = rules.asked[0]
     if name == "sessions":
         assert whole == Request("", "read", "session", None, None, "u")
@@ -335,3 +398,39 @@ def test_a_request_cannot_be_changed() -> None:
     request = Request("a", "read", "session", "s", None, None)
     with pytest.raises(AttributeError):
         request.actor = "root"  # type: ignore[misc]
+
+
+async def test_a_state_is_read_like_what_it_is_made_of(opener: Any) -> None:
+    rules = Rules()
+    store = await opener(access=rules)
+    state = AgentState.from_user_input("go", session_id="s")
+    state = state.model_copy(update={"memory": state.memory.note("key", "hunter2")})
+    await store.session("s").save_state(state)
+    rules.asked.clear()
+    await store.session("s").load_state()
+    asked_for = {field for action, field in rules.told()}
+    assert {None, M, P, "agent.goal", "agent.note.key"} <= asked_for
+    rules.allow = lambda request: request.field != "agent.note.key"
+    with pytest.raises(AccessDenied):
+        await store.session("s").load_state()
+    with pytest.raises(AccessDenied):
+        async with store.session("s").turn() as turn:
+            await turn.load_state()
+
+
+async def test_what_a_tool_does_to_its_user_is_asked_of_the_user(opener: Any) -> None:
+    @tool(name="like")
+    def like(user_state: Any, what: str) -> None:
+        """Remember what the user likes."""
+        user_state["likes"] = what
+
+    rules = Rules()
+    store = await opener(access=rules)
+    session = store.session("s", user="u", actor="a")
+    rules.allow = lambda request: (request.scope, request.action) != ("user", "write")
+    with pytest.raises(AccessDenied, match="'a' may not write 'likes' of user:u"):
+        await session.call(like, {"what": "tea"}, call_id="1")
+    assert await session.version(fresh=True) == 0
+    rules.allow = lambda request: True
+    await session.call(like, {"what": "tea"}, call_id="1")
+    assert await store.user("u").get("likes", fresh=True) == "tea"

@@ -20,12 +20,20 @@ from distributed_state import (
     KeyRing,
     NotFound,
     TooLarge,
+    tool,
 )
 
 OLD, NEW = KeyRing({"old": bytes(32)}), KeyRing({"old": bytes(32), "new": b"n" * 32})
 ONLY_NEW = KeyRing({"new": b"n" * 32})
 SECRETS = ("hunter2", "4111-1111", "tok-5ecret", "my password is", "moved-se", "inner-se")
 on_disk = pytest.mark.only(cold=("sqlite", "postgres"))
+
+
+@tool(name="like")
+def like(user_state: Any, what: str) -> str:
+    """Remember what the user likes."""
+    user_state["likes"] = [what]
+    return f"hunter2 likes {what}"
 
 
 async def tell_secrets(store: Any) -> None:
@@ -45,6 +53,10 @@ async def tell_secrets(store: Any) -> None:
         batch.on(session).set("x", "tok-5ecret")
         batch.on(store.user("u")).set("y", "hunter2")
     await session.write(set={"z": "hunter2"}, append=[{"role": "user", "content": "tok-5ecret"}], phase="asking")
+    async with session.turn(request_id="r1") as turn:
+        turn["w"] = "hunter2"
+        turn.outcome = {"token": "tok-5ecret"}
+    await session.call(like, {"what": "inner-se"}, call_id="c1")
     await session.fork("f")
     await store.session("f").append({"role": "user", "content": "hunter2 in the fork"})
     await session.rollback(label="before")
@@ -77,6 +89,10 @@ async def test_nothing_readable_lies_in_any_tier(opener: Any) -> None:
     assert not any(secret in exported for secret in SECRETS)
     session = store.session("s")
     assert await session.get("password") == "hunter2"
+    async with store.session("f").turn(request_id="r1") as turn:
+        assert turn.repeated, "a fork knows what was answered"
+        assert turn.outcome == {"token": "tok-5ecret"}
+    assert (await session.call(like, {"what": "inner-se"}, call_id="c2")).result == "hunter2 likes inner-se"
     assert [message.content for message in await store.session("f").messages()] == [
         "my password is hunter2", "I forget 4111-1111", "tok-5ecret", "hunter2 in the fork",
     ]  # fmt: skip
