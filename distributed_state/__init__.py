@@ -1,5 +1,6 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
+from distributed_state.access import Policy, Request
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
 from distributed_state.agent.toolbox import TOOLBOX
@@ -9,11 +10,13 @@ from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
+    AccessDenied,
     Backpressure,
     ColdUnavailable,
     ConfigurationError,
     Conflict,
     CorruptState,
+    DecryptionFailed,
     Deleted,
     DurabilityUnknown,
     Fenced,
@@ -31,7 +34,9 @@ from distributed_state.errors import (
 )
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
+from distributed_state.reencryption import Reencrypted
 from distributed_state.schema import Schema
+from distributed_state.sealing import Encryption, KeyRing
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
@@ -43,6 +48,7 @@ __all__ = [
     "DEFAULT",
     "REASONING_MACHINE",
     "TASK_MACHINE",
+    "AccessDenied",
     "AgentState",
     "AsyncLease",
     "AsyncRecord",
@@ -58,19 +64,25 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "CorruptState",
+    "DecryptionFailed",
     "Deleted",
     "DurabilityUnknown",
+    "Encryption",
     "Fenced",
     "Finding",
     "InvalidTransition",
     "Interrupted",
     "InvalidValue",
+    "KeyRing",
     "Lease",
     "LockTimeout",
     "Locked",
     "Message",
     "NotFound",
+    "Policy",
     "Record",
+    "Reencrypted",
+    "Request",
     "Role",
     "Schema",
     "SchemaMismatch",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed_state import codec
+from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.model import DELETED, PHASE, Message
 from distributed_state.settings import Settings
@@ -20,8 +21,8 @@ class Changes:
     `prepare(key, value)` makes of a value what is stored, or raises InvalidValue.
     """
 
-    def __init__(self, settings: Settings, prepare: Callable[[str, Any], Any] | None = None) -> None:
-        self._settings, self._prepare = settings, prepare
+    def __init__(self, settings: Settings, form: Form, prepare: Callable[[str, Any], Any] | None = None) -> None:
+        self._settings, self._form, self._prepare = settings, form, prepare
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -36,7 +37,7 @@ class Changes:
         name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
-        self.put(name, codec.encode(value, key))
+        self.put(name, self._form.encode(value, key))
         return value
 
     def put(self, name: bytes, data: bytes) -> None:
@@ -62,9 +63,11 @@ class Changes:
 
     def increment(self, key: str, by: int) -> None:
         """Add a whole number on the server. Several to one field add up."""
+        name = codec.encode_key(key)
+        if self._form.covers(key):
+            raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
         if type(by) is not int or abs(by) >= _EXACT:
             raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
-        name = codec.encode_key(key)
         step, _, before = self._fields.get(name, (b"i", name, b"0"))
         if step != b"i":
             raise InvalidValue(f"{key!r}: set or deleted in the same change already")
@@ -73,7 +76,7 @@ class Changes:
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
     def append(self, message: Message | dict[str, Any]) -> None:
-        data = codec.encode_message(message)
+        data = self._form.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")

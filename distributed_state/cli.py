@@ -280,6 +280,29 @@ def archiver(
 
 
 @app.command()
+def reencrypt(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+) -> None:
+    """Encrypt everything anew under the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
+
+    What is done already is skipped, so it may be broken off and repeated. Exit code 1 if a record cannot be decrypted.
+
+    Example: [cyan]distributed-state reencrypt --dry-run[/]
+    """
+    with _store(context) as store:
+        done = store.reencrypt(
+            dry_run=dry_run,
+            progress=lambda done: err.print(f"{done.records} records, {done.values} values", highlight=False),
+        )
+    what = "to encrypt anew" if dry_run else "encrypted anew"
+    counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
+    typer.echo(f"{counts}, {done.failed} records unreadable")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def migrate(context: typer.Context) -> None:
     """Bring the SQL schema up to date. Safe while others do the same; stores also do it when they open.
 

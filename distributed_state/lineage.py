@@ -43,6 +43,11 @@ def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
     return dump(segments(record, fields))
 
 
+def taken_over(data: bytes, record: str) -> bytes:
+    """The `#segments` of a state whose messages are all kept under this record."""
+    return dump(Segment(record, run.start, run.stop) for run in parse(data))
+
+
 def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
     """The runs cut down to their last `limit` messages."""
     kept: list[Segment] = []

@@ -30,6 +30,11 @@ def is_state(name: bytes) -> bool:
     return name[:1] != b"#" or name in STATE_FIELDS or name[:2] == REQUEST
 
 
+def is_value(name: bytes) -> bool:
+    """Whether what is stored under this name is a value of the user's: a field, or what a request came to."""
+    return name[:1] != b"#" or name[:2] == REQUEST
+
+
 @dataclass(frozen=True, slots=True)
 class Ref:
     """The address of a record: a scope and an id. `text` is its escaped form, the same in Redis and SQL."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from distributed_state import codec
 from distributed_state.errors import (
     ColdUnavailable,
     Conflict,
@@ -76,7 +77,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
                 raise answer
             if isinstance(answer, list):
                 tiers.see(names.partition, answer[0])
-                found[at] = Entry.read(answer[0], answer[1:])
+                found[at] = Entry.read(tiers.form(names.ref.text), answer[0], answer[1:])
     finally:
         for names, flight, entry in zip(missing, flights, found, strict=True):
             tiers.hot.land(names.ref.text, flight, entry)
@@ -124,7 +125,7 @@ async def _understand(
         return known
     if isinstance(answer, list):
         tiers.see(names.partition, answer[0])
-        return Entry.read(answer[0], answer[1:])
+        return Entry.read(tiers.form(names.ref.text), answer[0], answer[1:])
     if isinstance(answer, Cold):
         return await _hydrate(tiers, names, answer)
     await tiers.start(names.partition)
@@ -138,10 +139,11 @@ async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold) -> Entry | None:
     window = tiers.settings.recent_messages
     loaded = await tiers.port.sql(_load_cold, tiers, names.ref.text, window, since_ms)
     if loaded is None:
-        return Entry(cold.epoch, 0, {}, {})
+        return Entry(tiers.form(names.ref.text), cold.epoch, 0, {}, {})
     if not await tiers.warm.hydrate(names, cold, loaded):
         return None
-    return Entry(cold.epoch, loaded.state.version, loaded.state.fields, dict(loaded.messages))
+    state = loaded.state
+    return Entry(tiers.form(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
 def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
@@ -277,7 +279,8 @@ async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -
     await reach(tiers, names)
     rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
     fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
-    return [int(fields[name]) for step, name, _ in draft.steps if step == b"i"]
+    form = tiers.form(names.ref.text)
+    return [form.decode(fields[name], codec.decode_key(name)) for step, name, _ in draft.steps if step == b"i"]
 
 
 def _history(tiers: Tiers, text: str, version: int) -> Any:

@@ -15,6 +15,7 @@ from pydantic_core import PydanticSerializationError, SchemaValidator, core_sche
 
 from distributed_state import codec
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
 from distributed_state.hot import Entry
 from distributed_state.model import SCHEMA
@@ -196,8 +197,8 @@ class Schema(Generic[M]):
         for key, value in self._upcast(text, entry.all(), version):
             name = codec.encode_key(key)
             same = key in before and codec.encode(before[key]) == codec.encode(value)
-            fields[name] = entry.fields[name] if same else codec.encode(value, key)
-        return Entry(entry.epoch, entry.version, fields, entry.messages)
+            fields[name] = entry.fields[name] if same else entry.form.encode(value, key)
+        return Entry(entry.form, entry.epoch, entry.version, fields, entry.messages)
 
     def _upcast(self, text: str, fields: dict[str, Any], stored: int) -> Iterator[tuple[str, Any]]:
         for step in range(stored, self.version):
@@ -221,8 +222,8 @@ class Schema(Generic[M]):
 class TypedChanges(Changes):
     """Changes that a schema allows."""
 
-    def __init__(self, settings: Settings, schema: Schema[Any]) -> None:
-        super().__init__(settings, schema.prepare)
+    def __init__(self, settings: Settings, form: Form, schema: Schema[Any]) -> None:
+        super().__init__(settings, form, schema.prepare)
         self._schema = schema
 
     def delete(self, key: str) -> None:

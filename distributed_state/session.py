@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from distributed_state import codec, record, timeline
+from distributed_state.access import MESSAGES, MOVES, VERSION, Action, written
 from distributed_state.agent import saving
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
 from distributed_state.agent.state import AgentState, ToolCall
@@ -46,7 +47,21 @@ class AsyncRecord:
     def id(self) -> str:
         return self.ref.id
 
+    def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
+        """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
+        if self._home.guard is not None:
+            for each in fields:
+                self._home.guard.ask(action, ref or self._ref, each, actor=self._actor, user=self._owner)
+
+    def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
+        for action, each in written(draft.steps) if self._home.guard is not None else ():
+            self._allow(action, each, ref=ref)
+
     # Reading
+
+    def _shortcut(self) -> Callable[[str], Any]:
+        """How the blocking face may look into hot: not at all where a policy has to be asked first."""
+        return self._peek if self._home.guard is None else lambda key: MISSING
 
     def _peek(self, key: str) -> Any:
         """The field if hot knows it, else MISSING. No I/O."""
@@ -62,7 +77,9 @@ class AsyncRecord:
             value = MISSING  # not even hashable: refused below
         return entry.value(key, MISSING) if value is MISSING and not entry.deleted else value
 
-    async def _entry(self, fresh: bool = False) -> Entry:
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
+        """The record, for one who wants to read this field of it; None: all of it."""
+        self._allow("read", field)
         return await record.read(self._home.tiers(), self._names, fresh=fresh)
 
     async def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
@@ -71,7 +88,7 @@ class AsyncRecord:
         Hot answers without I/O, at most `max_staleness` seconds old; `fresh=True` asks the server. Raises
         CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
         """
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, key)
         return default if entry.deleted else self._value(entry, key, default)
 
     def _value(self, entry: Entry, key: str, default: Any) -> Any:
@@ -79,7 +96,7 @@ class AsyncRecord:
 
     async def has(self, key: str, *, fresh: bool = False) -> bool:
         """Tell whether a field is there."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, key)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
     async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
@@ -87,25 +104,28 @@ class AsyncRecord:
         return self._fields(await self._entry(fresh))
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
-        return {} if entry.deleted else entry.all()
+        fields = {} if entry.deleted else entry.all()
+        self._allow("read", *fields)
+        return fields
 
     async def version(self, *, fresh: bool = False) -> int:
         """Read the version: how many commits the record has had, 0 for a record never written."""
-        return (await self._entry(fresh)).version
+        return (await self._entry(fresh, VERSION)).version
 
     async def exists(self, *, fresh: bool = False) -> bool:
         """Tell whether the record was written and not deleted since."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, VERSION)
         return entry.version > 0 and not entry.deleted
 
     # Changing
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        return Changes(self._home.settings)
+        return Changes(self._home.settings, self._home.form(self._text))
 
     def _sign(self, draft: Draft) -> Draft:
-        """Say whose record it is, who writes, and whether it is surely new."""
+        """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
+        self._allow_steps(draft)
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
@@ -137,7 +157,7 @@ class AsyncRecord:
 
     def _counts(self, key: str) -> bool:
         """Whether whole numbers are added to this field on the server."""
-        return True
+        return not self._home.form(self._text).covers(key)
 
     async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -196,11 +216,12 @@ class AsyncRecord:
     async def increment(self, key: str, by: int | float = 1) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
 
-        Whole numbers are added on the server; floats and very large integers by a swap, exact either way as Python
-        adds them. Raises InvalidValue if the field holds no number.
+        Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
+        either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
+        codec.encode_key(key)
         if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise InvalidValue(f"{key!r}: {by!r} is not a number")
+            raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
         if type(by) is int and abs(by) < 10**15 and self._counts(key):
             changes = self._changes()
             changes.increment(key, by)
@@ -210,14 +231,16 @@ class AsyncRecord:
                 return (await record.sums(self._home.tiers(), self._names, draft, done))[0]
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
+        self._allow("read", key)
         data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
-        return codec.decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
+        return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        name = codec.encode_key(key)
+        name, form = codec.encode_key(key), self._home.form(self._text)
+        self._allow("write", key)
 
         def changed(raw: bytes | None) -> bytes:
-            return codec.encode(change(empty if raw is None else codec.decode(raw, key)), key)
+            return form.encode(change(empty if raw is None else form.decode(raw, key)), key)
 
         def draft(data: bytes) -> Draft:
             changes = self._changes()
@@ -308,6 +331,7 @@ class AsyncRecord:
         the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
         other. Waiters come in order. The task that holds it may nest.
         """
+        self._allow("lock", None)
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
 
     # The past
@@ -317,11 +341,17 @@ class AsyncRecord:
 
         Waits until they are archived; raises ColdUnavailable rather than returning fewer.
         """
-        return await timeline.history(self._home.tiers(), self._names, after, before, limit)
+        self._allow("read", None)
+        changes = await timeline.history(self._home.tiers(), self._names, after, before, limit)
+        self._allow("read", *timeline.told(changes))
+        return changes
 
     async def at(self, *, version: int) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        return await timeline.at(self._home.tiers(), self._names, version)
+        self._allow("read", None)
+        snapshot = await timeline.at(self._home.tiers(), self._names, version)
+        self._allow("read", *snapshot.fields, MESSAGES, MOVES)
+        return snapshot
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name."""
@@ -331,6 +361,7 @@ class AsyncRecord:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Read the named versions, oldest first."""
+        self._allow("read", VERSION)
         return await timeline.checkpoints(self._home.tiers(), self._names)
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
@@ -338,6 +369,7 @@ class AsyncRecord:
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         """
+        self._allow("write", None)
 
         async def once() -> int:
             draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
@@ -350,10 +382,13 @@ class AsyncRecord:
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
         """
-        tiers = self._home.tiers()
-        draft = await timeline.fork(tiers, self._names, self._changes(), version)
+        tiers, target = self._home.tiers(), self._home.keys.of(Ref(self.ref.scope, new_id))
+        self._allow("read", None)
+        self._allow("write", None, ref=target.ref)
+        draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
+        self._allow_steps(draft, target.ref)
         draft.actor = self._actor
-        return (await record.commit(tiers, self._home.keys.of(Ref(self.ref.scope, new_id)), draft)).version
+        return (await record.commit(tiers, target, draft)).version
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._text[:200]}>"
@@ -373,11 +408,12 @@ class AsyncSession(AsyncRecord):
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
+        self._allow("read", MESSAGES)
         return (await timeline.messages(self._home.tiers(), self._names, last, fresh=fresh))[1]
 
     async def phase(self, *, fresh: bool = False) -> str | None:
         """Read the phase, None if none was set."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
@@ -394,6 +430,8 @@ class AsyncSession(AsyncRecord):
         No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
         it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
         """
+        self._allow("read", MOVES)
+        self._allow("write", MOVES)
         tiers, extra = self._home.tiers(), set or {}
         return await transition(
             tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
@@ -401,7 +439,10 @@ class AsyncSession(AsyncRecord):
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
-        return await saving.load(self._home.tiers(), self._names)
+        self._allow("read", None)
+        state = await saving.load(self._home.tiers(), self._names)
+        self._allow("read", *saving.told(state))
+        return state
 
     async def save_state(self, state: AgentState) -> AgentState:
         """Save an agent's state in one commit and return it as saved, the value to go on from.

@@ -17,10 +17,12 @@ import orjson
 from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
-from distributed_state import doctor, record, upkeep
+from distributed_state import doctor, record, reencryption, upkeep
+from distributed_state.access import Action, Guard, Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
+from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound, StateError
 from distributed_state.handles import AsyncHandles
@@ -28,7 +30,9 @@ from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
+from distributed_state.reencryption import Reencrypted
 from distributed_state.schema import M, Schema
+from distributed_state.sealing import Encryption, Sealed
 from distributed_state.session import AsyncRecord
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers, mark
@@ -52,9 +56,16 @@ class AsyncStateStore(AsyncHandles):
         settings: Settings,
         make_port: Callable[[Connections], Port] = asyncio_face.AsyncioPort,
         here: Callable[[], Any] = asyncio_face.here,
+        *,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
     ) -> None:
         self.settings = settings
         self.keys = Keys(settings.namespace, settings.partitions)
+        encryption = encryption or Encryption.from_environment()
+        root = Form(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
+        self.form: Callable[[str], Form] = root.of
+        self.guard = None if access is None else Guard(access)
         self._make_port, self._here = make_port, here
         self._connections = Connections(settings.url, settings.timeout)
         self._homes: dict[Any, Tiers] = {}
@@ -66,16 +77,26 @@ class AsyncStateStore(AsyncHandles):
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        namespace: str | None = None,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
+        **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
 
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
         `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
         SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
+        `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
+        `access` is asked before everything and may deny it (see Request).
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
-        return cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        given = resolve(url=url, archive=archive, namespace=namespace, **settings)
+        return cls(given, encryption=encryption, access=access)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._opened().__await__()
@@ -170,7 +191,7 @@ class AsyncStateStore(AsyncHandles):
         for loop in [loop for loop in list(self._homes) if getattr(loop, "is_closed", bool)()]:
             self._homes.pop(loop, None)
         port = self._make_port(self._connections)
-        home = Tiers(port, self.settings, self.keys, self._cold, _replica(), self._layout)
+        home = Tiers(port, self.settings, self.keys, self.form, self._cold, _replica(), self._layout)
         # Threads of a forked child may come here at once; the first one's is everybody's.
         kept = self._homes.setdefault(self._here(), home)
         if kept is home and self.settings.archiver:
@@ -204,13 +225,21 @@ class AsyncStateStore(AsyncHandles):
         if self._connections.embedded:
             self._unusable = "an embedded store belongs to the process that opened it, and this one is forked from it"
 
+    def _allow(
+        self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
+    ) -> None:
+        if self.guard is not None:
+            self.guard.ask(action, ref, user=user, scope=scope)
+
     # Several records
 
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
         """Read the fields of several records; what is not hot comes in one round trip."""
-        handles = list(handles)
-        entries = await record.read_many(self.tiers(), [handle._names for handle in handles]) if handles else []
-        return [handle._fields(entry) for handle, entry in zip(handles, entries, strict=True)]
+        many = list(handles)
+        for handle in many:
+            handle._allow("read", None)
+        entries = await record.read_many(self.tiers(), [handle._names for handle in many]) if many else []
+        return [handle._fields(entry) for handle, entry in zip(many, entries, strict=True)]
 
     def batch(self) -> AsyncBatch:
         """Collect changes of many records; they are sent in one round trip at the end of `async with`.
@@ -246,11 +275,13 @@ class AsyncStateStore(AsyncHandles):
         Writes raise Deleted from then on. Its history stays until `purge` or `forget`.
         """
         tiers, names = self.tiers(), self.keys.of(Ref(scope, id))
+        self._allow("write", names.ref)
         entry = await record.read(tiers, names, fresh=True)
         if entry.version == 0:
             raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
         try:
-            return (await record.commit(tiers, names, upkeep.tombstone(self.settings, "delete"))).version
+            draft = upkeep.tombstone(self.settings, self.form(names.ref.text), "delete")
+            return (await record.commit(tiers, names, draft)).version
         except Deleted:
             return (await record.read(tiers, names, fresh=True)).version
 
@@ -264,18 +295,35 @@ class AsyncStateStore(AsyncHandles):
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         Ref(scope, "any")
         owner = None if user is None else escape(Ref("user", user).id)
+        self._allow("read", user=owner, scope=scope)
         return await upkeep.listing(self.tiers(), scope, owner, limit, after)
 
     async def export(self, id: str, *, scope: str = "session") -> list[str]:
         """Read a record with its whole history as JSON lines, for `import_`."""
-        return await upkeep.export(self.tiers(), self.keys.of(Ref(scope, id)))
+        names = self.keys.of(Ref(scope, id))
+        self._allow("admin", names.ref)
+        return await upkeep.export(self.tiers(), names)
 
     async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
         """Bring an exported record back, with its versions, and return its id. All or nothing.
 
         Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
         """
-        return await upkeep.import_(self.tiers(), lines, id)
+        given = upkeep.Import(lines, id)
+        self._allow("admin", given.ref)
+        return await upkeep.import_(self.tiers(), given)
+
+    async def reencrypt(
+        self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
+    ) -> Reencrypted:
+        """Encrypt anew, under the current key, what is stored under another or, with `accept_plaintext`, not at all.
+
+        History, messages and snapshots included; versions stay as they are. May run beside workers that have the
+        key already, and be broken off and repeated: what is done is skipped. `dry_run` only counts. `progress` is
+        called now and then with the counts so far. A record that cannot be decrypted is left as it is and counted.
+        """
+        self._allow("admin")
+        return await reencryption.reencrypt(self.tiers(), dry_run, progress)
 
     async def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history older than this many seconds; the present state of live records stays readable.
@@ -283,6 +331,7 @@ class AsyncStateStore(AsyncHandles):
         Versions older than that can no longer be read or restored. Forks keep what they share. Returns counts of
         records, changes and messages.
         """
+        self._allow("admin")
         return await upkeep.purge(self.tiers(), older_than)
 
     async def forget(self, user: str) -> int:
@@ -290,6 +339,7 @@ class AsyncStateStore(AsyncHandles):
 
         Leaves hashed ids with their last version, so that no version is used twice. Returns the number of records.
         """
+        self._allow("admin", user=escape(Ref("user", user).id))
         return await upkeep.forget(self.tiers(), user)
 
     async def upcast(
@@ -353,6 +403,7 @@ class AsyncBatch:
             return
         drafts = self._batch._drafts()
         for handle, draft in drafts:
+            handle._allow_steps(draft)
             draft.owner, draft.actor = handle._owner, handle._actor
         attempts = [handle._attempt(draft) for handle, draft in drafts]
         writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
+from distributed_state.access import Policy
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
@@ -20,7 +21,9 @@ from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
 from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.reencryption import Reencrypted
 from distributed_state.schema import M, Schema
+from distributed_state.sealing import Encryption
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
@@ -35,7 +38,7 @@ class Record:
 
     def __init__(self, twin: AsyncRecord) -> None:
         self._twin = twin
-        self._peek = twin._peek
+        self._peek = twin._shortcut()
 
     @property
     def ref(self) -> Ref:
@@ -244,8 +247,10 @@ class Batch:
 
 
 class StateStore:
-    def __init__(self, settings: Settings) -> None:
-        self._twin = AsyncStateStore(settings, BlockingPort, here)
+    def __init__(
+        self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
+    ) -> None:
+        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
         self._twin.dress = _dress
 
     @property
@@ -258,9 +263,17 @@ class StateStore:
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        namespace: str | None = None,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
+        **settings: Any,
     ) -> Self:
-        store = cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        given = resolve(url=url, archive=archive, namespace=namespace, **settings)
+        store = cls(given, encryption=encryption, access=access)
         finish(store._twin.__aenter__())
         return store
 
@@ -354,6 +367,9 @@ class StateStore:
 
     def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
         return finish(self._twin.import_(lines, id=id))
+
+    def reencrypt(self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None) -> Reencrypted:
+        return finish(self._twin.reencrypt(dry_run=dry_run, progress=progress))
 
     def purge(self, *, older_than: float) -> dict[str, int]:
         return finish(self._twin.purge(older_than=older_than))

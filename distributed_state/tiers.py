@@ -12,7 +12,9 @@ from typing import Any, Protocol
 
 import orjson
 
+from distributed_state.access import Guard
 from distributed_state.archiver import Archiver
+from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.hot import Hot
@@ -36,9 +38,17 @@ class Tiers:
     """Hot, warm and cold, with what moves between them."""
 
     def __init__(
-        self, port: Port, settings: Settings, keys: Keys, cold: ColdStore, replica: str, layout: dict[str, Any]
+        self,
+        port: Port,
+        settings: Settings,
+        keys: Keys,
+        form: Callable[[str], Form],
+        cold: ColdStore,
+        replica: str,
+        layout: dict[str, Any],
     ) -> None:
         self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
+        self.form = form
         self.warm = Warm(port, settings, replica)
         self.hot = Hot(
             port,
@@ -154,6 +164,8 @@ class Home(Protocol):
 
     settings: Settings
     keys: Keys
+    form: Callable[[str], Form]
+    guard: Guard | None
     dress: Callable[[Any], Any]
 
     def tiers(self) -> Tiers: ...

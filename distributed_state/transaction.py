@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from types import TracebackType
 from typing import Any, Protocol
 
 from distributed_state import codec
+from distributed_state.access import MOVES, VERSION, Action
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
@@ -23,8 +24,8 @@ class Transaction(MutableMapping[str, Any]):
     As in a dict, changing a list or object that was read or set here changes the field.
     """
 
-    def __init__(self, entry: Entry, changes: Changes) -> None:
-        self._entry, self._changes = entry, changes
+    def __init__(self, entry: Entry, changes: Changes, allow: Callable[..., None]) -> None:
+        self._entry, self._changes, self._allow = entry, changes, allow
         self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
         self._over = False
 
@@ -36,12 +37,14 @@ class Transaction(MutableMapping[str, Any]):
     @property
     def phase(self) -> str | None:
         """The phase before this transaction."""
+        self._allow("read", MOVES)
         phase = self._entry.fields.get(PHASE)
         return None if phase is None else phase.decode("utf-8", "surrogatepass")
 
     def __getitem__(self, key: str) -> Any:
         value = self._now.get(key, _MISSING)
         if value is _MISSING:
+            self._allow("read", key)
             value = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
             if isinstance(value, (dict, list)):
                 self._now[key] = value
@@ -94,7 +97,8 @@ class Transaction(MutableMapping[str, Any]):
         return draft
 
     def _stored(self, key: str) -> bytes | None:
-        return self._entry.fields.get(codec.encode_key(key))
+        data = self._entry.fields.get(codec.encode_key(key))
+        return None if data is None else self._entry.form.open(data, key)
 
     def _open(self) -> Changes:
         if self._over:
@@ -105,7 +109,8 @@ class Transaction(MutableMapping[str, Any]):
 class Handle(Protocol):
     """What a transaction needs of its record."""
 
-    async def _entry(self, fresh: bool = False) -> Entry: ...
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry: ...
+    def _allow(self, action: Action, *fields: str | None) -> None: ...
     def _changes(self) -> Changes: ...
     async def _commit(self, draft: Draft) -> Any: ...
 
@@ -117,8 +122,8 @@ class AsyncTransaction:
         self._handle = handle
 
     async def __aenter__(self) -> Transaction:
-        entry = await self._handle._entry(fresh=True)
-        self._view = Transaction(entry, self._handle._changes())
+        entry = await self._handle._entry(True, VERSION)
+        self._view = Transaction(entry, self._handle._changes(), self._handle._allow)
         return self._view
 
     async def __aexit__(

@@ -12,6 +12,7 @@ from typing import Any, Generic
 
 from distributed_state import codec, record, upkeep
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.hot import MISSING, Entry
 from distributed_state.model import SCHEMA, Ref, escape
@@ -21,7 +22,7 @@ from distributed_state.tiers import Home
 from distributed_state.warm import Committed, Draft
 
 _ROUNDS = 100
-_UNWRITTEN = Entry("", 0, {}, {})
+_UNWRITTEN = Entry(Form("", ""), "", 0, {}, {})
 _PAGE, _SHOWN = 500, 100
 
 
@@ -52,8 +53,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     def _peek(self, key: str) -> Any:
         return MISSING  # what is read here is checked first
 
-    async def _entry(self, fresh: bool = False) -> Entry:
-        return self._schema.view(self._text, await super()._entry(fresh))
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
+        return self._schema.view(self._text, await super()._entry(fresh, field))
 
     def _value(self, entry: Entry, key: str, default: Any) -> Any:
         if codec.encode_key(key) not in entry.fields:
@@ -74,12 +75,17 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         Absent fields take the model's defaults; NotFound if nothing was written yet and these do not do. Raises
         CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
-        return self._schema.read(self._text, await self._entry(fresh))
+        return self._read(await self._entry(fresh))
+
+    def _read(self, entry: Entry) -> M:
+        """The model, if all of it may be read."""
+        self._allow("read", *(codec.decode_key(name) for name in entry.fields if name[:1] != b"#"))
+        return self._schema.read(self._text, entry)
 
     # Changing
 
     def _changes(self) -> TypedChanges:
-        return TypedChanges(self._home.settings, self._schema)
+        return TypedChanges(self._home.settings, self._home.form(self._text), self._schema)
 
     def _unchecked(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
         """What differs between two sets of fields, which were checked as a whole."""
@@ -126,7 +132,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return await record.until_no_conflict(self._home.tiers(), once)
 
     def _counts(self, key: str) -> bool:
-        return self._schema.countable(key)
+        return super()._counts(key) and self._schema.countable(key)
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         name, empty, fresh = codec.encode_key(key), self._schema.default(key, empty), False
@@ -143,7 +149,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
                 draft.expectations.append((name, None if stored.deleted else stored.fields.get(name)))
             else:
                 draft.expected = stored.version
-            return codec.encode(value, key), await self._commit(draft)
+            return self._home.form(self._text).encode(value, key), await self._commit(draft)
 
         return await record.until_no_conflict(self._home.tiers(), once)
 
@@ -269,7 +275,7 @@ class AsyncEdit(Generic[M]):
 
     async def __aenter__(self) -> M:
         self._entry = await self._handle._entry(fresh=True)
-        self._model = self._schema.read(self._handle._text, self._entry)
+        self._model = self._handle._read(self._entry)
         self._before = self._schema.dump(self._model)
         return self._model
 

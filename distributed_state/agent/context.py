@@ -1,4 +1,4 @@
-"""What a model is told: the conversation's end and everything known beside it. Law: one look, one round trip at most."""
+"""What a model is told: the end of the conversation and what is known beside it. Law: one round trip at most."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ class Context:
         return [*([Message(role="system", content=text)] if text else []), *self.messages]
 
 
-async def look(
-    tiers: Tiers, many: list[tuple[str, RecordKeys]], last: int, counter: Counter
-) -> Context:
+async def look(tiers: Tiers, many: list[tuple[str, RecordKeys]], last: int, counter: Counter) -> Context:
     """The session, which comes first, and the others: what is not hot comes in one exchange."""
     if type(last) is not int or last < 0:
         raise InvalidValue(f"last is an int from 0 on, not {last!r}")

@@ -20,7 +20,7 @@ from distributed_state import StateStore, cli
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "forget"),
-    *("export", "import", "archiver", "migrate", "upcast", "replay"),
+    *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay"),
 ]
 
 

@@ -21,13 +21,13 @@ FLOORS = [
     {"errors"},
     {"model"},
     {"keys", "codec", "settings", "lineage", "servers"},
-    {"port"},
+    {"port", "sealing", "access"},
     {"warm", "hot", "link", "cold"},
     {"lease", "changes"},
     {"archiver", "transaction", "schema"},
     {"tiers"},
     {"record", "doctor"},
-    {"timeline", "upkeep"},
+    {"timeline", "upkeep", "reencryption"},
     {"agent"},
     {"session"},
     {"typed"},
@@ -45,7 +45,7 @@ HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 DOORS = {
     "redis": "port", "hiredis": "port", "fakeredis": "port",
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold",
-    "typer": "cli", "rich": "cli",
+    "typer": "cli", "rich": "cli", "cryptography": "sealing",
 }  # fmt: skip
 
 # Time and concurrency belong to the port. Two parts stand outside the core: programs and servers that are run beside
