@@ -136,6 +136,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         name, empty, fresh = codec.encode_key(key), self._schema.default(key, empty), False
+        self._allow("write", key)
 
         async def once() -> tuple[bytes, Committed]:
             nonlocal fresh
@@ -180,7 +181,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     async def _ready(self, entry: Entry) -> Entry:
         if self._behind(entry):
-            await self.upcast()
+            await self._bring_up()
             entry = await record.read(self._home.tiers(), self._names, fresh=True)
         self._schema.version_of(self._text, entry.fields.get(SCHEMA))
         return entry
@@ -226,13 +227,14 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         if draft.expected not in (None, entry.version):
             text = f"{self._text[:200]}: expected version {draft.expected}, found version {entry.version}"
             raise Conflict(text, version=entry.version)
-        done = await self.upcast()
+        done = await self._bring_up()
         # A commit of ours came between; whoever expected the version before it still may.
         if done is not None and draft.expected == done - 1:
             draft.expected = done
 
     async def is_older(self) -> bool:
         """Tell whether `upcast` would change the record. Raises what it would raise."""
+        self._allow("read", None)
         stored = await record.read(self._home.tiers(), self._names, fresh=True)
         return self._upcasting(stored) is not None
 
@@ -241,7 +243,10 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """
+        self._allow("write", None)
+        return await self._bring_up()
 
+    async def _bring_up(self) -> int | None:
         async def once() -> int | None:
             draft = self._upcasting(await record.read(self._home.tiers(), self._names, fresh=True))
             return None if draft is None else (await super(AsyncTypedRecord, self)._send(draft)).version

@@ -8,14 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from below import everything_in_redis, redis_of
 from faces import core
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from distributed_state import (
+    AccessDenied,
     Conflict,
     CorruptState,
     Deleted,
+    Encryption,
     InvalidValue,
+    KeyRing,
     NotFound,
     Schema,
     SchemaMismatch,
@@ -415,6 +419,44 @@ async def test_a_version_that_is_none_is_reported(store: Any) -> None:
     for attempt in (store.session("s", schema=NEW).load, lambda: store.session("s", schema=NEW).set("name", "x")):
         with pytest.raises(CorruptState, match="#schema holds no version"):
             await attempt()
+
+
+async def test_what_is_encrypted_is_typed_all_the_same(opener: Any) -> None:
+    store = await opener(encryption=Encryption(KeyRing({"k": bytes(32)})))
+    await store.session("s", schema=Old).set_many({"n": 3, "name": "hunter2"})
+    session = store.session("s", schema=NEW)
+    assert await session.load() == New(total=1003, name="hunter2")
+    assert await session.increment("total") == 1004
+    assert await session.increment("limited") == 6
+    await session.append_to("tags", "a")
+    async with session.edit() as model:
+        model.tags.append("b")
+    async with session.turn() as turn:
+        turn["options"] = {"x": 1}
+    assert await session.load() == New(total=1004, name="hunter2", limited=6, tags=["a", "b"], options={"x": 1})
+    assert await stamp(store) == b"2"
+    with redis_of(store) as client:
+        assert b"hunter2" not in everything_in_redis(client)
+
+
+async def test_a_policy_is_asked_for_the_fields_of_a_model(opener: Any) -> None:
+    store = await opener(access=lambda request: request.actor == "root" or request.field not in ("limited", None))
+    await store.session("s", schema=Old, actor="root").set("n", 3)
+    session, root = store.session("s", schema=NEW), store.session("s", schema=NEW, actor="root")
+    assert await session.set("total", 5) == 3, "a write brings the record up, whoever writes"
+    await root.set("limited", 7)
+    for denied in (
+        session.load,
+        session.get_all,
+        session.upcast,
+        session.is_older,
+        lambda: session.set("limited", 1),
+        lambda: session.increment("limited"),
+        lambda: session.modify(lambda model: None),
+    ):
+        with pytest.raises(AccessDenied):
+            await denied()
+    assert await root.load() == New(total=5, limited=7)
 
 
 # Old and new workers side by side

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, field_serializer, field_validator
 
 from distributed_state import InvalidValue, Schema, codec
+from distributed_state.codec import Form
 from distributed_state.hot import Entry
 from distributed_state.model import SCHEMA
 
@@ -101,7 +102,9 @@ EVERYTHING = Schema.of(Everything)
 
 
 def entry(fields: dict[str, Any]) -> Entry:
-    return Entry("e", 1, {codec.encode_key(key): codec.encode(value) for key, value in fields.items()}, {})
+    return Entry(
+        Form("n", "r"), "e", 1, {codec.encode_key(key): codec.encode(value) for key, value in fields.items()}, {}
+    )
 
 
 @given(st.fixed_dictionaries({}, optional=VALUES))
