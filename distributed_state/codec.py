@@ -209,9 +209,13 @@ class Form:
         text = f"{self.record[:200]}: {what} {how} {why}"
         return DecryptionFailed(text, record=self.record, field=name, key=key)
 
+    def text(self, value: Any, key: str) -> bytes:
+        """JSON text of a field's value. Raises InvalidValue."""
+        return encode(value, key)
+
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""
-        return self.seal(encode(value, key), key)
+        return self.seal(self.text(value, key), key)
 
     def decode(self, data: bytes, key: str) -> Any:
         """The value of a field from its stored bytes."""

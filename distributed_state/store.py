@@ -337,6 +337,8 @@ class AsyncStateStore:
         History, messages and snapshots included; versions stay as they are. May run beside workers that have the
         key already, and be broken off and repeated: what is done is skipped. `dry_run` only counts. `progress` is
         called now and then with the counts so far. A record that cannot be decrypted is left as it is and counted.
+        Not reached are backups, logs of Redis and SQL, and of what was plain once a checksum of 32 bits in the id of
+        its event: `purge` removes those.
         """
         self._allow("admin")
         return await reencryption.reencrypt(self.tiers(), dry_run, progress)
