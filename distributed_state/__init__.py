@@ -7,6 +7,7 @@ from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
+from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
     AccessDenied,
@@ -25,6 +26,7 @@ from distributed_state.errors import (
     Locked,
     LockTimeout,
     NotFound,
+    SchemaMismatch,
     StateError,
     TooLarge,
     Unavailable,
@@ -33,12 +35,14 @@ from distributed_state.errors import (
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
 from distributed_state.reencryption import Reencrypted
+from distributed_state.schema import Schema
 from distributed_state.sealing import Encryption, KeyRing
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Lease, Record, Session, StateStore, Turn
+from distributed_state.sync import Record, Session, StateStore, TypedRecord, TypedSession
 from distributed_state.transaction import Transaction
+from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession, Upcast
 
 __all__ = [
     "DEFAULT",
@@ -51,6 +55,8 @@ __all__ = [
     "AsyncSession",
     "AsyncStateStore",
     "AsyncTurn",
+    "AsyncTypedRecord",
+    "AsyncTypedSession",
     "Backpressure",
     "Change",
     "Checkpoint",
@@ -78,6 +84,8 @@ __all__ = [
     "Reencrypted",
     "Request",
     "Role",
+    "Schema",
+    "SchemaMismatch",
     "Session",
     "SessionInfo",
     "Settings",
@@ -91,7 +99,10 @@ __all__ = [
     "ToolCall",
     "Transaction",
     "Turn",
+    "TypedRecord",
+    "TypedSession",
     "Unavailable",
+    "Upcast",
     "WarmUnavailable",
     "Workflow",
     "WorkingMemory",

@@ -32,11 +32,13 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self._fields or self._first or self._last)
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: Any) -> Any:
+        """Set a field, and return the value as it is stored."""
         name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
         self.put(name, self._form.encode(value, key))
+        return value
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""

@@ -13,6 +13,7 @@
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
     │   └── DecryptionFailed     ... because of their key, their place, or because they are not encrypted
+    ├── SchemaMismatch           the record's schema version and this worker's do not fit
     ├── AccessDenied             the store's policy does not allow it; nothing was asked of a server
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
@@ -119,6 +120,21 @@ def _undecrypted(message: str, record: str, field: str, key: str) -> DecryptionF
 
 class AccessDenied(StateError):
     """The access policy of the store does not allow this. Nothing was read or written."""
+
+
+class SchemaMismatch(StateError):
+    """The record is of schema version `stored`, and this worker cannot bring it to `known`. Nothing was changed."""
+
+    def __init__(self, message: str, *, stored: int = 0, known: int = 0) -> None:
+        super().__init__(message)
+        self.stored, self.known = stored, known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mismatch, (str(self), self.stored, self.known)
+
+
+def _mismatch(message: str, stored: int, known: int) -> SchemaMismatch:
+    return SchemaMismatch(message, stored=stored, known=known)
 
 
 class Unavailable(StateError):

@@ -19,9 +19,9 @@ SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
 MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
 
 # Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
-PHASE, OWNER, DELETED, PARENT = b"#phase", b"#owner", b"#deleted", b"#parent"
+PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#parent", b"#schema"
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
-STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, b"#schema"})
+STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA})
 REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
 
 

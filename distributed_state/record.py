@@ -228,7 +228,7 @@ async def _carry_through(
         if isinstance(answer, Committed):
             return answer
         if isinstance(answer, Swap):
-            raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer", found=(answer.raw,))
+            raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
         if isinstance(answer, Cold):
             entry = await _hydrate(tiers, names, answer)
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""

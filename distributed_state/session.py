@@ -7,41 +7,25 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from types import TracebackType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from distributed_state import codec, record, timeline
-from distributed_state.access import MESSAGES, MOVES, VERSION, Action, Guard, written
+from distributed_state.access import MESSAGES, MOVES, VERSION, Action, written
 from distributed_state.agent import saving
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn, call_once
 from distributed_state.changes import Changes
-from distributed_state.codec import Form
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
-from distributed_state.keys import Keys
 from distributed_state.lease import AsyncLease
 from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, Written, escape
-from distributed_state.settings import Settings
-from distributed_state.tiers import Tiers
-from distributed_state.transaction import Transaction
+from distributed_state.tiers import Home
+from distributed_state.transaction import AsyncTransaction, Transaction
 from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
-
-
-class Home(Protocol):
-    """What a handle needs of its store."""
-
-    settings: Settings
-    keys: Keys
-    form: Callable[[str], Form]
-    guard: Guard | None
-    dress: Callable[[Any], Any]
-
-    def tiers(self) -> Tiers: ...
 
 
 class AsyncRecord:
@@ -105,7 +89,10 @@ class AsyncRecord:
         CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
         """
         entry = await self._entry(fresh, key)
-        return default if entry.deleted else entry.value(key, default)
+        return default if entry.deleted else self._value(entry, key, default)
+
+    def _value(self, entry: Entry, key: str, default: Any) -> Any:
+        return entry.value(key, default)
 
     async def has(self, key: str, *, fresh: bool = False) -> bool:
         """Tell whether a field is there."""
@@ -114,9 +101,9 @@ class AsyncRecord:
 
     async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
         """Read all fields."""
-        return self._all(await self._entry(fresh))
+        return self._fields(await self._entry(fresh))
 
-    def _all(self, entry: Entry) -> dict[str, Any]:
+    def _fields(self, entry: Entry) -> dict[str, Any]:
         fields = {} if entry.deleted else entry.all()
         self._allow("read", *fields)
         return fields
@@ -151,7 +138,26 @@ class AsyncRecord:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
+        return await self._send(draft)
+
+    async def _send(self, draft: Draft) -> Committed:
         return await record.commit(self._home.tiers(), self._names, draft)
+
+    def _attempt(self, draft: Draft) -> Draft:
+        """The change as it goes into a batch; if it is another one and meets a Conflict, `_send` repeats it."""
+        return draft
+
+    async def _ready(self, entry: Entry) -> Entry:
+        """What a turn begins with, when it holds the record and read this."""
+        return entry
+
+    def _stamp(self, draft: Draft, entry: Entry) -> Draft:
+        """The change as it ends a turn, which began with this and held the record since."""
+        return draft
+
+    def _counts(self, key: str) -> bool:
+        """Whether whole numbers are added to this field on the server."""
+        return not self._home.form(self._text).covers(key)
 
     async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -216,7 +222,7 @@ class AsyncRecord:
         codec.encode_key(key)
         if isinstance(by, bool) or not isinstance(by, (int, float)):
             raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
-        if type(by) is int and abs(by) < 10**15 and not self._home.form(self._text).covers(key):
+        if type(by) is int and abs(by) < 10**15 and self._counts(key):
             changes = self._changes()
             changes.increment(key, by)
             draft = changes.draft("increment")
@@ -288,12 +294,15 @@ class AsyncRecord:
         A deleted record starts anew; its version goes on.
         """
         changes = self._changes()
+        changes.set_many(values or {})
+        return (await self._commit(self._creation(changes))).version
+
+    def _creation(self, changes: Changes) -> Draft:
         changes.undelete()
         changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
-        changes.set_many(values or {})
         draft = changes.draft("create")
         draft.deleted = "create"
-        return (await self._commit(draft)).version
+        return draft
 
     def transaction(self) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.
@@ -478,22 +487,3 @@ class AsyncSession(AsyncRecord):
         A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
         """
         return await call_once(self.turn(request_id=f"{turn_id}/{call_id}", wait=wait), tool, arguments, call_id)
-
-
-class AsyncTransaction:
-    """The `async with` around a Transaction."""
-
-    def __init__(self, handle: AsyncRecord) -> None:
-        self._handle = handle
-
-    async def __aenter__(self) -> Transaction:
-        entry = await self._handle._entry(True, VERSION)
-        self._view = Transaction(entry, self._handle._changes(), self._handle._allow)
-        return self._view
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        draft = self._view._draft() if error is None else None
-        if draft is not None:
-            await self._handle._commit(draft)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from functools import cache
 from types import TracebackType
 from typing import Any, Self
@@ -24,24 +24,28 @@ from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
 from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
+from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound, StateError
+from distributed_state.handles import AsyncHandles
 from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
 from distributed_state.reencryption import Reencrypted
+from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption, Sealed
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.session import AsyncRecord
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers, mark
 from distributed_state.transaction import Batch
+from distributed_state.typed import Upcast, upcast_many
+from distributed_state.warm import Committed
 
 LAYOUT = 1
 EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
 _open_stores: weakref.WeakSet[AsyncStateStore] = weakref.WeakSet()
 
 
-class AsyncStateStore:
+class AsyncStateStore(AsyncHandles):
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 
     It may be used from several event loops; each gets connections and a hot tier of its own.
@@ -227,27 +231,7 @@ class AsyncStateStore:
         if self.guard is not None:
             self.guard.ask(action, ref, user=user, scope=scope)
 
-    # Records
-
-    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> AsyncSession:
-        """A conversation by its id, or a new one. No I/O.
-
-        `user` owns it from its first write on; `actor` is noted with every change made through this handle.
-        """
-        ref = Ref("session", secrets.token_hex(16) if id is None else id)
-        return AsyncSession(self, ref, user=user, actor=actor, fresh=id is None)
-
-    def user(self, id: str, *, actor: str = "") -> AsyncRecord:
-        """What is kept about a user, across sessions. No I/O."""
-        return AsyncRecord(self, Ref("user", id), user=id, actor=actor)
-
-    def app(self, id: str, *, actor: str = "") -> AsyncRecord:
-        """What all users of an application share. No I/O."""
-        return AsyncRecord(self, Ref("app", id), actor=actor)
-
-    def task(self, id: str, *, user: str | None = None, actor: str = "") -> AsyncRecord:
-        """The state of a piece of work. No I/O."""
-        return AsyncRecord(self, Ref("task", id), user=user, actor=actor)
+    # Several records
 
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
         """Read the fields of several records; what is not hot comes in one round trip."""
@@ -255,7 +239,7 @@ class AsyncStateStore:
         for handle in many:
             handle._allow("read", None)
         entries = await record.read_many(self.tiers(), [handle._names for handle in many]) if many else []
-        return [handle._all(entry) for handle, entry in zip(many, entries, strict=True)]
+        return [handle._fields(entry) for handle, entry in zip(many, entries, strict=True)]
 
     def batch(self) -> AsyncBatch:
         """Collect changes of many records; they are sent in one round trip at the end of `async with`.
@@ -360,6 +344,24 @@ class AsyncStateStore:
         self._allow("admin", user=escape(Ref("user", user).id))
         return await upkeep.forget(self.tiers(), user)
 
+    async def upcast(
+        self,
+        schema: type[M] | Schema[M],
+        *,
+        scope: str = "session",
+        user: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[Upcast], None] | None = None,
+    ) -> Upcast:
+        """Bring the records of a scope up to this schema's version, as their next write would; the counts.
+
+        Records that cannot be are counted as failed, stay as they are and do not end it; `dry_run` only counts. At most
+        `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
+        meanwhile is left to the next run. All records of the scope are taken to be of this schema.
+        """
+        return await upcast_many(self, schema, scope, user, dry_run, limit, progress)
+
     async def archive(self) -> int:
         """Archive everything written so far, by whomever; how many commits this replica archived for it."""
         return await self.tiers().archiver.drain()
@@ -405,9 +407,13 @@ class AsyncBatch:
         for handle, draft in drafts:
             handle._allow_steps(draft)
             draft.owner, draft.actor = handle._owner, handle._actor
-        results = await record.commit_many(self._store.tiers(), [(handle._names, draft) for handle, draft in drafts])
+        attempts = [handle._attempt(draft) for handle, draft in drafts]
+        writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]
+        results = await record.commit_many(self._store.tiers(), writes)
         failed: StateError | None = None
-        for (handle, _), result in zip(drafts, results, strict=True):
+        for (handle, draft), attempt, result in zip(drafts, attempts, results, strict=True):
+            if isinstance(result, Conflict) and attempt is not draft:
+                result = await _outcome(handle._send(draft))
             if isinstance(result, StateError):
                 failed = failed or result
             else:
@@ -415,6 +421,13 @@ class AsyncBatch:
         if failed is not None:
             failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
             raise failed
+
+
+async def _outcome(sending: Awaitable[Committed]) -> Committed | StateError:
+    try:
+        return await sending
+    except StateError as error:
+        return error
 
 
 def resolve(**given: Any) -> Settings:

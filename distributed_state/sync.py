@@ -5,9 +5,9 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, overload
 
 from distributed_state.access import Policy
 from distributed_state.agent.machine import DEFAULT, StateMachine
@@ -15,60 +15,22 @@ from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
+from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.reencryption import Reencrypted
+from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption
-from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction
+from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
-from distributed_state.transaction import Transaction
+from distributed_state.transaction import AsyncTransaction, Transaction
+from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession, Upcast
 
 T = TypeVar("T")
-
-
-class Lease:
-    def __init__(self, twin: AsyncLease) -> None:
-        self._twin = twin
-
-    @property
-    def token(self) -> int:
-        return self._twin.token
-
-    @property
-    def lost(self) -> bool:
-        return self._twin.lost
-
-    def acquire(self) -> Self:
-        finish(self._twin.acquire())
-        return self
-
-    def release(self) -> None:
-        finish(self._twin.release())
-
-    def __enter__(self) -> Self:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
-
-
-class TransactionBody:
-    def __init__(self, twin: AsyncTransaction) -> None:
-        self._twin = twin
-
-    def __enter__(self) -> Transaction:
-        return finish(self._twin.__aenter__())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
 
 
 class Record:
@@ -230,114 +192,38 @@ class Session(Record):
         return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
 
 
-class Turn(MutableMapping[str, Any]):
-    def __init__(self, twin: AsyncTurn) -> None:
-        self._twin = twin
+class TypedRecord(Record, Generic[M]):
+    _twin: AsyncTypedRecord[M]
 
-    def __getitem__(self, key: str) -> Any:
-        return self._twin[key]
+    def load(self, *, fresh: bool = False) -> M:
+        return finish(self._twin.load(fresh=fresh))
 
-    def __setitem__(self, key: str, value: Any) -> None:
-        self._twin[key] = value
+    def create(self, values: M | Mapping[str, Any] | None = None) -> int:
+        return finish(self._twin.create(values))
 
-    def __delitem__(self, key: str) -> None:
-        del self._twin[key]
+    def edit(self) -> Edit[M]:
+        return Edit(self._twin.edit())
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._twin)
+    def modify(self, change: Callable[[M], M | None]) -> M:
+        return finish(self._twin.modify(change))
 
-    def __len__(self) -> int:
-        return len(self._twin)
+    def is_older(self) -> bool:
+        return finish(self._twin.is_older())
 
-    @property
-    def version(self) -> int:
-        return self._twin.version
+    def upcast(self) -> int | None:
+        return finish(self._twin.upcast())
 
-    @property
-    def phase(self) -> str | None:
-        return self._twin.phase
 
-    @property
-    def pending(self) -> tuple[Message, ...]:
-        return self._twin.pending
+class TypedSession(TypedRecord[M], Session):
+    _twin: AsyncTypedSession[M]
 
-    @property
-    def token(self) -> int:
-        return self._twin.token
 
-    @property
-    def lost(self) -> bool:
-        return self._twin.lost
+def _session(twin: AsyncSession) -> Session:
+    return TypedSession(twin) if isinstance(twin, AsyncTypedSession) else Session(twin)
 
-    @property
-    def epoch(self) -> str:
-        return self._twin.epoch
 
-    @property
-    def suspends(self) -> bool:
-        return self._twin.suspends
-
-    @property
-    def state(self) -> AgentState | None:
-        return self._twin.state
-
-    def load_state(self) -> AgentState | None:
-        return finish(self._twin.load_state())
-
-    def save_state(self, state: AgentState) -> None:
-        return finish(self._twin.save_state(state))
-
-    @property
-    def request_id(self) -> str | None:
-        return self._twin.request_id
-
-    @property
-    def session(self) -> Session:
-        return self._twin.session  # type: ignore[no-any-return]  # see _dress
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        return self._twin.tool_calls
-
-    @property
-    def repeated(self) -> bool:
-        return self._twin.repeated
-
-    @property
-    def written(self) -> Written | None:
-        return self._twin.written
-
-    @property
-    def outcome(self) -> Any:
-        return self._twin.outcome
-
-    @outcome.setter
-    def outcome(self, value: Any) -> None:
-        self._twin.outcome = value
-
-    def append(self, *messages: Message | dict[str, Any]) -> None:
-        return self._twin.append(*messages)
-
-    def move_to(self, phase: str | None) -> None:
-        return self._twin.move_to(phase)
-
-    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
-        return self._twin.transition(event, machine=machine)
-
-    def messages(self, *, last: int | None = None) -> list[Message]:
-        return finish(self._twin.messages(last=last))
-
-    def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
-        return finish(self._twin.call(tool, arguments, call_id=call_id))
-
-    def __enter__(self) -> Self:
-        finish(self._twin.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
+def _record(twin: AsyncRecord) -> Record:
+    return TypedRecord(twin) if isinstance(twin, AsyncTypedRecord) else Record(twin)
 
 
 class Batch:
@@ -402,17 +288,48 @@ class StateStore:
     def close(self) -> None:
         finish(self._twin.close())
 
-    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> Session:
-        return Session(self._twin.session(id, user=user, actor=actor))
+    @overload
+    def session(
+        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: None = None
+    ) -> Session: ...
+    @overload
+    def session(
+        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+    ) -> TypedSession[M]: ...
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        actor: str = "",
+        schema: type[M] | Schema[M] | None = None,
+    ) -> Session:
+        return _session(self._twin.session(id, user=user, actor=actor, schema=schema))
 
-    def user(self, id: str, *, actor: str = "") -> Record:
-        return Record(self._twin.user(id, actor=actor))
+    @overload
+    def user(self, id: str, *, actor: str = "", schema: None = None) -> Record: ...
+    @overload
+    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> TypedRecord[M]: ...
+    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> Record:
+        return _record(self._twin.user(id, actor=actor, schema=schema))
 
-    def app(self, id: str, *, actor: str = "") -> Record:
-        return Record(self._twin.app(id, actor=actor))
+    @overload
+    def app(self, id: str, *, actor: str = "", schema: None = None) -> Record: ...
+    @overload
+    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> TypedRecord[M]: ...
+    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> Record:
+        return _record(self._twin.app(id, actor=actor, schema=schema))
 
-    def task(self, id: str, *, user: str | None = None, actor: str = "") -> Record:
-        return Record(self._twin.task(id, user=user, actor=actor))
+    @overload
+    def task(self, id: str, *, user: str | None = None, actor: str = "", schema: None = None) -> Record: ...
+    @overload
+    def task(
+        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+    ) -> TypedRecord[M]: ...
+    def task(
+        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M] | None = None
+    ) -> Record:
+        return _record(self._twin.task(id, user=user, actor=actor, schema=schema))
 
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
         return finish(self._twin.get_many([handle._twin for handle in handles]))
@@ -460,6 +377,20 @@ class StateStore:
     def forget(self, user: str) -> int:
         return finish(self._twin.forget(user))
 
+    def upcast(
+        self,
+        schema: type[M] | Schema[M],
+        *,
+        scope: str = "session",
+        user: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[Upcast], None] | None = None,
+    ) -> Upcast:
+        return finish(
+            self._twin.upcast(schema, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=progress)
+        )
+
     def archive(self) -> int:
         return finish(self._twin.archive())
 
@@ -472,16 +403,18 @@ class StateStore:
 
 def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
     """What user code is given on this face."""
-    return Session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
+    return _session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 
 
 def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
-    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)):
+    typed = (TypedRecord, AsyncTypedRecord), (TypedSession, AsyncTypedSession), (Edit, AsyncEdit)
+    bodies = (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)
+    for face, twin in (*pairs, *typed, *bodies):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
-            text = getattr(vars(twin).get(name), "__doc__", None)
+            text = getattr(getattr(twin, name, None), "__doc__", None)
             if text and not name.startswith("_"):
                 target = getattr(method, "__func__", method)
                 if not isinstance(target, property):

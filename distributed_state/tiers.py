@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
+from distributed_state.access import Guard
 from distributed_state.archiver import Archiver
 from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
@@ -156,3 +157,15 @@ class Tiers:
                 await step()
             except StateError as error:
                 log.warning("close: %s", error)
+
+
+class Home(Protocol):
+    """What a handle needs of its store."""
+
+    settings: Settings
+    keys: Keys
+    form: Callable[[str], Form]
+    guard: Guard | None
+    dress: Callable[[Any], Any]
+
+    def tiers(self) -> Tiers: ...

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
 from distributed_state import codec
-from distributed_state.access import MOVES
+from distributed_state.access import MOVES, VERSION, Action
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
@@ -52,8 +53,7 @@ class Transaction(MutableMapping[str, Any]):
         return value
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._open().set(key, value)
-        self._now[key] = value
+        self._now[key] = self._open().set(key, value)
 
     def __delitem__(self, key: str) -> None:
         self[key]  # KeyError if it is not there
@@ -104,6 +104,34 @@ class Transaction(MutableMapping[str, Any]):
         if self._over:
             raise InvalidValue("this transaction is over; nothing can be changed through it any more")
         return self._changes
+
+
+class Handle(Protocol):
+    """What a transaction needs of its record."""
+
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry: ...
+    def _allow(self, action: Action, *fields: str | None) -> None: ...
+    def _changes(self) -> Changes: ...
+    async def _commit(self, draft: Draft) -> Any: ...
+
+
+class AsyncTransaction:
+    """The `async with` around a Transaction."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def __aenter__(self) -> Transaction:
+        entry = await self._handle._entry(True, VERSION)
+        self._view = Transaction(entry, self._handle._changes(), self._handle._allow)
+        return self._view
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        draft = self._view._draft() if error is None else None
+        if draft is not None:
+            await self._handle._commit(draft)
 
 
 class Batch:

@@ -138,4 +138,4 @@ def unwrap(value: Any) -> Any:
 
 
 def _belongs(value: Any) -> bool:
-    return type(value).__module__ == "distributed_state.sync"
+    return type(value).__module__ in ("distributed_state.sync", "distributed_state.bodies")

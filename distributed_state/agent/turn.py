@@ -42,6 +42,8 @@ class Handle(Protocol):
     def _home(self) -> Any: ...
     def _changes(self) -> Changes: ...
     def _sign(self, draft: Draft) -> Draft: ...
+    async def _ready(self, entry: Entry) -> Entry: ...
+    def _stamp(self, draft: Draft, entry: Entry) -> Draft: ...
     def _allow(self, action: Action, *fields: str | None) -> None: ...
 
 
@@ -263,7 +265,7 @@ class AsyncTurn(Transaction):
         self._allow("lock", None)
         self._allow("read", VERSION)
         try:
-            self._entry = await record.hold(self._tiers, names, self._lease)
+            self._entry = await self._handle._ready(await record.hold(self._tiers, names, self._lease))
             if self._entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
             answered = self._entry.fields.get(self._request or b"")
@@ -309,6 +311,7 @@ class AsyncTurn(Transaction):
             return
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
+        draft = handle._stamp(draft, self._entry)
         if self._user is None or not changed:
             done: Committed | StateError = await record.commit(
                 self._tiers, names, handle._sign(draft), last=self._lease
