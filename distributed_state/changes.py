@@ -21,8 +21,8 @@ class Changes:
     `prepare(key, value)` makes of a value what is stored, or raises InvalidValue.
     """
 
-    def __init__(self, settings: Settings, prepare: Callable[[str, Any], Any] | None = None, *, form: Form) -> None:
-        self._settings, self._prepare, self._form = settings, prepare, form
+    def __init__(self, settings: Settings, form: Form, prepare: Callable[[str, Any], Any] | None = None) -> None:
+        self._settings, self._form, self._prepare = settings, form, prepare
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []

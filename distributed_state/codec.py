@@ -134,7 +134,7 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise refused(error, name) from error
+        raise refused(error, name) from None  # pydantic repeats what it was given
 
 
 def refused(error: ValidationError, name: str) -> InvalidValue:
@@ -153,7 +153,8 @@ def decode_message(data: bytes, name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise CorruptState(f"{name}: the stored bytes are not a message", field=name, data=data) from error
+        text = f"{name}: the stored bytes are not a message: {refused(error, name)}"
+        raise CorruptState(text, field=name, data=data) from None
 
 
 def key_id(data: bytes) -> str:

@@ -121,7 +121,7 @@ class AsyncRecord:
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        return Changes(self._home.settings, form=self._home.form(self._text))
+        return Changes(self._home.settings, self._home.form(self._text))
 
     def _sign(self, draft: Draft) -> Draft:
         """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""

@@ -360,6 +360,7 @@ class AsyncStateStore(AsyncHandles):
         `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
         meanwhile is left to the next run. All records of the scope are taken to be of this schema.
         """
+        self._allow("admin", scope=scope)
         return await upcast_many(self, schema, scope, user, dry_run, limit, progress)
 
     async def archive(self) -> int:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic
 
 from distributed_state import codec, record, upkeep
+from distributed_state.access import VERSION
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
@@ -136,6 +137,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         name, empty, fresh = codec.encode_key(key), self._schema.default(key, empty), False
+        self._allow("write", key)
 
         async def once() -> tuple[bytes, Committed]:
             nonlocal fresh
@@ -180,7 +182,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     async def _ready(self, entry: Entry) -> Entry:
         if self._behind(entry):
-            await self.upcast()
+            await self._upcast()
             entry = await record.read(self._home.tiers(), self._names, fresh=True)
         self._schema.version_of(self._text, entry.fields.get(SCHEMA))
         return entry
@@ -226,13 +228,17 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         if draft.expected not in (None, entry.version):
             text = f"{self._text[:200]}: expected version {draft.expected}, found version {entry.version}"
             raise Conflict(text, version=entry.version)
-        done = await self.upcast()
+        done = await self._upcast()
         # A commit of ours came between; whoever expected the version before it still may.
         if done is not None and draft.expected == done - 1:
             draft.expected = done
 
     async def is_older(self) -> bool:
         """Tell whether `upcast` would change the record. Raises what it would raise."""
+        self._allow("read", VERSION)
+        return await self._is_older()
+
+    async def _is_older(self) -> bool:
         stored = await record.read(self._home.tiers(), self._names, fresh=True)
         return self._upcasting(stored) is not None
 
@@ -241,6 +247,11 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """
+        self._allow("write", None)
+        return await self._upcast()
+
+    async def _upcast(self) -> int | None:
+        # Whoever may write a field of an older record brings it up by that.
 
         async def once() -> int | None:
             draft = self._upcasting(await record.read(self._home.tiers(), self._names, fresh=True))
@@ -341,7 +352,7 @@ async def upcast_many(
 
 async def _one(handle: AsyncTypedRecord[Any], dry_run: bool, sofar: Upcast) -> Upcast:
     try:
-        older = await handle.is_older() if dry_run else await handle.upcast() is not None
+        older = await handle._is_older() if dry_run else await handle._upcast() is not None
     except Deleted:
         older = False
     except Unavailable:

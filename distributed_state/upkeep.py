@@ -44,7 +44,7 @@ _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
     """The change that deletes a record."""
-    changes = Changes(settings, form=form)
+    changes = Changes(settings, form)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
     changes.reserved(DELETED, b"1")

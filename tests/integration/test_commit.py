@@ -725,7 +725,7 @@ async def test_a_generated_id_that_a_batch_used_is_not_started_anew(store: Any) 
 
 
 def increment(store: Any) -> Draft:
-    changes = Changes(tiers(store).settings, form=Form("", ""))
+    changes = Changes(tiers(store).settings, Form("", ""))
     changes.increment("n", 1)
     return changes.draft("increment")
 
