@@ -134,7 +134,7 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise refused(error, name) from error
+        raise refused(error, name) from None  # pydantic repeats what it was given
 
 
 def refused(error: ValidationError, name: str) -> InvalidValue:
@@ -153,7 +153,8 @@ def decode_message(data: bytes, name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise CorruptState(f"{name}: the stored bytes are not a message", field=name, data=data) from error
+        text = f"{name}: the stored bytes are not a message: {refused(error, name)}"
+        raise CorruptState(text, field=name, data=data) from None
 
 
 def key_id(data: bytes) -> str:
@@ -209,9 +210,13 @@ class Form:
         text = f"{self.record[:200]}: {what} {how} {why}"
         return DecryptionFailed(text, record=self.record, field=name, key=key)
 
+    def text(self, value: Any, key: str) -> bytes:
+        """JSON text of a field's value. Raises InvalidValue."""
+        return encode(value, key)
+
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""
-        return self.seal(encode(value, key), key)
+        return self.seal(self.text(value, key), key)
 
     def decode(self, data: bytes, key: str) -> Any:
         """The value of a field from its stored bytes."""

@@ -77,7 +77,7 @@ class Schema(Generic[M]):
             stored = self._dump(self.model.model_construct(**{key: checked}), {name}).get(key)
             _same(key, checked, _from_json(validator.validate_json, validator.validate_python, stored))
         except ValidationError as error:
-            raise InvalidValue(_complaint(error, (key,))[1]) from error
+            raise InvalidValue(_complaint(error, (key,))[1]) from None
         return stored
 
     def countable(self, key: str) -> bool:
@@ -124,8 +124,8 @@ class Schema(Generic[M]):
             field, complaint = _complaint(error)
             if not fields:
                 text = f"{text[:200]}: holds no fields yet, and {self.model.__name__} does not come from defaults alone"
-                raise NotFound(f"{text}: {complaint}") from error
-            raise _corrupt(text, self, field, complaint, entry) from error
+                raise NotFound(f"{text}: {complaint}") from None
+            raise _corrupt(text, self, field, complaint, entry) from None
 
     def check(self, text: str, entry: Entry, fields: Mapping[str, Any], keys: Collection[str]) -> None:
         """Raise CorruptState if one of these fields is stored as what it cannot be."""
@@ -134,7 +134,7 @@ class Schema(Generic[M]):
         except ValidationError as error:
             for each in error.errors(include_url=False):
                 if each["loc"] and each["loc"][0] in keys:
-                    raise _corrupt(text, self, str(each["loc"][0]), _sentence(each), entry) from error
+                    raise _corrupt(text, self, str(each["loc"][0]), _sentence(each), entry) from None
 
     def settle(self, values: M | Mapping[str, Any]) -> dict[str, Any]:
         """All fields as they are stored, of a model or of values for one. Raises InvalidValue."""
@@ -151,7 +151,7 @@ class Schema(Generic[M]):
             fields = self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
             back = self.parse(fields)  # nested models that were changed in place are only checked here
         except ValidationError as error:
-            raise InvalidValue(_complaint(error)[1]) from error
+            raise InvalidValue(_complaint(error)[1]) from None
         for key in fields:
             name = self._names.get(key, key)
             _same(key, getattr(model, name), getattr(back, name))

@@ -241,11 +241,11 @@ class Sealed(Form):
 
     # What cannot be stored is complained of without a word of what is in it.
 
-    def encode(self, value: Any, key: str) -> bytes:
+    def text(self, value: Any, key: str) -> bytes:
         if not self.covers(key):
             return codec.encode(value, key)
         try:
-            return self.enclose(codec.encode(value, key), key)
+            return codec.encode(value, key)
         except InvalidValue:
             pass
         raise InvalidValue(f"{key}: is not a JSON value; which part of it is not said, for it is to be encrypted")

@@ -321,6 +321,8 @@ class AsyncStateStore(AsyncHandles):
         History, messages and snapshots included; versions stay as they are. May run beside workers that have the
         key already, and be broken off and repeated: what is done is skipped. `dry_run` only counts. `progress` is
         called now and then with the counts so far. A record that cannot be decrypted is left as it is and counted.
+        Not reached are backups, logs of Redis and SQL, and of what was plain once a checksum of 32 bits in the id of
+        its event: `purge` removes those.
         """
         self._allow("admin")
         return await reencryption.reencrypt(self.tiers(), dry_run, progress)
@@ -358,6 +360,7 @@ class AsyncStateStore(AsyncHandles):
         `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
         meanwhile is left to the next run. All records of the scope are taken to be of this schema.
         """
+        self._allow("admin", scope=scope)
         return await upcast_many(self, schema, scope, user, dry_run, limit, progress)
 
     async def archive(self) -> int:

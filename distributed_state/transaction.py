@@ -87,7 +87,7 @@ class Transaction(MutableMapping[str, Any]):
     def _draft(self, kind: str = "transaction") -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():
-            if isinstance(value, (dict, list)) and codec.encode(value, key) != self._stored(key):
+            if isinstance(value, (dict, list)) and self._entry.form.text(value, key) != self._stored(key):
                 self._changes.set(key, value)
         self._over = True
         if not self._changes:

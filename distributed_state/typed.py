@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic
 
 from distributed_state import codec, record, upkeep
+from distributed_state.access import VERSION
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
@@ -181,7 +182,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     async def _ready(self, entry: Entry) -> Entry:
         if self._behind(entry):
-            await self._bring_up()
+            await self._upcast()
             entry = await record.read(self._home.tiers(), self._names, fresh=True)
         self._schema.version_of(self._text, entry.fields.get(SCHEMA))
         return entry
@@ -227,14 +228,17 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         if draft.expected not in (None, entry.version):
             text = f"{self._text[:200]}: expected version {draft.expected}, found version {entry.version}"
             raise Conflict(text, version=entry.version)
-        done = await self._bring_up()
+        done = await self._upcast()
         # A commit of ours came between; whoever expected the version before it still may.
         if done is not None and draft.expected == done - 1:
             draft.expected = done
 
     async def is_older(self) -> bool:
         """Tell whether `upcast` would change the record. Raises what it would raise."""
-        self._allow("read", None)
+        self._allow("read", VERSION)
+        return await self._is_older()
+
+    async def _is_older(self) -> bool:
         stored = await record.read(self._home.tiers(), self._names, fresh=True)
         return self._upcasting(stored) is not None
 
@@ -244,9 +248,10 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """
         self._allow("write", None)
-        return await self._bring_up()
+        return await self._upcast()
 
-    async def _bring_up(self) -> int | None:
+    async def _upcast(self) -> int | None:
+        # Whoever may write a field of an older record brings it up by that.
         async def once() -> int | None:
             draft = self._upcasting(await record.read(self._home.tiers(), self._names, fresh=True))
             return None if draft is None else (await super(AsyncTypedRecord, self)._send(draft)).version
@@ -346,7 +351,7 @@ async def upcast_many(
 
 async def _one(handle: AsyncTypedRecord[Any], dry_run: bool, sofar: Upcast) -> Upcast:
     try:
-        older = await handle.is_older() if dry_run else await handle.upcast() is not None
+        older = await handle._is_older() if dry_run else await handle._upcast() is not None
     except Deleted:
         older = False
     except Unavailable:

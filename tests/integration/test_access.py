@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from below import tiers, until
 from counting import asked
+from pydantic import BaseModel
 
 from distributed_state import (
     AccessDenied,
@@ -23,6 +24,7 @@ from distributed_state import (
 )
 from distributed_state.session import AsyncSession
 from distributed_state.store import AsyncBatch, AsyncStateStore
+from distributed_state.typed import AsyncTypedSession
 
 
 @tool(name="count")
@@ -89,7 +91,7 @@ SESSION: dict[str, Case] = {
         lambda s: s.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user"}], phase="q"),
         [("write", "a"), ("read", "n"), ("write", "n"), ("write", P), ("write", M)],
     ),
-    "create": (lambda s: s._create(), [("write", None), ("write", "a")]),
+    "create": (lambda s: s._create(), [("write", "a"), ("write", None)]),
     "append": (lambda s: s.append({"role": "user"}), [("write", M)]),
     "transaction": (
         _transaction,
@@ -127,6 +129,33 @@ SESSION: dict[str, Case] = {
     ),
     "fork": (lambda s: s.fork("f"), [("read", None), ("write", None), ("write", "a"), ("write", P)]),
 }
+
+
+class Trip(BaseModel):
+    """A schema for the record of these tests."""
+
+    a: int = 0
+    b: int = 0
+
+
+async def _edit(session: Any) -> None:
+    async with session.edit() as trip:
+        trip.b = 2
+
+
+# What a typed handle has besides, and what it does another way.
+TYPED: dict[str, Case] = {
+    "load": (lambda s: s.load(), [("read", None), ("read", "a")]),
+    "edit": (_edit, [("read", None), ("read", "a"), ("write", "b")]),
+    "modify": (lambda s: s.modify(lambda trip: Trip(b=2, a=trip.a)), [("read", None), ("read", "a"), ("write", "b")]),
+    "is_older": (lambda s: s.is_older(), [("read", V)]),
+    "upcast": (lambda s: s.upcast(), [("write", None)]),
+    "get": (lambda s: s.get("a"), [("read", "a")]),
+    "has": (lambda s: s.has("a"), [("read", "a")]),
+    "get_all": (lambda s: s.get_all(), [("read", None), ("read", "a")]),
+    "set": (lambda s: s.set("a", 2), [("write", "a")]),
+    "increment": (lambda s: s.increment("b"), [("read", "b"), ("write", "b")]),
+}
 STORE: dict[str, Case] = {
     "get_many": (
         lambda s: s.get_many([s.session("s"), s.session("t")]),
@@ -143,6 +172,7 @@ STORE: dict[str, Case] = {
         lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
         [("lock", None), ("read", V)],
     ),
+    "upcast": (lambda s: s.upcast(Trip), [("admin", None)]),
     "forget": (lambda s: s.forget("u"), [("admin", None)]),
 }
 LINES = [
@@ -160,6 +190,8 @@ def test_every_public_method_is_in_the_table() -> None:
     store = {name for name in dir(AsyncStateStore) if not name.startswith("_")}
     assert session - PLAIN == set(SESSION)
     assert store - PLAIN == set(STORE) | FREE
+    typed = {name for name in dir(AsyncTypedSession) if not name.startswith("_")}
+    assert typed - session == {"load", "edit", "modify", "is_older", "upcast"}
     assert {name for name in dir(AsyncBatch) if not name.startswith("_")} == {"on"}
     view = {name for name, each in vars(Transaction).items() if not name.startswith("_") and callable(each)}
     assert view == {"append", "move_to"}, "and the methods of a dict, which go through the same doors"
@@ -237,6 +269,22 @@ async def test_a_denied_record_does_nothing(opener: Any, name: str) -> None:
     assert not await store.session("new").exists(fresh=True)
 
 
+@pytest.mark.parametrize("name", TYPED)
+async def test_a_typed_record_asks_for_what_it_does(opener: Any, name: str) -> None:
+    store, rules = await guarded(opener)
+    session = store.session("s", schema=Trip, actor="a")
+    call, expected = TYPED[name]
+    for action, field in expected:
+        rules.allow = lambda request, denied=(action, field): (request.action, request.field) != denied
+        with pytest.raises(AccessDenied):
+            await call(session)
+    rules.allow = lambda request: True
+    assert await session.version(fresh=True) == 1
+    rules.asked.clear()
+    await call(session)
+    assert list(dict.fromkeys(rules.told())) == expected
+
+
 @pytest.mark.only(warm=("redis", "valkey"))
 async def test_a_denial_costs_no_round_trip(opener: Any) -> None:
     store, rules = await guarded(opener)
@@ -246,6 +294,9 @@ async def test_a_denial_costs_no_round_trip(opener: Any) -> None:
         for call, _ in SESSION.values():
             with pytest.raises(AccessDenied):
                 await call(session)
+        for call, _ in TYPED.values():
+            with pytest.raises(AccessDenied):
+                await call(store.session("s", schema=Trip))
         for call, _ in STORE.values():
             with pytest.raises(AccessDenied):
                 await call(store)

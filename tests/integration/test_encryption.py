@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 from below import everything_in_redis, everything_in_sql, names, redis_of, tiers, until
 from faces import core, in_thread
+from pydantic import BaseModel
 
 from distributed_state import (
     ColdUnavailable,
     ConfigurationError,
+    CorruptState,
     DecryptionFailed,
     Encryption,
     InvalidValue,
@@ -255,6 +258,32 @@ async def test_hot_keeps_small_values_decoded_in_the_memory_of_the_process(opene
     if entry is not None:
         assert entry.values == {"a": "hunter2"}
         assert b"hunter2" not in b"".join(entry.fields.values())
+
+
+class Card(BaseModel):
+    number: str = ""
+    limit: int = 0
+
+
+class Tight(BaseModel):
+    number: int = 0
+
+
+async def test_a_schema_works_on_encrypted_fields_and_does_not_repeat_them(opener: Any) -> None:
+    store = await opener(encryption=Encryption(NEW))
+    session, secret = store.session("s", schema=Card), "4111-1111"
+    await session.set("number", secret)
+    async with session.edit() as card:
+        card.limit = 5
+    assert await session.increment("limit") == 6
+    assert (await session.load(fresh=True)).model_dump() == {"number": "4111-1111", "limit": 6}
+    with pytest.raises(InvalidValue) as caught:
+        await session.set("limit", secret)
+    assert "4111" not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(CorruptState) as corrupt:
+        await store.session("s", schema=Tight).load(fresh=True)
+    assert "4111" not in "".join(traceback.format_exception(corrupt.value))
+    assert corrupt.value.data[:1] == b"\x01"
 
 
 # Keys
