@@ -30,7 +30,7 @@ from distributed_state.tiers import Tiers
 from distributed_state.warm import READ, Cold, Committed, Draft, OpId, Swap, Uninitialised
 
 T = TypeVar("T")
-_ROUNDS = 100
+_ROUNDS, _FLIGHT_SECONDS = 100, 15.0
 
 
 # Reading
@@ -43,10 +43,12 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
     if entry is not None and not fresh:
         return entry
     tiers.listen(names)
+    alone = fresh
     for _ in range(_ROUNDS):
-        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=fresh)
+        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=alone)
         if not ours:
-            await flight.done.wait()
+            # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
+            alone = not await flight.done.wait(_FLIGHT_SECONDS)
         else:
             found = None
             try:
