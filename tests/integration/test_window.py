@@ -10,9 +10,18 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import held_in_redis, names, redis_of, tiers, until
 
-from distributed_state import CorruptState, InvalidValue, LockTimeout, Message, TooLarge
+from distributed_state import (
+    AccessDenied,
+    CorruptState,
+    Encryption,
+    InvalidValue,
+    KeyRing,
+    LockTimeout,
+    Message,
+    TooLarge,
+)
 from distributed_state.agent import window as module
 from distributed_state.hot import Entry
 from distributed_state.model import SUMMARY
@@ -471,3 +480,48 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
     tight = module.Bounds(**summaries.bounds(max_tokens=60, keep_last=0))
     window = await module.summarized(home, names(store, "s"), tight, look=look, keep=keep, pending=pending)
     assert shown(window)[-5:] == ["look up", "None", "found", "more" * 10, "yes"], "a turn is kept whole"
+
+
+# Secrets and rights
+
+
+async def test_a_summary_is_encrypted_as_messages_are(opener: Any) -> None:
+    store = await opener(encryption=Encryption(KeyRing({"k": b"k" * 32}), fields=()))
+    session = store.session("s")
+    await fill(session, 20)
+    bounds = Summaries().bounds(summarizer=lambda messages, previous: "tell-tale")
+    window = await session.window(**bounds)
+    assert window.summary.text == "tell-tale"
+    await store.archive()
+    with redis_of(store) as client:
+        assert b"tell-tale" not in held_in_redis(client, names(store, "s").record)
+    await session.fork("f")
+    await evict(store, "f")
+    assert (await store.session("f").window(**bounds)).summary == window.summary
+    assert b"tell-tale" not in repr(await store.export("s")).encode()
+
+
+async def test_a_policy_is_asked_before_a_window_is_read(opener: Any) -> None:
+    asked, store = [], await opener(access=lambda request: asked.append(request) or request.actor == "agent")
+    session, reader = store.session("s", actor="agent"), store.session("s")
+    await fill(session, 20)
+    asked.clear()
+    with pytest.raises(AccessDenied, match="may not read '#messages'"):
+        await reader.window(max_tokens=100)
+    await session.window(**Summaries().bounds())
+    wanted = [(request.action, request.field) for request in asked if request.actor == "agent"]
+    assert list(dict.fromkeys(wanted)) == [("read", "#messages"), ("lock", None), ("write", "#messages")]
+    asked.clear()
+    await session.window(max_tokens=100)
+    assert [(request.action, request.field) for request in asked] == [("read", "#messages")]
+
+
+async def test_a_turn_may_ask_for_a_window(store: Any) -> None:
+    session, summaries = store.session("s"), Summaries()
+    await fill(session, 12)
+    async with session.turn() as turn:
+        window = await session.window(**summaries.bounds())
+        turn.append({"role": "user", "content": "go on"})
+    assert window.summary is not None
+    assert (await session.window(**summaries.bounds())).summary == window.summary
+    assert len(summaries.given) == 1
