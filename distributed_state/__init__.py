@@ -1,11 +1,21 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
 from distributed_state.access import Policy, Request
+from distributed_state.agent.formats import (
+    from_anthropic,
+    from_langchain,
+    from_openai,
+    to_anthropic,
+    to_langchain,
+    to_openai,
+)
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.agent.tokens import tiktoken_counter
 from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.window import Summary, Window
 from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
@@ -94,6 +104,7 @@ __all__ = [
     "StateMachine",
     "StateStore",
     "TOOLBOX",
+    "Summary",
     "TooLarge",
     "Tool",
     "ToolCall",
@@ -108,4 +119,12 @@ __all__ = [
     "WorkingMemory",
     "Written",
     "tool",
+    "Window",
+    "from_anthropic",
+    "from_langchain",
+    "from_openai",
+    "tiktoken_counter",
+    "to_anthropic",
+    "to_langchain",
+    "to_openai",
 ]

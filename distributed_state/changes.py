@@ -8,7 +8,7 @@ from typing import Any
 from distributed_state import codec
 from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
-from distributed_state.model import DELETED, PHASE, Message
+from distributed_state.model import DELETED, PHASE, SUMMARY, Message
 from distributed_state.settings import Settings
 from distributed_state.warm import Draft
 
@@ -95,6 +95,7 @@ class Changes:
         self._first.append((b"c", b"", b""))
         if messages:
             self.wipe()
+            self.reserved(SUMMARY, None)  # it tells what they said
         self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 

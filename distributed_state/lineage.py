@@ -59,6 +59,22 @@ def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
     return kept[::-1]
 
 
+def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:
+    """The runs cut down to the messages at the places `start` to `stop` (exclusive), counted from 0."""
+    kept, at = [], 0
+    for run in runs:
+        first, end = max(start - at, 0), min(stop - at, run.stop - run.start)
+        if first < end:
+            kept.append(Segment(run.source, run.start + first, run.start + end))
+        at += run.stop - run.start
+    return kept
+
+
+def before(runs: Iterable[Segment], number: int) -> int:
+    """How many messages of the runs have a lower number."""
+    return sum(min(max(number - run.start, 0), run.stop - run.start) for run in runs)
+
+
 def count(runs: Iterable[Segment]) -> int:
     """How many messages the runs hold."""
     return sum(run.stop - run.start for run in runs)

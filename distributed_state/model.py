@@ -21,7 +21,8 @@ MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2
 # Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
 PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#parent", b"#schema"
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
-STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA})
+SUMMARY = b"#summary"  # of messages that a model is not sent any more
+STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY})
 REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
 
 
@@ -31,8 +32,8 @@ def is_state(name: bytes) -> bool:
 
 
 def is_value(name: bytes) -> bool:
-    """Whether what is stored under this name is a value of the user's: a field, or what a request came to."""
-    return name[:1] != b"#" or name[:2] == REQUEST
+    """Whether what is stored under this name holds what users said: a field, what a request came to, a summary."""
+    return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST
 
 
 @dataclass(frozen=True, slots=True)

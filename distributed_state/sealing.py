@@ -165,7 +165,7 @@ class Encryption:
         """Tell whether the values of this field, or messages, are encrypted."""
         if name[:1] == "#":
             # What a request came to may hold anything.
-            return self.messages if name == MESSAGE else True
+            return self.messages if name in (MESSAGE, "#summary") else True
         return self._pattern is not None and self._pattern.match(name) is not None
 
 

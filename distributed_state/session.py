@@ -14,8 +14,10 @@ from distributed_state.access import MESSAGES, MOVES, VERSION, Action, written
 from distributed_state.agent import saving
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
 from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn, call_once
+from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, of_session
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
@@ -410,6 +412,33 @@ class AsyncSession(AsyncRecord):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
         self._allow("read", MESSAGES)
         return (await timeline.messages(self._home.tiers(), self._names, last, fresh=fresh))[1]
+
+    async def window(
+        self,
+        *,
+        max_tokens: int,
+        keep_last: int = 6,
+        keep_system: bool = True,
+        counter: Counter = estimate,
+        strategy: Strategy = "drop",
+        summarizer: Summarizer | None = None,
+        wait: float = 60.0,
+    ) -> Window:
+        """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
+
+        A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
+        messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
+        `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
+        text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
+        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
+        """
+        bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
+        self._allow("read", MESSAGES)
+        if strategy == "summarize":
+            self._allow("lock", None)
+            self._allow("write", MESSAGES)
+        return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
 
     async def phase(self, *, fresh: bool = False) -> str | None:
         """Read the phase, None if none was set."""

@@ -12,8 +12,10 @@ from typing import Any, Generic, Self, TypeVar, overload
 from distributed_state.access import Policy
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.window import Strategy, Summarizer, Window
 from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
@@ -148,6 +150,24 @@ class Session(Record):
 
     def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
         return finish(self._twin.messages(last=last, fresh=fresh))
+
+    def window(
+        self,
+        *,
+        max_tokens: int,
+        keep_last: int = 6,
+        keep_system: bool = True,
+        counter: Counter = estimate,
+        strategy: Strategy = "drop",
+        summarizer: Summarizer | None = None,
+        wait: float = 60.0,
+    ) -> Window:
+        return finish(
+            self._twin.window(
+                max_tokens=max_tokens, keep_last=keep_last, keep_system=keep_system, counter=counter,
+                strategy=strategy, summarizer=summarizer, wait=wait,
+            )
+        )  # fmt: skip
 
     def phase(self, *, fresh: bool = False) -> str | None:
         return finish(self._twin.phase(fresh=fresh))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distributed_state import codec, lineage, record
@@ -125,24 +125,34 @@ async def messages(tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: 
 
 async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> list[Message]:
     """The messages of these runs: from the entry where it has them, the rest from SQL."""
+    known = await find(tiers, names, entry, runs)
     numbers = [number for run in runs for number in range(run.start, run.stop)]
-    if any(number not in entry.messages for number in numbers):
-        missing = [run for run in runs if any(n not in entry.messages for n in range(run.start, run.stop))]
-        rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing)
-        recent = set(numbers[-tiers.settings.recent_messages :])
-        # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
-        hot = tiers.hot.entries.get(names.ref.text)
-        if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
-            hot.messages.update({number: data for number, data in rows.items() if number in recent})
-        known = {**rows, **entry.messages}
-    else:
-        known = entry.messages
     lacking = [number for number in numbers if number not in known]
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
     return [
         entry.form.decode_message(known[number], run.source) for run in runs for number in range(run.start, run.stop)
     ]
+
+
+async def find(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> Mapping[int, bytes]:
+    """What is stored of these runs by number: all that the entry has, and from SQL what it lacks and SQL has."""
+    missing = []
+    for run in runs:
+        lacking = [number for number in range(run.start, run.stop) if number not in entry.messages]
+        if lacking:
+            missing.append(Segment(run.source, lacking[0], lacking[-1] + 1))
+    if not missing:
+        return entry.messages
+    rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing)
+    # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
+    hot = tiers.hot.entries.get(names.ref.text)
+    if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
+        shown = lineage.segments(names.ref.text, entry.fields)
+        recent = lineage.last(shown, tiers.settings.recent_messages)
+        kept = {number for run in recent for number in range(run.start, run.stop)}
+        hot.messages.update({number: data for number, data in rows.items() if number in kept})
+    return {**rows, **entry.messages}
 
 
 async def checkpoints(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:
