@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
 from distributed_state.access import Policy
+from distributed_state.agent.context import Context
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tokens import Counter, estimate
@@ -181,6 +182,9 @@ class Session(Record):
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
         return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+
+    def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
+        return finish(self._twin.context(last=last, beside=[each._twin for each in beside], counter=counter))
 
     def load_state(self) -> AgentState | None:
         return finish(self._twin.load_state())

@@ -79,6 +79,16 @@ SESSION: dict[str, Case] = {
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
+    "window": (
+        lambda s: s.window(
+            max_tokens=9,
+            keep_last=0,
+            counter=lambda message: 1 if message.role == "system" else 10,
+            strategy="summarize",
+            summarizer=lambda messages, previous: "they met",
+        ),
+        [("read", M), ("lock", None), ("write", M)],
+    ),
     "phase": (lambda s: s.phase(), [("read", P)]),
     "window": (
         lambda s: s.window(strategy="summarize", summarizer=lambda messages, before: "short", max_tokens=100),
