@@ -92,10 +92,6 @@ SESSION: dict[str, Case] = {
     ),
     "context": (lambda s: s.context(), [("read", None), ("read", M), ("read", P), ("read", "a")]),
     "phase": (lambda s: s.phase(), [("read", P)]),
-    "window": (
-        lambda s: s.window(strategy="summarize", summarizer=lambda messages, before: "short", max_tokens=100),
-        [("read", M), ("lock", None), ("write", M)],
-    ),
     "set": (lambda s: s.set("a", 1), [("write", "a")]),
     "set_many": (lambda s: s.set_many({"a": 1, "b": 2}), [("write", "a"), ("write", "b")]),
     "delete": (lambda s: s.delete("a"), [("write", "a")]),
