@@ -26,6 +26,8 @@ from distributed_state.session import AsyncSession
 from distributed_state.store import AsyncBatch, AsyncStateStore
 from distributed_state.typed import AsyncTypedSession
 
+pytestmark = pytest.mark.brief("embedded")
+
 
 @tool(name="count")
 def count(state: Any, amount: int) -> None:
