@@ -8,10 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 from distributed_state import codec, lineage, record, timeline
+from distributed_state.applying import AsyncTransaction
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
@@ -376,22 +376,3 @@ class AsyncSession(AsyncRecord):
         entry = await self._entry(fresh)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
-
-
-class AsyncTransaction:
-    """The `async with` around a Transaction."""
-
-    def __init__(self, handle: AsyncRecord) -> None:
-        self._handle = handle
-
-    async def __aenter__(self) -> Transaction:
-        entry = await self._handle._entry(fresh=True)
-        self._view = Transaction(entry, self._handle._changes())
-        return self._view
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        draft = self._view.draft() if error is None else None
-        if draft is not None:
-            await self._handle._commit(draft)

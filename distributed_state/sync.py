@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from distributed_state.applying import AsyncTransaction
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
 from distributed_state.port.blocking import BlockingPort, finish, here
-from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction, Written
+from distributed_state.session import AsyncRecord, AsyncSession, Written
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
 from distributed_state.transaction import Transaction

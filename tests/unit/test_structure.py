@@ -27,7 +27,7 @@ FLOORS = [
     {"archiver", "transaction"},
     {"tiers"},
     {"record", "doctor"},
-    {"timeline", "upkeep"},
+    {"timeline", "upkeep", "applying"},
     {"agent"},
     {"session"},
     {"store"},

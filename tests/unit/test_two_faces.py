@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from distributed_state import sync
+from distributed_state.applying import AsyncTransaction
 from distributed_state.lease import AsyncLease
-from distributed_state.session import AsyncRecord, AsyncSession, AsyncTransaction
+from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.store import AsyncBatch, AsyncStateStore
 
 PAIRS: list[tuple[type, type]] = [
