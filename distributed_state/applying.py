@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
+from distributed_state import merging
 from distributed_state.changes import Changes
+from distributed_state.errors import Conflict
 from distributed_state.hot import Entry
 from distributed_state.transaction import Transaction
 from distributed_state.warm import Committed, Draft
+
+T = TypeVar("T")
 
 
 class Handle(Protocol):
@@ -36,3 +42,38 @@ class AsyncTransaction:
         draft = self._view.draft() if error is None else None
         if draft is not None:
             await self._handle._commit(draft)
+
+
+class Attempts(Generic[T]):
+    """One `apply`, as often as it takes: a change that met a conflict is merged if it may be, else run again."""
+
+    def __init__(
+        self,
+        handle: Handle,
+        change: Callable[[Transaction], T | Awaitable[T]],
+        policies: Mapping[str, merging.Policy] | None,
+    ) -> None:
+        self._handle, self._change = handle, change
+        self._policies = None if policies is None else merging.check(policies)
+        self._refused: tuple[Transaction, T] | None = None
+
+    async def once(self) -> T:
+        """Commit, or raise Conflict."""
+        if self._refused is not None and self._policies is not None:
+            view, result = self._refused
+            draft = view.rebased(await self._handle._entry(fresh=True), self._policies)
+            if draft is not None:
+                await self._handle._commit(draft)
+                return result
+        self._refused = None
+        view = Transaction(await self._handle._entry(fresh=True), self._handle._changes())
+        found = self._change(view)
+        result = await found if inspect.isawaitable(found) else found
+        draft = view.draft()
+        if draft is not None:
+            try:
+                await self._handle._commit(draft)
+            except Conflict:
+                self._refused = view, result
+                raise
+        return result

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from distributed_state import codec
+from distributed_state import codec, deadlines
 from distributed_state.errors import InvalidValue, TooLarge
-from distributed_state.model import DELETED, PHASE, Message
+from distributed_state.model import DELETED, PHASE, TIMED, Message
 from distributed_state.settings import Settings
 from distributed_state.warm import Draft
 
@@ -17,11 +17,18 @@ _EXACT = 10**15
 class Changes:
     """Collects what one commit changes. The last word on a field counts.
 
-    `prepare(key, value)` makes of a value what is stored, or raises InvalidValue.
+    `prepare(key, value)` and `prepare_message(message)` make of a value what is stored, or raise InvalidValue. `now`
+    is the clock of deadlines.
     """
 
-    def __init__(self, settings: Settings, prepare: Callable[[str, Any], Any] | None = None) -> None:
-        self._settings, self._prepare = settings, prepare
+    def __init__(
+        self,
+        settings: Settings,
+        prepare: Callable[[str, Any], Any] | None = None,
+        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self._settings, self._prepare, self._prepare_message, self._now = settings, prepare, prepare_message, now
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -31,11 +38,40 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self._fields or self._first or self._last)
 
-    def set(self, key: str, value: Any) -> None:
-        name = codec.encode_key(key)
+    def copy(self) -> Changes:
+        """The same changes, to go on from without touching these."""
+        other = Changes(self._settings, self._prepare, self._prepare_message, self._now)
+        other._fields, other._first, other._last = dict(self._fields), list(self._first), list(self._last)
+        other._size, other.sums = self._size, list(self.sums)
+        return other
+
+    @property
+    def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
+        """The step for each field that is changed, by its stored name."""
+        return self._fields
+
+    def encode(self, key: str, value: Any) -> bytes:
+        """The bytes of a value, as they are stored under this name."""
         if self._prepare is not None:
             value = self._prepare(key, value)
-        self.put(name, codec.encode(value, key))
+        return codec.encode(value, key)
+
+    def set(self, key: str, value: Any, *, ttl: float | None = None) -> None:
+        """Set a field, for `ttl` seconds if given."""
+        name = codec.encode_key(key)
+        data = self.encode(key, value)
+        if ttl is not None:
+            if self._now is None:
+                raise InvalidValue(f"{key!r}: there is no clock for a ttl here")
+            self.expire(name, data, deadlines.after(ttl, self._now()))
+        else:
+            self.put(name, data)
+
+    def expire(self, name: bytes, data: bytes, deadline: float) -> None:
+        """Set a field, to bytes that are encoded already, until a time in seconds since 1970."""
+        self.put(name, deadlines.wrap(data, deadline))
+        if deadline != deadlines.NEVER:
+            self.reserved(TIMED, b"1")
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""
@@ -48,11 +84,12 @@ class Changes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
         self._fields[name] = (b"s", name, data)
 
-    def set_many(self, values: Mapping[str, Any]) -> None:
+    def set_many(self, values: Mapping[str, Any], *, ttl: float | None = None) -> None:
+        """Set several fields."""
         if not isinstance(values, Mapping):
             raise InvalidValue(f"fields must come as a mapping, not as {type(values).__name__}")
         for key, value in values.items():
-            self.set(key, value)
+            self.set(key, value, ttl=ttl)
 
     def delete(self, key: str) -> None:
         name = codec.encode_key(key)
@@ -71,6 +108,8 @@ class Changes:
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
     def append(self, message: Message | dict[str, Any]) -> None:
+        if self._prepare_message is not None:
+            message = self._prepare_message(message)
         data = codec.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes

@@ -21,7 +21,10 @@ MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2
 # Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
 PHASE, OWNER, DELETED, PARENT = b"#phase", b"#owner", b"#deleted", b"#parent"
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
-STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, b"#schema"})
+# #timed: some field has or had a deadline. #initialized: defaults were set.
+TIMED, INITIALIZED = b"#timed", b"#initialized"
+_MESSAGES = (SEGMENTS, START, NEXT)
+STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, *_MESSAGES, TIMED, INITIALIZED, b"#schema"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from distributed_state import acting
 from distributed_state.errors import (
     ColdUnavailable,
     Conflict,
@@ -122,7 +123,7 @@ def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
 
 async def commit(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
     """Apply one change. Raises what the server refused it for; then nothing was changed."""
-    draft.grip = tiers.leases.grip(names.ref.text)
+    _sign(tiers, names, draft)
     op = tiers.warm.begin(draft)
     try:
         answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel))
@@ -137,13 +138,20 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
     return done
 
 
+def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
+    """Who writes, and under which lease."""
+    draft.grip = tiers.leases.grip(names.ref.text)
+    if not draft.actor:
+        draft.actor = acting.present()
+
+
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
     """Apply one change each to many records, in one round trip. What was refused comes back as its error."""
     sent = []
     results: list[Committed | StateError] = []
     try:
         for names, draft in writes:
-            draft.grip = tiers.leases.grip(names.ref.text)
+            _sign(tiers, names, draft)
             sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
         answers = await tiers.warm.commit_many(sent)
         for (names, draft, op, _), answer in zip(sent, answers, strict=True):

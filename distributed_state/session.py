@@ -5,18 +5,18 @@ A handle does no I/O when it is made and may be shared by tasks and threads.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from distributed_state import codec, lineage, record, timeline
-from distributed_state.applying import AsyncTransaction
+from distributed_state import acting, codec, lineage, record, timeline
+from distributed_state.applying import AsyncTransaction, Attempts
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.keys import Keys
 from distributed_state.lease import AsyncLease
+from distributed_state.merging import Policy
 from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers
@@ -50,9 +50,7 @@ class AsyncRecord:
     def __init__(self, home: Home, ref: Ref, *, user: str | None = None, actor: str = "", fresh: bool = False) -> None:
         self._ref, self._fresh = ref, fresh
         self._home, self._names, self._text = home, home.keys.of(ref), ref.text
-        if not isinstance(actor, str) or len(actor) > 1024:
-            raise InvalidValue(f"an actor is a str of at most 1024 characters, not {actor!r:.80}")
-        self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), escape(actor)
+        self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
 
     @property
     def ref(self) -> Ref:
@@ -273,18 +271,22 @@ class AsyncRecord:
         """
         return AsyncTransaction(self)
 
-    async def apply(self, change: Callable[[Transaction], T | Awaitable[T]]) -> T:
+    async def apply(
+        self,
+        change: Callable[[Transaction], T | Awaitable[T]],
+        *,
+        merge: Mapping[str, Policy] | None = None,
+    ) -> T:
         """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; its result.
 
         `change` may run several times. Raises Conflict after `conflict_retries` attempts.
+
+        With `merge`, a policy by field as in `distributed_state.merging`, what it did is first merged with what
+        others did meanwhile: a field that only one side changed is that side's, one that both changed is for its
+        policy, messages go after theirs. It runs again only where no merge can express it: a field without policy,
+        one that a side deleted, a phase that was moved. What `change` read and left as it was is not looked at again.
         """
-
-        async def once() -> T:
-            async with self.transaction() as view:
-                result = change(view)
-                return await result if inspect.isawaitable(result) else result
-
-        return await record.until_no_conflict(self._home.tiers(), once)
+        return await record.until_no_conflict(self._home.tiers(), Attempts(self, change, merge).once)
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> AsyncLease:
         """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.

@@ -9,6 +9,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Generator, Iterable
+from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,7 @@ import orjson
 from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
-from distributed_state import doctor, record, upkeep
+from distributed_state import acting, doctor, record, upkeep
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
 from distributed_state.keys import Keys
@@ -217,6 +218,14 @@ class AsyncStateStore:
     def task(self, id: str, *, user: str | None = None, actor: str = "") -> AsyncRecord:
         """The state of a piece of work. No I/O."""
         return AsyncRecord(self, Ref("task", id), user=user, actor=actor)
+
+    def acting_as(self, actor: str) -> AbstractContextManager[None]:
+        """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.
+
+        `history()` shows it. It is a variable of the context, as in `contextvars`: tasks created inside inherit it; a
+        new thread does if it is started by `asyncio.to_thread` or with `contextvars.copy_context().run`.
+        """
+        return acting.acting_as(actor)
 
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
         """Read the fields of several records; what is not hot comes in one round trip."""

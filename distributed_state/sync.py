@@ -6,6 +6,7 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -13,6 +14,7 @@ from distributed_state.applying import AsyncTransaction
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
+from distributed_state.merging import Policy
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.session import AsyncRecord, AsyncSession, Written
@@ -143,8 +145,8 @@ class Record:
     def transaction(self) -> TransactionBody:
         return TransactionBody(self._twin.transaction())
 
-    def apply(self, change: Callable[[Transaction], T]) -> T:
-        return finish(self._twin.apply(change))
+    def apply(self, change: Callable[[Transaction], T], *, merge: Mapping[str, Policy] | None = None) -> T:
+        return finish(self._twin.apply(change, merge=merge))
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> Lease:
         return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
@@ -246,6 +248,9 @@ class StateStore:
 
     def task(self, id: str, *, user: str | None = None, actor: str = "") -> Record:
         return Record(self._twin.task(id, user=user, actor=actor))
+
+    def acting_as(self, actor: str) -> AbstractContextManager[None]:
+        return self._twin.acting_as(actor)
 
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
         return finish(self._twin.get_many([handle._twin for handle in handles]))

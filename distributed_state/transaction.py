@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
-from distributed_state import codec
+from distributed_state import codec, deadlines, merging
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
@@ -77,8 +77,8 @@ class Transaction(MutableMapping[str, Any]):
     def draft(self) -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():
-            if isinstance(value, (dict, list)) and codec.encode(value, key) != self._stored(key):
-                self._changes.set(key, value)
+            if isinstance(value, (dict, list)):
+                self._notice(key, value)
         self._over = True
         if not self._changes:
             return None
@@ -86,8 +86,30 @@ class Transaction(MutableMapping[str, Any]):
         draft.expected, draft.epoch = self._entry.version, self._entry.epoch
         return draft
 
-    def _stored(self, key: str) -> bytes | None:
-        return self._entry.fields.get(codec.encode_key(key))
+    def rebased(self, newest: Entry, policies: Mapping[str, merging.Policy]) -> Draft | None:
+        """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
+        if newest.epoch != self._entry.epoch or newest.deleted or self._entry.deleted:
+            return None
+        merged = merging.three_way(self._changes.fields, self._entry.fields, newest.fields, policies)
+        if merged is None:
+            return None
+        changes = self._changes.copy()
+        for key, value in merged.items():
+            changes.set(key, value)
+        draft = changes.draft("transaction")
+        draft.expected, draft.epoch = newest.version, newest.epoch
+        return draft
+
+    def _notice(self, key: str, value: Any) -> None:
+        """A list or object that the caller may have changed in place; its deadline stays, unless it was set anew."""
+        name = codec.encode_key(key)
+        if name in self._changes.fields:
+            self._changes.set(key, value)
+            return
+        data = self._changes.encode(key, value)
+        deadline, stored = deadlines.split(self._entry.fields.get(name, b""))
+        if data != stored:
+            self._changes.expire(name, data, deadline)
 
     def _open(self) -> Changes:
         if self._over:

@@ -19,10 +19,10 @@ SCRIPTS = sorted(PACKAGE.glob("lua/*.lua"))
 # From the ground up; an import leads to a lower floor. A folder stands for all that is in it.
 FLOORS = [
     {"errors"},
-    {"model"},
-    {"keys", "codec", "settings", "lineage", "servers"},
+    {"model", "deadlines"},
+    {"keys", "codec", "settings", "lineage", "servers", "acting"},
     {"port"},
-    {"warm", "hot", "link", "cold"},
+    {"warm", "hot", "link", "cold", "clock", "merging"},
     {"lease", "changes"},
     {"archiver", "transaction"},
     {"tiers"},

@@ -89,7 +89,7 @@ def test_the_blocking_face_does_not_speak_of_the_other(face: type, twin: type) -
 @pairs
 def test_what_blocks_here_is_awaited_there(face: type, twin: type) -> None:
     """No coroutine leaks out of the blocking face, and only what does no I/O is plain on the other."""
-    plain = {"session", "user", "app", "task", "batch", "transaction", "lock", "on", "open"}
+    plain = {"session", "user", "app", "task", "batch", "transaction", "lock", "on", "open", "acting_as"}
     for name, method in methods(twin).items():
         assert inspect.iscoroutinefunction(method) == (name not in plain), name
         assert not inspect.iscoroutinefunction(methods(face)[name])
