@@ -5,24 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from distributed_state import merging
-from distributed_state.changes import Changes
 from distributed_state.errors import Conflict
-from distributed_state.hot import Entry
+from distributed_state.handle import Handle
 from distributed_state.transaction import Transaction
-from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
-
-
-class Handle(Protocol):
-    """What a transaction needs of the record that it is about."""
-
-    async def _entry(self, fresh: bool = False) -> Entry: ...
-    def _changes(self) -> Changes: ...
-    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed: ...
 
 
 class AsyncTransaction:

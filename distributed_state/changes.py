@@ -95,6 +95,10 @@ class Changes:
         name = codec.encode_key(key)
         self._fields[name] = (b"d", name, b"")
 
+    def leave(self, name: bytes) -> None:
+        """Forget what was to become of a field."""
+        self._fields.pop(name, None)
+
     def increment(self, key: str, by: int) -> None:
         """Add a whole number on the server. Several to one field add up."""
         if type(by) is not int or abs(by) >= _EXACT:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from distributed_state import codec
+from distributed_state import codec, deadlines
 from distributed_state.errors import CorruptState
-from distributed_state.model import DELETED, STATE_FIELDS, Op, fold
+from distributed_state.model import DELETED, STATE_FIELDS, TIMED, Op, fold
 from distributed_state.port import Port
 
 MISSING: Any = object()
@@ -21,7 +21,7 @@ _KEEP_DECODED = 1024
 class Entry:
     """A record at one version. Never changed once made, but for the memo of decoded scalars."""
 
-    __slots__ = ("epoch", "fields", "messages", "size", "used", "values", "version")
+    __slots__ = ("_rest", "epoch", "expires", "fields", "messages", "size", "used", "values", "version")
 
     def __init__(self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes]) -> None:
         self.epoch, self.version, self.fields, self.messages = epoch, version, fields, messages
@@ -29,6 +29,9 @@ class Entry:
         self.used = False
         self.size = sum(map(len, fields)) + sum(map(len, fields.values())) + sum(map(len, messages.values()))
         self.size += 150 * (len(fields) + len(messages)) + 500
+        # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
+        self.expires = deadlines.earliest(fields.values()) if TIMED in fields else deadlines.NEVER
+        self._rest: Entry | None = None
 
     @classmethod
     def read(cls, epoch: str, pairs: Sequence[bytes]) -> Entry:
@@ -55,9 +58,18 @@ class Entry:
         if data is None:
             return default
         value = codec.decode(data, key)
-        if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar):
+        if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not deadlines.marked(data):
             self.values[key] = value
         return value
+
+    def living(self, now: float) -> Entry:
+        """The same without the fields whose time is over."""
+        if now < self.expires:
+            return self
+        if self._rest is None:
+            fields = {name: data for name, data in self.fields.items() if not deadlines.over(data, now)}
+            self._rest = Entry(self.epoch, self.version, fields, self.messages)
+        return self._rest.living(now)
 
     def all(self) -> dict[str, Any]:
         """Every field of the user's, decoded."""
@@ -82,10 +94,10 @@ class Entry:
 class Flight:
     """A load on its way. What it brings is kept only if nothing newer was heard of meanwhile."""
 
-    __slots__ = ("done", "floor", "keepable", "result")
+    __slots__ = ("done", "floor", "keepable", "open", "result")
 
     def __init__(self, done: Any, keepable: bool) -> None:
-        self.done, self.keepable = done, keepable
+        self.done, self.keepable, self.open = done, keepable, True
         self.floor = ("", 0)
         self.result: Entry | None = None
 
@@ -116,7 +128,7 @@ class Hot:
         """Join the flight for this record, or start one; True if it is ours to fly."""
         with self._mutex:
             flights = self._flights.setdefault(text, [])
-            if flights and not alone:
+            if flights and not alone and flights[-1].open:
                 return flights[-1], False
             flight = Flight(self._port.signal(), keepable)
             flights.append(flight)
@@ -165,11 +177,11 @@ class Hot:
         self.apply(text, epoch, version, None)
 
     def forget(self, text: str) -> None:
-        """Drop one record; what is in the air is not kept either."""
+        """Drop one record; what is in the air is not kept either, nor joined by later readers."""
         with self._mutex:
             self._drop(text)
             for flight in self._flights.get(text, ()):
-                flight.keepable = False
+                flight.keepable = flight.open = False
 
     def clear(self) -> None:
         """Drop everything; flights in the air are not kept either."""
@@ -179,7 +191,7 @@ class Hot:
             self.bytes = 0
             for flights in self._flights.values():
                 for flight in flights:
-                    flight.keepable = False
+                    flight.keepable = flight.open = False
 
     def _put(self, text: str, entry: Entry) -> list[str]:
         """Keep an entry; the texts of those that had to make room for it.

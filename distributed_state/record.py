@@ -6,12 +6,14 @@ into hot, and reaches cold through the journal. Law: only a commit changes a rec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from distributed_state import acting
+from distributed_state import acting, codec, deadlines
+from distributed_state.deadlines import NEVER
 from distributed_state.errors import (
     ColdUnavailable,
     Conflict,
@@ -39,7 +41,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
     hot, text = tiers.hot, names.ref.text
     entry = hot.get(text)
     if entry is not None and not fresh:
-        return entry
+        return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
     tiers.listen(names)
     for _ in range(_ROUNDS):
         flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=fresh)
@@ -52,10 +54,18 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
             finally:
                 hot.land(text, flight, found)
         if flight.result is not None:
-            return flight.result
+            return await _living(tiers, flight.result)
         # Something newer was heard of on the way, or the leader of the flight failed: look again.
         entry = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
+
+
+async def _living(tiers: Tiers, entry: Entry) -> Entry:
+    """The entry as it is by the server's clock."""
+    if entry.expires == NEVER:
+        return entry
+    await tiers.clock.know()
+    return entry.living(tiers.clock.now())
 
 
 async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
@@ -81,7 +91,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
             tiers.hot.land(names.ref.text, flight, entry)
     for names, flight in zip(missing, flights, strict=True):
         entries[names] = flight.result or await read(tiers, names)
-    return [entry for names in many if (entry := entries[names]) is not None]
+    return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
 
 
 async def _load(tiers: Tiers, names: RecordKeys, known: Entry | None) -> Entry:
@@ -138,6 +148,24 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
     return done
 
 
+async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
+    """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
+    entry = tiers.hot.entries.get(names.ref.text)
+    if entry is None or entry.expires == NEVER or entry.expires > (now := tiers.clock.now()):
+        return await commit(tiers, names, draft)
+    steps, expectations = list(draft.steps), list(draft.expectations)
+    touched = {name for _, name, _ in steps}
+    if draft.deleted == "refuse" and not any(step == b"c" for step, _, _ in steps):
+        gone = {name: data for name, data in entry.fields.items() if deadlines.over(data, now) and name not in touched}
+        draft.steps += [(b"d", name, b"") for name in gone]
+        draft.expectations += gone.items()
+    try:
+        return await commit(tiers, names, draft)
+    except Conflict:
+        draft.steps, draft.expectations = steps, expectations
+        return await commit(tiers, names, draft)
+
+
 def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
     """Who writes, and under which lease."""
     draft.grip = tiers.leases.grip(names.ref.text)
@@ -182,15 +210,35 @@ async def _carry_through(
     for _ in range(_ROUNDS):
         if isinstance(answer, Committed):
             return answer
-        if isinstance(answer, Swap):
+        if isinstance(answer, Swap) and not _added_here(draft, answer, tiers.clock.now()):
             raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer", found=(answer.raw,))
         if isinstance(answer, Cold):
             entry = await _hydrate(tiers, names, answer)
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
-        else:
+        elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
         answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel))
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
+
+
+def _added_here(draft: Draft, swap: Swap, now: float) -> bool:
+    """Make an increment of a number with a deadline a swap; False if it holds none, or no plain integer.
+
+    The number keeps its deadline; past it, the field counts as absent.
+    """
+    deadline, number = deadlines.split(swap.raw)
+    if deadline == NEVER:
+        return False
+    if deadline <= now:
+        deadline, number = NEVER, b"0"
+    if not re.fullmatch(rb"-?\d{1,15}", number):
+        return False
+    at, by = next(
+        (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
+    )
+    draft.steps[at] = (b"s", swap.name, deadlines.wrap(b"%d" % (int(number) + int(by)), deadline))
+    draft.expectations.append((swap.name, swap.raw))
+    return True
 
 
 def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
@@ -227,14 +275,16 @@ async def _keep(tiers: Tiers, names: RecordKeys, done: Committed) -> None:
             raise DurabilityUnknown(text, version=done.version) from error
 
 
-async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> list[int]:
-    """What the increments of a commit came to, in the order of its steps; from SQL if Redis does not remember."""
+async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:
+    """What the increments of a commit came to; from SQL if Redis does not remember."""
     if done.results is not None:
-        return list(done.results)
-    await reach(tiers, names)
-    rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
-    fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
-    return [int(fields[name]) for step, name, _ in draft.steps if step == b"i"]
+        results = iter(done.results)
+        fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
+    else:
+        await reach(tiers, names)
+        rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
+        fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
+    return {key: int(deadlines.split(fields[codec.encode_key(key)])[1]) for key in keys}
 
 
 def _history(tiers: Tiers, text: str, version: int) -> Any:

@@ -7,32 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from distributed_state import acting, codec, lineage, record, timeline
+from distributed_state import acting, codec, deadlines, record, timeline
 from distributed_state.applying import AsyncTransaction, Attempts
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.handle import Home
 from distributed_state.hot import MISSING, Entry
-from distributed_state.keys import Keys
 from distributed_state.lease import AsyncLease
+from distributed_state.lifecycle import AsyncLifecycle
 from distributed_state.merging import Policy
-from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
-from distributed_state.settings import Settings
-from distributed_state.tiers import Tiers
+from distributed_state.model import INITIALIZED, OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
+from distributed_state.sanitizing import Clean, CleanMessage, OnInvalid, sanitizer
 from distributed_state.transaction import Transaction
 from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
-
-
-class Home(Protocol):
-    """What a handle needs of its store."""
-
-    settings: Settings
-    keys: Keys
-
-    def tiers(self) -> Tiers: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +35,27 @@ class Written:
     first_message: int | None = None
 
 
-class AsyncRecord:
+class AsyncRecord(AsyncLifecycle):
     """A versioned map: the state of a user, an app, a task, or the fields of a session."""
 
-    def __init__(self, home: Home, ref: Ref, *, user: str | None = None, actor: str = "", fresh: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        ref: Ref,
+        *,
+        user: str | None = None,
+        actor: str = "",
+        fresh: bool = False,
+        on_invalid: OnInvalid = "error",
+        clean: Clean | None = None,
+        clean_messages: CleanMessage | None = None,
+    ) -> None:
         self._ref, self._fresh = ref, fresh
         self._home, self._names, self._text = home, home.keys.of(ref), ref.text
         self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
+        chosen = sanitizer(on_invalid, [clean, home.clean], [clean_messages, home.clean_messages])
+        self._prepare = chosen.field if chosen else None
+        self._prepare_message = chosen.message if chosen else None
 
     @property
     def ref(self) -> Ref:
@@ -60,6 +65,14 @@ class AsyncRecord:
     @property
     def id(self) -> str:
         return self.ref.id
+
+    @property
+    def ephemeral(self) -> dict[str, Any]:
+        """A dict of this process alone, shared by all handles of the record; never stored, empty after a fork.
+
+        Kept for the 10,000 records that used it last.
+        """
+        return self._home.ephemeral.of(self._text)
 
     # Reading
 
@@ -75,44 +88,64 @@ class AsyncRecord:
             value = entry.values.get(key, MISSING)
         except TypeError:
             value = MISSING  # not even hashable: refused below
-        return entry.value(key, MISSING) if value is MISSING and not entry.deleted else value
+        if value is MISSING and not entry.deleted and entry.expires == deadlines.NEVER:
+            return entry.value(key, MISSING)
+        return value
 
-    async def _entry(self, fresh: bool = False) -> Entry:
-        return await record.read(self._home.tiers(), self._names, fresh=fresh)
+    async def _entry(self, fresh: bool = False, max_staleness: float | None = None) -> Entry:
+        tiers = self._home.tiers()
+        if max_staleness is not None:
+            fresh = not tiers.within(max_staleness) or fresh
+        return await record.read(tiers, self._names, fresh=fresh)
 
-    async def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
+    async def get(
+        self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None
+    ) -> Any:
         """Read one field, or `default` if it is not there.
 
-        Hot answers without I/O, at most `max_staleness` seconds old; `fresh=True` asks the server. Raises
-        CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
+        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or less if given here.
+        `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
+        ColdUnavailable if a server is away.
         """
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, max_staleness)
         return default if entry.deleted else entry.value(key, default)
 
-    async def has(self, key: str, *, fresh: bool = False) -> bool:
+    async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, max_staleness)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
-    async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
+    async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, max_staleness)
         return {} if entry.deleted else entry.all()
 
-    async def version(self, *, fresh: bool = False) -> int:
+    async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 for a record never written."""
-        return (await self._entry(fresh)).version
+        return (await self._entry(fresh, max_staleness)).version
 
-    async def exists(self, *, fresh: bool = False) -> bool:
+    async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, max_staleness)
         return entry.version > 0 and not entry.deleted
+
+    def invalidate(self, key: str | None = None) -> None:
+        """Drop this process's copy, so that the next read asks the server. No I/O.
+
+        A copy holds the record whole: with `key` it goes as well, and with it every other field.
+        """
+        if key is not None:
+            codec.encode_key(key)
+        self._home.tiers().hot.forget(self._text)
 
     # Changing
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        return Changes(self._home.settings)
+        return Changes(self._home.settings, self._prepare, self._prepare_message, self._now)
+
+    def _now(self) -> float:
+        return self._home.tiers().clock.now()
 
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
         draft.owner, draft.actor = self._owner, self._actor
@@ -123,22 +156,32 @@ class AsyncRecord:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
-        return await record.commit(self._home.tiers(), self._names, draft)
+        return await record.commit_and_sweep(self._home.tiers(), self._names, draft)
 
-    async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
+    async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
 
         `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
+
+        With `ttl` it is there for that many seconds by the server's clock, known to this process within a round trip;
+        then every read and write finds it absent, and a later commit removes it. `increment`, `update`, `append_to`
+        and changes in place keep the deadline, `set` makes a new value. `at` and `history` show it as it was written.
         """
         changes = self._changes()
-        changes.set(key, value)
+        if ttl is not None:
+            await self._home.tiers().clock.know()
+        changes.set(key, value, ttl=ttl)
         return (await self._commit(changes.draft("set"), expect_version)).version
 
-    async def set_many(self, values: Mapping[str, Any], *, expect_version: int | None = None) -> int:
+    async def set_many(
+        self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
+    ) -> int:
         """Set several fields in one commit and return the new version."""
         changes = self._changes()
-        changes.set_many(values)
+        if ttl is not None:
+            await self._home.tiers().clock.know()
+        changes.set_many(values, ttl=ttl)
         return (await self._commit(changes.draft("set"), expect_version)).version
 
     async def delete(self, key: str, *, expect_version: int | None = None) -> int:
@@ -151,6 +194,7 @@ class AsyncRecord:
         """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
         changes = self._changes()
         changes.clear(messages=messages)
+        changes.reserved(INITIALIZED, None)
         return (await self._commit(changes.draft("clear"))).version
 
     async def update(self, key: str, values: Mapping[str, Any]) -> int:
@@ -193,7 +237,7 @@ class AsyncRecord:
             draft = changes.draft("increment")
             try:
                 done = await self._commit(draft)
-                return (await record.sums(self._home.tiers(), self._names, draft, done))[0]
+                return (await record.sums(self._home.tiers(), self._names, draft, done, [key]))[key]
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
         data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
@@ -203,7 +247,13 @@ class AsyncRecord:
         name = codec.encode_key(key)
 
         def changed(raw: bytes | None) -> bytes:
-            return codec.encode(change(empty if raw is None else codec.decode(raw, key)), key)
+            deadline = deadlines.NEVER
+            if raw is not None and deadlines.marked(raw):
+                deadline, raw = deadlines.split(raw)
+                if deadline <= self._now():
+                    deadline, raw = deadlines.NEVER, None
+            data = self._changes().encode(key, change(empty if raw is None else codec.decode(raw, key)))
+            return deadlines.wrap(data, deadline)
 
         def draft(data: bytes) -> Draft:
             changes = self._changes()
@@ -248,8 +298,9 @@ class AsyncRecord:
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
             draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
         done = await self._commit(draft, expect_version)
-        sums = await record.sums(self._home.tiers(), self._names, draft, done) if increment else []
-        return Written(done.version, dict(zip(changes.sums, sums, strict=True)), done.first_message)
+        tiers = self._home.tiers()
+        sums = await record.sums(tiers, self._names, draft, done, changes.sums) if increment else {}
+        return Written(done.version, sums, done.first_message)
 
     async def create(self, values: Mapping[str, Any] | None = None) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
@@ -356,25 +407,17 @@ class AsyncSession(AsyncRecord):
             changes.append(message)
         return (await self._commit(changes.draft("append"))).version
 
-    async def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
+    async def messages(
+        self, *, last: int | None = None, fresh: bool = False, max_staleness: float | None = None
+    ) -> list[Message]:
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
-        tiers, text = self._home.tiers(), self._text
-        entry = await self._entry(fresh)
-        for whole in (False, True):
-            if entry.deleted:
-                return []
-            runs = lineage.segments(text, entry.fields)
-            runs = runs if last is None else lineage.last(runs, last)
-            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
-                break
-            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
-            entry = await record.whole(tiers, self._names, entry)
-        return await timeline.visible(tiers, self._names, entry, runs)
+        entry = await self._entry(fresh, max_staleness)
+        return await timeline.shown(self._home.tiers(), self._names, entry, last)
 
-    async def phase(self, *, fresh: bool = False) -> str | None:
+    async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set."""
-        entry = await self._entry(fresh)
+        entry = await self._entry(fresh, max_staleness)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")

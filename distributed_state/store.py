@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import orjson
 from filelock import FileLock, Timeout
@@ -20,11 +20,13 @@ from filelock import FileLock, Timeout
 import distributed_state.port.asyncio as asyncio_face
 from distributed_state import acting, doctor, record, upkeep
 from distributed_state.cold.store import ColdStore
+from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
 from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
+from distributed_state.sanitizing import Clean, CleanMessage, Sanitizing, sanitizer
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers, mark
@@ -55,20 +57,38 @@ class AsyncStateStore:
         self._cold: ColdStore | None = None
         self._lock: FileLock | None = None
         self._layout: dict[str, Any] = {}
+        self.ephemeral = Ephemeral()
+        self.clean: Clean | None = None
+        self.clean_messages: CleanMessage | None = None
         self._unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        namespace: str | None = None,
+        clean: Clean | None = None,
+        clean_messages: CleanMessage | None = None,
+        **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
 
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
         `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
         SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
+        `clean(key, value)` and `clean_messages(message)` return what is stored in place of each value and message.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
-        return cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        store = cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        store.hook(clean, clean_messages)
+        return store
+
+    def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
+        """Clean everything that is stored from now on."""
+        sanitizer("error", [clean], [clean_messages])
+        self.clean, self.clean_messages = clean, clean_messages
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._opened().__await__()
@@ -192,6 +212,7 @@ class AsyncStateStore:
             home.leases.abandoned = True
             home.port.abandon()
         self._homes.clear()
+        self.ephemeral.forget()
         if self._cold is not None:
             self._cold.abandon()
         if self._connections.embedded:
@@ -199,25 +220,34 @@ class AsyncStateStore:
 
     # Records
 
-    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> AsyncSession:
+    def session(
+        self, id: str | None = None, *, user: str | None = None, actor: str = "", **options: Unpack[Sanitizing]
+    ) -> AsyncSession:
         """A conversation by its id, or a new one. No I/O.
 
-        `user` owns it from its first write on; `actor` is noted with every change made through this handle.
+        `user` owns it from its first write on; `actor` is noted with every change made through this handle. What is
+        stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any depth;
+        `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
+        store's own hooks come after them.
         """
         ref = Ref("session", secrets.token_hex(16) if id is None else id)
-        return AsyncSession(self, ref, user=user, actor=actor, fresh=id is None)
+        return AsyncSession(self, ref, user=user, actor=actor, fresh=id is None, **options)
 
-    def user(self, id: str, *, actor: str = "") -> AsyncRecord:
-        """What is kept about a user, across sessions. No I/O."""
-        return AsyncRecord(self, Ref("user", id), user=id, actor=actor)
+    def user(self, id: str, *, actor: str = "", **options: Unpack[Sanitizing]) -> AsyncRecord:
+        """What is kept about a user, across sessions. No I/O. Options as for `session`."""
+        return AsyncRecord(self, Ref("user", id), user=id, actor=actor, **options)
 
-    def app(self, id: str, *, actor: str = "") -> AsyncRecord:
-        """What all users of an application share. No I/O."""
-        return AsyncRecord(self, Ref("app", id), actor=actor)
+    def app(self, id: str, *, actor: str = "", **options: Unpack[Sanitizing]) -> AsyncRecord:
+        """What all users of an application share. No I/O. Options as for `session`."""
+        return AsyncRecord(self, Ref("app", id), actor=actor, **options)
 
-    def task(self, id: str, *, user: str | None = None, actor: str = "") -> AsyncRecord:
-        """The state of a piece of work. No I/O."""
-        return AsyncRecord(self, Ref("task", id), user=user, actor=actor)
+    def task(self, id: str, *, user: str | None = None, actor: str = "", **options: Unpack[Sanitizing]) -> AsyncRecord:
+        """The state of a piece of work. No I/O. Options as for `session`."""
+        return AsyncRecord(self, Ref("task", id), user=user, actor=actor, **options)
+
+    def invalidate(self) -> None:
+        """Drop everything that this process keeps of records; the next reads ask the server. No I/O."""
+        self.tiers().hot.clear()
 
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
         """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from distributed_state.applying import AsyncTransaction
 from distributed_state.doctor import Finding
@@ -17,6 +17,7 @@ from distributed_state.lease import AsyncLease
 from distributed_state.merging import Policy
 from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
 from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.sanitizing import Clean, CleanMessage, Sanitizing
 from distributed_state.session import AsyncRecord, AsyncSession, Written
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
@@ -81,30 +82,36 @@ class Record:
     def id(self) -> str:
         return self._twin.id
 
-    def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
-        if not fresh:
+    @property
+    def ephemeral(self) -> dict[str, Any]:
+        return self._twin.ephemeral
+
+    def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
+        if not fresh and max_staleness is None:
             value = self._peek(key)
             if value is not MISSING:
                 return value
-        return finish(self._twin.get(key, default, fresh=fresh))
+        return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_staleness))
 
-    def has(self, key: str, *, fresh: bool = False) -> bool:
-        return finish(self._twin.has(key, fresh=fresh))
+    def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
+        return finish(self._twin.has(key, fresh=fresh, max_staleness=max_staleness))
 
-    def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
-        return finish(self._twin.get_all(fresh=fresh))
+    def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
+        return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
-    def version(self, *, fresh: bool = False) -> int:
-        return finish(self._twin.version(fresh=fresh))
+    def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
+        return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
 
-    def exists(self, *, fresh: bool = False) -> bool:
-        return finish(self._twin.exists(fresh=fresh))
+    def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
+        return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
 
-    def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
-        return finish(self._twin.set(key, value, expect_version=expect_version))
+    def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
+        return finish(self._twin.set(key, value, ttl=ttl, expect_version=expect_version))
 
-    def set_many(self, values: Mapping[str, Any], *, expect_version: int | None = None) -> int:
-        return finish(self._twin.set_many(values, expect_version=expect_version))
+    def set_many(
+        self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
+    ) -> int:
+        return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version))
 
     def delete(self, key: str, *, expect_version: int | None = None) -> int:
         return finish(self._twin.delete(key, expect_version=expect_version))
@@ -141,6 +148,21 @@ class Record:
 
     def create(self, values: Mapping[str, Any] | None = None) -> int:
         return finish(self._twin.create(values))
+
+    def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
+        return finish(self._twin.initialize(defaults))
+
+    def export_state(self, *, messages: bool = False) -> dict[str, Any]:
+        return finish(self._twin.export_state(messages=messages))
+
+    def restore_state(self, state: Mapping[str, Any]) -> int:
+        return finish(self._twin.restore_state(state))
+
+    def cleanup(self, *, days: float) -> int:
+        return finish(self._twin.cleanup(days=days))
+
+    def invalidate(self, key: str | None = None) -> None:
+        return self._twin.invalidate(key)
 
     def transaction(self) -> TransactionBody:
         return TransactionBody(self._twin.transaction())
@@ -179,11 +201,13 @@ class Session(Record):
     def append(self, *messages: Message | dict[str, Any]) -> int:
         return finish(self._twin.append(*messages))
 
-    def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
-        return finish(self._twin.messages(last=last, fresh=fresh))
+    def messages(
+        self, *, last: int | None = None, fresh: bool = False, max_staleness: float | None = None
+    ) -> list[Message]:
+        return finish(self._twin.messages(last=last, fresh=fresh, max_staleness=max_staleness))
 
-    def phase(self, *, fresh: bool = False) -> str | None:
-        return finish(self._twin.phase(fresh=fresh))
+    def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
+        return finish(self._twin.phase(fresh=fresh, max_staleness=max_staleness))
 
 
 class Batch:
@@ -220,9 +244,17 @@ class StateStore:
 
     @classmethod
     def open(
-        cls, url: str | None = None, *, archive: str | None = None, namespace: str | None = None, **settings: Any
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        namespace: str | None = None,
+        clean: Clean | None = None,
+        clean_messages: CleanMessage | None = None,
+        **settings: Any,
     ) -> Self:
         store = cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        store._twin.hook(clean, clean_messages)
         finish(store._twin.__aenter__())
         return store
 
@@ -237,17 +269,22 @@ class StateStore:
     def close(self) -> None:
         finish(self._twin.close())
 
-    def session(self, id: str | None = None, *, user: str | None = None, actor: str = "") -> Session:
-        return Session(self._twin.session(id, user=user, actor=actor))
+    def session(
+        self, id: str | None = None, *, user: str | None = None, actor: str = "", **options: Unpack[Sanitizing]
+    ) -> Session:
+        return Session(self._twin.session(id, user=user, actor=actor, **options))
 
-    def user(self, id: str, *, actor: str = "") -> Record:
-        return Record(self._twin.user(id, actor=actor))
+    def user(self, id: str, *, actor: str = "", **options: Unpack[Sanitizing]) -> Record:
+        return Record(self._twin.user(id, actor=actor, **options))
 
-    def app(self, id: str, *, actor: str = "") -> Record:
-        return Record(self._twin.app(id, actor=actor))
+    def app(self, id: str, *, actor: str = "", **options: Unpack[Sanitizing]) -> Record:
+        return Record(self._twin.app(id, actor=actor, **options))
 
-    def task(self, id: str, *, user: str | None = None, actor: str = "") -> Record:
-        return Record(self._twin.task(id, user=user, actor=actor))
+    def task(self, id: str, *, user: str | None = None, actor: str = "", **options: Unpack[Sanitizing]) -> Record:
+        return Record(self._twin.task(id, user=user, actor=actor, **options))
+
+    def invalidate(self) -> None:
+        return self._twin.invalidate()
 
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
         return self._twin.acting_as(actor)
@@ -294,7 +331,7 @@ def _share_docstrings() -> None:
     for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction)):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
-            text = getattr(vars(twin).get(name), "__doc__", None)
+            text = getattr(getattr(twin, name, None), "__doc__", None)
             if text and not name.startswith("_"):
                 target = getattr(method, "__func__", method)
                 if not isinstance(target, property):

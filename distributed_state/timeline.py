@@ -113,6 +113,20 @@ async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segm
     return [codec.decode_message(known[number]) for number in numbers]
 
 
+async def shown(tiers: Tiers, names: RecordKeys, entry: Entry, last: int | None) -> list[Message]:
+    """The last messages of the conversation, or all."""
+    for whole in (False, True):
+        if entry.deleted:
+            return []
+        runs = lineage.segments(names.ref.text, entry.fields)
+        runs = runs if last is None else lineage.last(runs, last)
+        if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+            break
+        # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+        entry = await record.whole(tiers, names, entry)
+    return await visible(tiers, names, entry, runs)
+
+
 async def checkpoints(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:
     """The named versions, oldest first."""
     await record.reach(tiers, names)
@@ -161,6 +175,27 @@ def _restore(changes: Changes, text: str, present: Entry, target: State) -> None
     for name, value in target.fields.items():
         if name not in handled and present.fields.get(name) != value:
             changes.reserved(name, value)
+
+
+async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
+    """The change that hides messages committed before a time, None if there are none; and how many it hides."""
+    present, text = await record.read(tiers, names, fresh=True), names.ref.text
+    shown = [] if present.deleted else lineage.segments(text, present.fields)
+    if not shown:
+        return None, 0
+    await record.reach(tiers, names)
+    kept = await tiers.port.sql(tiers.cold.since, text, shown, int(before * 1000))
+    hidden = lineage.count(shown) - lineage.count(kept)
+    if not hidden:
+        return None, 0
+    # The last run shown is the open one, if that holds anything; it stays open, so that recent messages stay near.
+    end = present.fields.get(NEXT, b"0")
+    opened = bool(kept) and present.fields.get(START, b"0") != end
+    changes.reserved(START, b"%d" % kept[-1].start if opened else end)
+    changes.reserved(SEGMENTS, lineage.dump(kept[:-1] if opened else kept))
+    draft = changes.draft("cleanup")
+    draft.expected, draft.epoch = present.version, present.epoch
+    return draft, hidden
 
 
 async def fork(tiers: Tiers, names: RecordKeys, changes: Changes, version: int | None) -> Draft:

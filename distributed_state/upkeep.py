@@ -17,6 +17,7 @@ from distributed_state.errors import Conflict, CorruptState, InvalidValue, NotFo
 from distributed_state.keys import RecordKeys
 from distributed_state.model import (
     DELETED,
+    INITIALIZED,
     NEXT,
     PHASE,
     SEGMENTS,
@@ -45,6 +46,7 @@ def tombstone(settings: Settings, kind: str) -> Draft:
     changes = Changes(settings)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
+    changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
     return changes.draft(kind)
 

@@ -1,0 +1,89 @@
+"""A record's life: defaults at its beginning, backup, cleanup. Law: each is one commit that holds for what it saw."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from distributed_state import backup, record, timeline
+from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.handle import Handle
+from distributed_state.model import INITIALIZED
+
+
+class AsyncLifecycle(Handle):
+    """What a record can do besides being read and changed."""
+
+    async def initialize(
+        self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+    ) -> bool:
+        """Set the fields that are not there yet, once in the record's life; True if this call did it.
+
+        One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
+        function, called only while that is still to be done. After `clear()` it is to be done again.
+        """
+        values: Mapping[str, Any] | None = None
+        entry = await self._entry()
+
+        async def once() -> bool:
+            nonlocal values, entry
+            if INITIALIZED in entry.fields and not entry.deleted:
+                return False
+            if values is None:
+                found = defaults() if callable(defaults) else defaults
+                values = await found if inspect.isawaitable(found) else found
+            changes = self._changes()
+            changes.set_many(values)
+            for name in changes.fields.keys() & entry.fields.keys():
+                changes.leave(name)
+            changes.reserved(INITIALIZED, b"1")
+            draft = changes.draft("initialize")
+            draft.expected, draft.epoch = entry.version, entry.epoch
+            try:
+                await self._commit(draft)
+            except Conflict:
+                entry = await self._entry(fresh=True)
+                raise
+            return True
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    async def export_state(self, *, messages: bool = False) -> dict[str, Any]:
+        """Read fields, phase and, if asked, all messages as one JSON object, for `restore_state`.
+
+        It holds `fields`, `phase`, `expires` (times in seconds since 1970) if a field has a deadline, `messages`.
+        """
+        entry, tiers = await self._entry(fresh=True), self._home.tiers()
+        return backup.export(entry, await timeline.shown(tiers, self._names, entry, None) if messages else None)
+
+    async def restore_state(self, state: Mapping[str, Any]) -> int:
+        """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
+
+        Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing is.
+        """
+        changes, clock = self._changes(), self._home.tiers().clock
+        await clock.know()
+        backup.restore(changes, state, clock.now())
+        return (await self._commit(changes.draft("restore"))).version
+
+    async def cleanup(self, *, days: float) -> int:
+        """Hide the messages that were committed more than `days` days ago; return how many.
+
+        One commit, of a size that does not depend on the messages. The server's time of each commit counts, not
+        what a message says; history keeps the messages until `purge`. Where `purge` came first and left no commit of
+        that age, nothing is known to be older, and nothing is hidden.
+        """
+        if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days < 1e6:
+            raise InvalidValue(f"days is a number from 0 on, not {days!r:.80}")
+        tiers = self._home.tiers()
+        await tiers.clock.know()
+        before = tiers.clock.now() - days * 86400
+
+        async def once() -> int:
+            draft, hidden = await timeline.cleanup(tiers, self._names, self._changes(), before)
+            if draft is not None:
+                await self._commit(draft)
+            return hidden
+
+        return await record.until_no_conflict(tiers, once)
