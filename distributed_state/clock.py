@@ -14,19 +14,20 @@ class ServerClock:
     """This process's clock, corrected by what Redis was last heard to say."""
 
     def __init__(self, port: Port) -> None:
-        self._port, self._ahead, self._asked = port, 0.0, -math.inf
+        self._port, self._ahead, self._asked, self._took = port, 0.0, -math.inf, math.inf
 
     def now(self) -> float:
         """Seconds since 1970; wrong by at most half the round trip of the last answer, and what has drifted since."""
         return self._port.wall() + self._ahead
 
     def heard(self, answer: Any, sent: float) -> None:
-        """An answer of TIME to a question that was sent at this monotonic time."""
-        if isinstance(answer, list):
-            received = self._port.monotonic()
+        """An answer of TIME to a question that was sent at this monotonic time. The quickest of a minute counts."""
+        received = self._port.monotonic()
+        took = received - sent
+        if isinstance(answer, list) and (took <= self._took or received - self._asked > _STALE):
             server = int(answer[0]) + int(answer[1]) / 1e6
-            self._ahead = server + (received - sent) / 2 - self._port.wall()
-            self._asked = received
+            self._ahead = server + took / 2 - self._port.wall()
+            self._asked, self._took = received, took
 
     async def know(self) -> None:
         """Ask, if nothing was heard for a minute."""

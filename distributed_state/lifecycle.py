@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from distributed_state import backup, record, timeline
+from distributed_state import backup, lineage, record, timeline
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.handle import Handle
 from distributed_state.model import INITIALIZED
@@ -55,7 +55,12 @@ class AsyncLifecycle(Handle):
         It holds `fields`, `phase`, `expires` (times in seconds since 1970) if a field has a deadline, `messages`.
         """
         entry, tiers = await self._entry(fresh=True), self._home.tiers()
-        return backup.export(entry, await timeline.shown(tiers, self._names, entry, None) if messages else None)
+        if not messages:
+            return backup.export(entry, None)
+        # One look at the record for both: a later one might show another conversation.
+        entry = (await record.whole(tiers, self._names, entry)).living(tiers.clock.now())
+        runs = lineage.segments(self._names.ref.text, entry.fields)
+        return backup.export(entry, await timeline.visible(tiers, self._names, entry, runs))
 
     async def restore_state(self, state: Mapping[str, Any]) -> int:
         """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
