@@ -151,14 +151,15 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
 async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
     """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
     entry = tiers.hot.entries.get(names.ref.text)
-    if entry is None or entry.expires == NEVER or entry.expires > (now := tiers.clock.now()):
+    if entry is None or entry.expires == NEVER:
         return await commit(tiers, names, draft)
-    steps, expectations = list(draft.steps), list(draft.expectations)
-    touched = {name for _, name, _ in steps}
-    if draft.deleted == "refuse" and not any(step == b"c" for step, _, _ in steps):
-        gone = {name: data for name, data in entry.fields.items() if deadlines.over(data, now) and name not in touched}
-        draft.steps += [(b"d", name, b"") for name in gone]
-        draft.expectations += gone.items()
+    now, touched = tiers.clock.now(), {name for _, name, _ in draft.steps}
+    gone = {name: data for name, data in entry.fields.items() if deadlines.over(data, now) and name not in touched}
+    if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
+        return await commit(tiers, names, draft)
+    steps, expectations = draft.steps, draft.expectations
+    draft.steps = [*steps, *((b"d", name, b"") for name in gone)]
+    draft.expectations = [*expectations, *gone.items()]
     try:
         return await commit(tiers, names, draft)
     except Conflict:

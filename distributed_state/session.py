@@ -165,8 +165,9 @@ class AsyncRecord(AsyncLifecycle):
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
 
         With `ttl` it is there for that many seconds by the server's clock, known to this process within a round trip;
-        then every read and write finds it absent, and a later commit removes it. `increment`, `update`, `append_to`
-        and changes in place keep the deadline, `set` makes a new value. `at` and `history` show it as it was written.
+        then every read and write finds it absent, and it goes with a later commit of a process that has the record
+        hot. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value. `at`
+        and `history` show it as it was written.
         """
         changes = self._changes()
         if ttl is not None:

@@ -265,14 +265,16 @@ async def test_a_deadline_survives_cold_storage_rollback_and_fork(store: Any) ->
     await session.set("otp", "other")
     await session.rollback(version=1)
     await session.fork("f")
+    await store.import_(await store.export("s"), id="i")
     await store.archive()
     with redis_of(store) as client:
         client.delete(names(store, "s").record, names(store, "f").record)
-    for each in (session, store.session("f")):
+    copies = (session, store.session("f"), store.session("i"))
+    for each in copies:
         each.invalidate()
         assert await each.get_all(fresh=True) == {"otp": 1}
     later(store, 61)
-    for each in (session, store.session("f")):
+    for each in copies:
         assert await each.get_all() == await each.get_all(fresh=True) == {}
 
 
