@@ -29,7 +29,7 @@ class AsyncTransaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        draft = self._view.draft() if error is None else None
+        draft = self._view._draft() if error is None else None
         if draft is not None:
             await self._handle._commit(draft)
 
@@ -51,7 +51,7 @@ class Attempts(Generic[T]):
         """Commit, or raise Conflict."""
         if self._refused is not None and self._policies is not None:
             view, result = self._refused
-            draft = view.rebased(await self._handle._entry(fresh=True), self._policies)
+            draft = view._rebased(await self._handle._entry(fresh=True), self._policies)
             if draft is not None:
                 await self._handle._commit(draft)
                 return result
@@ -59,7 +59,7 @@ class Attempts(Generic[T]):
         view = Transaction(await self._handle._entry(fresh=True), self._handle._changes())
         found = self._change(view)
         result = await found if inspect.isawaitable(found) else found
-        draft = view.draft()
+        draft = view._draft()
         if draft is not None:
             try:
                 await self._handle._commit(draft)

@@ -111,7 +111,8 @@ class Changes:
             self.sums.append(key)
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
-    def append(self, message: Message | dict[str, Any]) -> None:
+    def append(self, message: Message | dict[str, Any]) -> Message | dict[str, Any]:
+        """Add a message; what is stored of it."""
         if self._prepare_message is not None:
             message = self._prepare_message(message)
         data = codec.encode_message(message)
@@ -119,6 +120,7 @@ class Changes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
         self._last.append((b"m", b"", data))
+        return message
 
     def phase(self, phase: str | None) -> None:
         if phase is not None and (not isinstance(phase, str) or not phase):

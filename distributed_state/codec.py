@@ -136,9 +136,13 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise InvalidValue(f"{name}{'.' if place else ''}{place}: {first['msg']}") from error
+        raise refused(error, name) from error
+
+
+def refused(error: ValidationError, name: str) -> InvalidValue:
+    """What pydantic found first, as our error, with the place inside `name`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
 def decode_message(data: bytes, name: str = "message") -> Message:

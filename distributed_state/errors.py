@@ -5,8 +5,10 @@
     ├── Locked                   somebody else holds the record
     │   └── LockTimeout          ... and still did when the wait was over
     ├── Fenced                   the lease was lost; nothing was written
+    │   └── Interrupted          ... to another request, which took the turn over
     ├── NotFound                 no such record, version or checkpoint
     ├── Deleted                  the record was deleted
+    ├── InvalidTransition        the event is not allowed in the phase that the record is in
     ├── InvalidValue             the value cannot be stored as it is
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
@@ -52,12 +54,24 @@ class Fenced(StateError):
     """The write carried a lease that is no longer held. Nothing was written."""
 
 
+class Interrupted(Fenced):
+    """Another request took the turn over. Nothing of this one was written, and it should not be repeated."""
+
+
 class NotFound(StateError):
     """There is no such record, version or checkpoint."""
 
 
 class Deleted(StateError):
     """The record was deleted. `create()` starts it anew, `rollback(version=)` brings an older state back."""
+
+
+class InvalidTransition(StateError):
+    """The event leads nowhere from `phase`, the one found. Nothing was written; the message lists what is allowed."""
+
+    def __init__(self, message: str, *, phase: str = "", event: str = "") -> None:
+        super().__init__(message)
+        self.phase, self.event = phase, event
 
 
 class InvalidValue(StateError, ValueError):

@@ -8,6 +8,7 @@ from distributed_state.changes import Changes
 from distributed_state.ephemeral import Ephemeral
 from distributed_state.hot import Entry
 from distributed_state.keys import Keys, RecordKeys
+from distributed_state.model import Ref
 from distributed_state.sanitizing import Clean, CleanMessage
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers
@@ -31,7 +32,10 @@ class Handle(Protocol):
 
     _home: Home
     _names: RecordKeys
+    _actor: str
 
+    @property
+    def ref(self) -> Ref: ...
     async def _entry(self, fresh: bool = False, max_staleness: float | None = None) -> Entry: ...
     def _changes(self) -> Changes: ...
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed: ...

@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed_state import codec, deadlines
 from distributed_state.errors import CorruptState
-from distributed_state.model import DELETED, STATE_FIELDS, TIMED, Op, fold
+from distributed_state.model import DELETED, STATE_FIELDS, TIMED, Op, fold, is_state
 from distributed_state.port import Port
 
 MISSING: Any = object()
@@ -21,14 +21,16 @@ _KEEP_DECODED = 1024
 class Entry:
     """A record at one version. Never changed once made, but for the memo of decoded scalars."""
 
-    __slots__ = ("_rest", "epoch", "expires", "fields", "messages", "size", "used", "values", "version")
+    __slots__ = ("_rest", "epoch", "expires", "fields", "fields_size", "messages", "size", "used", "values", "version")
 
-    def __init__(self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes]) -> None:
+    def __init__(
+        self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes], fields_size: int = -1
+    ) -> None:
         self.epoch, self.version, self.fields, self.messages = epoch, version, fields, messages
         self.values: dict[str, Any] = {}
         self.used = False
-        self.size = sum(map(len, fields)) + sum(map(len, fields.values())) + sum(map(len, messages.values()))
-        self.size += 150 * (len(fields) + len(messages)) + 500
+        self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
+        self.size = self.fields_size + sum(map(len, messages.values())) + 150 * (len(fields) + len(messages)) + 500
         # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
         self.expires = deadlines.earliest(fields.values()) if TIMED in fields else deadlines.NEVER
         self._rest: Entry | None = None
@@ -38,7 +40,7 @@ class Entry:
         """From the answer of HGETALL."""
         version, fields, messages = 0, {}, {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if name[:1] != b"#" or name in STATE_FIELDS:
+            if is_state(name):
                 fields[name] = value
             elif name == b"#v":
                 if not value.isdigit():
@@ -88,7 +90,16 @@ class Entry:
                 messages.clear()
         for number in sorted(messages)[:-recent]:
             del messages[number]
-        return Entry(self.epoch, version, fields, messages)
+        if any(kind == b"c" for kind, _, _ in ops):
+            return Entry(self.epoch, version, fields, messages)
+        # What did not change is not measured again: a record of many fields would make each small change slow.
+        touched = {name for _, name, _ in ops} | STATE_FIELDS
+        size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
+        return Entry(self.epoch, version, fields, messages, size)
+
+
+def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:
+    return sum(len(name) + len(fields[name]) for name in names if name in fields)
 
 
 class Flight:
@@ -96,8 +107,8 @@ class Flight:
 
     __slots__ = ("done", "floor", "keepable", "open", "result")
 
-    def __init__(self, done: Any, keepable: bool) -> None:
-        self.done, self.keepable, self.open = done, keepable, True
+    def __init__(self, done: Any, keepable: bool, open: bool) -> None:
+        self.done, self.keepable, self.open = done, keepable, open
         self.floor = ("", 0)
         self.result: Entry | None = None
 
@@ -124,13 +135,19 @@ class Hot:
         self.hits += 1
         return entry
 
-    def take_off(self, text: str, *, keepable: bool, alone: bool) -> tuple[Flight, bool]:
-        """Join the flight for this record, or start one; True if it is ours to fly."""
+    def count(self, hit: bool) -> None:
+        """Note whether hot knew what a turn's lease was taken with; the server has confirmed it."""
+        self.hits += hit
+        self.misses += not hit
+
+    def take_off(self, text: str, *, keepable: bool, alone: bool, private: bool = False) -> tuple[Flight, bool]:
+        """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
         with self._mutex:
             flights = self._flights.setdefault(text, [])
-            if flights and not alone and flights[-1].open:
-                return flights[-1], False
-            flight = Flight(self._port.signal(), keepable)
+            joinable = [] if alone else [flight for flight in flights if flight.open]
+            if joinable:
+                return joinable[-1], False
+            flight = Flight(self._port.signal(), keepable, not private)
             flights.append(flight)
             return flight, True
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
-from distributed_state.errors import ConfigurationError, Fenced, Locked, LockTimeout, StateError
+from distributed_state.errors import ConfigurationError, Fenced, Interrupted, Locked, LockTimeout, StateError
 from distributed_state.keys import RecordKeys
 from distributed_state.link import Link
-from distributed_state.port import Guard, Job, Port, Signal
+from distributed_state.port import Call, Guard, Job, Port, Signal
 from distributed_state.warm import ACQUIRE, RELEASE, RENEW, Warm
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Leases:
         if lease is None:
             return ""
         if lease.lost:
-            raise Fenced(f"{text[:200]}: the lease with token {lease.token} was lost; nothing was sent")
+            raise lease.gone("nothing was sent")
         return lease.grip
 
     def name(self) -> str:
@@ -124,7 +125,9 @@ class Leases:
             for lease in list(self._held.values()):
                 if now >= lease.deadline:
                     self._lose(lease, "could not be renewed in time")
-            pause = min((lease.deadline - now for lease in list(self._held.values())), default=60.0)
+                elif now >= lease.ends:
+                    self._lose(lease, "was held for as long as it may be")
+            pause = min((min(lease.deadline, lease.ends) - now for lease in list(self._held.values())), default=60.0)
             await self._watched.wait(max(pause, 0.005))
 
     async def _renew_all(self, due: list[AsyncLease]) -> None:
@@ -143,6 +146,13 @@ class Leases:
                 lease.renewed(sent)
             else:
                 self._lose(lease, "is held by somebody else or expired")
+
+    def seized(self, grip: str) -> None:
+        """Another request took a turn over."""
+        for lease in list(self._held.values()):
+            if lease.grip == grip:
+                lease.seized = True
+                self._lose(lease, "was taken over by another request")
 
     def _lose(self, lease: AsyncLease, why: str) -> None:
         if self._held.pop(lease.holder, None) is not None and not lease.lost:
@@ -163,16 +173,28 @@ class AsyncLease:
     """
 
     def __init__(
-        self, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, advisory: bool, expect: Callable[..., None]
+        self,
+        leases: Leases,
+        names: RecordKeys,
+        *,
+        wait: float,
+        ttl: float,
+        advisory: bool,
+        expect: Callable[..., None],
+        limit: float | None = None,
+        turn: str | None = None,
+        seize: bool = False,
     ) -> None:
         if ttl < 0.05:
             raise ConfigurationError(f"a lease of {ttl} s is too short; use at least 0.05")
         self.names, self.text, self.ttl, self.ttl_ms = names, names.ref.text, ttl, int(ttl * 1000)
         self.grip, self.token, self.holder, self.released = "", 0, "", False
         self.deadline = self.renew_at = 0.0
+        self.ends = math.inf  # when it is given up, however alive its holder
         self.owner: object = None
         self._leases, self._wait, self._mode, self._expect = leases, wait, "a" if advisory else "x", expect
-        self._lost = False
+        self._limit, self._turn, self._seize = limit, turn, "" if turn is None or not seize else f".{turn}!"
+        self._lost, self.seized = False, False
         self._outer: AsyncLease | None = None
         self._guard: Guard | None = None
         self._order, self._seen = b"", b""  # our place in the queue, and the deadline that it is kept under
@@ -186,6 +208,11 @@ class AsyncLease:
         """The server confirmed the lease when asked at `sent`; a tenth is kept as a margin for slow clocks."""
         self.deadline, self.renew_at = sent + self.ttl * 0.9, sent + self.ttl / 3
 
+    def gone(self, consequence: str) -> Fenced:
+        """The error that says so."""
+        kind, why = (Interrupted, "taken over by another request") if self.seized else (Fenced, "lost")
+        return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
+
     def lose(self) -> None:
         self._lost = True
         if self._guard is not None:
@@ -193,29 +220,35 @@ class AsyncLease:
 
     async def acquire(self) -> Self:
         """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        await self.acquire_and()
+        return self
+
+    async def acquire_and(self, behind: Call | None = None) -> Any:
+        """Hold the record; the answer of a script that is sent behind, in the same round trip. None if it nests."""
         outer = self._leases.of(self.text)
         # A task started inside the body writes under the lease, but locks like anybody else.
         if outer is not None and outer.owner is self._leases.port.owner():
             if outer is self or outer._mode != self._mode:
                 raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
             if outer.lost:
-                raise Fenced(f"{self.text[:200]}: the lease with token {outer.token}, held by this task, was lost")
+                raise outer.gone("it cannot be nested")
             self._outer, self.token, self.grip = outer, outer.token, outer.grip
-            return self
-        self.holder, self._lost, self.released = self._leases.name(), False, False
+            return None
+        self.holder = self._leases.name() + ("" if self._turn is None else f".{self._turn}!")
+        self._lost, self.seized, self.released = False, False, False
         try:
-            await self._take()
+            found = await self._take(behind)
         except BaseException:
             await self._leases.port.shield(self._give_back())
             raise
         self.owner = self._leases.port.owner()
         self._leases.keep(self)
-        return self
+        return found
 
-    async def _take(self) -> None:
+    async def _take(self, behind: Call | None) -> Any:
         leases, names = self._leases, self.names
         channel, port = names.lock_channel, leases.port
-        keys = [names.lock, names.wait, names.meta, names.record]
+        keys = [names.lock, names.wait, names.meta, names.record, names.channel]
         deadline = port.monotonic() + self._wait
         place = self.holder if self._wait > 0 else ""
         signal: Signal | None = None
@@ -223,14 +256,15 @@ class AsyncLease:
         try:
             while True:
                 sent = port.monotonic()
-                answer = await port.shield(self._ask(keys, place))
+                answer, found = await port.shield(self._ask(keys, place, behind))
                 if answer[0] == b"ok":
                     self.grip = answer[1].decode()
                     self.token = int(self.grip[1:].split(":", 1)[0])
                     self._expect(self.text, answer[2].decode(), int(answer[3]))
+                    self.ends = math.inf if self._limit is None else sent + self._limit
                     self.renewed(sent)
                     self._seen = b""
-                    return
+                    return found
                 if answer[0] == b"uninitialised":
                     await leases.start(names.partition)
                     continue
@@ -248,18 +282,27 @@ class AsyncLease:
             if signal is not None:
                 leases.stop_waiting(channel, self.holder)
 
-    async def _ask(self, keys: list[bytes], place: str) -> Any:
+    async def _ask(self, keys: list[bytes], place: str, behind: Call | None) -> tuple[Any, Any]:
         """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
-        asked = [self._mode, self.holder, self.ttl_ms, place, self._order, self._seen, _PATIENCE_MS]
-        answer = await self._leases.warm.patiently(self._leases.port.script, ACQUIRE, keys, asked)
+        asked = [self._mode, self.holder, self.ttl_ms, place, self._order, self._seen, _PATIENCE_MS, self._seize]
+        answer, found = await self._leases.warm.ask((ACQUIRE, keys, asked), behind)
         if answer[0] == b"wait":
             self._order, self._seen = answer[3], answer[4]
-        return answer
+        return answer, found
+
+    def hand_over(self) -> Call | None:
+        """The call that gives the record back, to be sent behind a last commit; from here on nothing is renewed."""
+        if self._outer is not None:
+            return None
+        self._leases.drop(self)
+        return RELEASE, self._release_keys, [self.holder, "", "commit"]
 
     async def release(self) -> None:
         """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
         if self._outer is not None:
             self._outer = None
+            return
+        if self.released:
             return
         self.released = True
         self._leases.drop(self)
@@ -267,20 +310,28 @@ class AsyncLease:
             return
         await self._leases.port.shield(self._give_back())
 
+    @property
+    def _release_keys(self) -> list[bytes]:
+        return [self.names.lock, self.names.wait, self.names.lock_channel, self.names.record]
+
     async def _give_back(self) -> None:
-        leases, names = self._leases, self.names
+        leases = self._leases
         member = self._seen + b":" + self.holder.encode() if self._seen else b""
         try:
-            await leases.port.script(RELEASE, [names.lock, names.wait, names.lock_channel], [self.holder, member])
+            await leases.port.script(RELEASE, self._release_keys, [self.holder, member, ""])
         except StateError as error:
             # It runs out by itself; raising here would hide what the body raised.
             log.warning("lease of %s could not be released, it ends in %.1f s: %s", self.text[:200], self.ttl, error)
 
     async def __aenter__(self) -> Self:
         await self.acquire()
+        self.protect()
+        return self
+
+    def protect(self) -> None:
+        """From here on, end the running task's body when the lease is lost."""
         if self._outer is None:
             self._guard = self._leases.port.guard()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -291,8 +342,6 @@ class AsyncLease:
         except BaseException as late:  # noqa: BLE001 - the interruption may arrive only now, at this await
             cause = late
         if not nested and self._guard is not None and self._guard.leave(cause):
-            raise Fenced(
-                f"{self.text[:200]}: the lease with token {self.token} was lost, its body was ended"
-            ) from cause
+            raise self.gone("its body was ended") from cause
         if cause is not error and cause is not None:
             raise cause

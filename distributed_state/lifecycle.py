@@ -1,4 +1,4 @@
-"""A record's life: defaults at its beginning, backup, cleanup. Law: each is one commit that holds for what it saw."""
+"""A record's life: its beginning, its past, backup, cleanup. Law: what depends on what was read holds only for that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from distributed_state import backup, lineage, record, timeline
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.handle import Handle
-from distributed_state.model import INITIALIZED
+from distributed_state.model import INITIALIZED, Change, Checkpoint, Ref, Snapshot
 
 
 class AsyncLifecycle(Handle):
@@ -58,7 +58,7 @@ class AsyncLifecycle(Handle):
         if not messages:
             return backup.export(entry, None)
         # One look at the record for both: a later one might show another conversation.
-        entry = (await record.whole(tiers, self._names, entry)).living(tiers.clock.now())
+        entry = await record.whole(tiers, self._names, entry)
         runs = lineage.segments(self._names.ref.text, entry.fields)
         return backup.export(entry, await timeline.visible(tiers, self._names, entry, runs))
 
@@ -92,3 +92,48 @@ class AsyncLifecycle(Handle):
             return hidden
 
         return await record.until_no_conflict(tiers, once)
+
+    # The past
+
+    async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
+        """Read the changes between two versions (exclusive), oldest first: who, when, what.
+
+        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
+        """
+        return await timeline.history(self._home.tiers(), self._names, after, before, limit)
+
+    async def at(self, *, version: int) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        return await timeline.at(self._home.tiers(), self._names, version)
+
+    async def checkpoint(self, label: str) -> int:
+        """Name the present state and return the version that carries the name."""
+        changes = self._changes()
+        changes.label(label)
+        return (await self._commit(changes.draft("checkpoint"))).version
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Read the named versions, oldest first."""
+        return await timeline.checkpoints(self._home.tiers(), self._names)
+
+    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
+        """Make the record what it was `steps` commits ago, at a checkpoint or at a version; return the new version.
+
+        Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
+        """
+
+        async def once() -> int:
+            draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
+            return (await self._commit(draft)).version
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    async def fork(self, new_id: str, *, version: int | None = None) -> int:
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
+
+        Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
+        """
+        tiers = self._home.tiers()
+        draft = await timeline.fork(tiers, self._names, self._changes(), version)
+        draft.actor = self._actor
+        return (await record.commit(tiers, self._home.keys.of(Ref(self.ref.scope, new_id)), draft)).version

@@ -25,6 +25,12 @@ SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
 TIMED, INITIALIZED = b"#timed", b"#initialized"
 _MESSAGES = (SEGMENTS, START, NEXT)
 STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, *_MESSAGES, TIMED, INITIALIZED, b"#schema"})
+REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
+
+
+def is_state(name: bytes) -> bool:
+    """Whether a stored field is part of the state; the other reserved ones are the tiers' own book-keeping."""
+    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] == REQUEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +198,18 @@ class Message(BaseModel):
         # Not getattr: an unknown field may be called as a method is.
         given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
         return {name: value for name, value in given.items() if name in self.model_fields_set}
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a `write` or a turn came to: the new version, results of increments, the number of its first message.
+
+    That number is None if only SQL remembers it: the commit's reply was lost and asked for again much later.
+    """
+
+    version: int
+    results: dict[str, int] = field(default_factory=dict)
+    first_message: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,11 @@ from distributed_state.errors import (
 )
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
+from distributed_state.lease import AsyncLease
 from distributed_state.model import Op, unpack
+from distributed_state.port import Call
 from distributed_state.tiers import Tiers
-from distributed_state.warm import Cold, Committed, Draft, OpId, Swap, Uninitialised
+from distributed_state.warm import READ, Cold, Committed, Draft, OpId, Swap, Uninitialised
 
 T = TypeVar("T")
 _ROUNDS = 100
@@ -94,21 +96,50 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
     return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
 
 
+async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> Entry:
+    """Take a lease and read the record as its holder sees it: one round trip if nobody else holds it."""
+    hot, text = tiers.hot, names.ref.text
+    known = hot.entries.get(text)
+    tiers.listen(names)
+    # Private: who only wants to read must not wait for our lease.
+    flight, _ = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=True, private=True)
+    found = None
+    try:
+        answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
+        if isinstance(answer, list):
+            found = await _understand(tiers, names, known, tiers.warm.found(answer))
+            hot.count(known is not None and found is known)
+    finally:
+        hot.land(text, flight, found)
+    # None: the lease nests in another of this task, or the read needs to be repeated.
+    return await _living(tiers, found) if found else await read(tiers, names, fresh=True)
+
+
+def _seen(known: Entry | None) -> tuple[str, int | None]:
+    return (known.epoch, known.version) if known else ("", None)
+
+
 async def _load(tiers: Tiers, names: RecordKeys, known: Entry | None) -> Entry:
     for _ in range(_ROUNDS):
-        answer = await tiers.warm.read(names, known.epoch if known else "", known.version if known else None)
-        if answer is None and known is not None:
-            return known
-        if isinstance(answer, list):
-            tiers.see(names.partition, answer[0])
-            return Entry.read(answer[0], answer[1:])
-        if isinstance(answer, Cold):
-            entry = await _hydrate(tiers, names, answer)
-            if entry is not None:
-                return entry
-        else:
-            await tiers.start(names.partition)
+        entry = await _understand(tiers, names, known, await tiers.warm.read(names, *_seen(known)))
+        if entry is not None:
+            return entry
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")
+
+
+async def _understand(
+    tiers: Tiers, names: RecordKeys, known: Entry | None, answer: list[Any] | Cold | Uninitialised | None
+) -> Entry | None:
+    """What an answer of read.lua comes to; None: ask again."""
+    if answer is None:
+        return known
+    if isinstance(answer, list):
+        tiers.see(names.partition, answer[0])
+        return Entry.read(answer[0], answer[1:])
+    if isinstance(answer, Cold):
+        return await _hydrate(tiers, names, answer)
+    await tiers.start(names.partition)
+    return None
 
 
 async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold) -> Entry | None:
@@ -131,13 +162,19 @@ def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
 # Changing
 
 
-async def commit(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
-    """Apply one change. Raises what the server refused it for; then nothing was changed."""
+async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None) -> Committed:
+    """Apply one change. Raises what the server refused it for; then nothing was changed.
+
+    `last` is a lease that this change is the last under: it is given back in the same round trip.
+    """
     _sign(tiers, names, draft)
+    behind = last.hand_over() if last else None
     op = tiers.warm.begin(draft)
     try:
-        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel))
-        done = await _carry_through(tiers, names, draft, op, answer)
+        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
+        done = await _carry_through(tiers, names, draft, op, answer, behind)
+        if behind and last:
+            last.released = True
     except BaseException as error:
         _doubt(tiers, names, error)
         raise
@@ -174,20 +211,29 @@ def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
         draft.actor = acting.present()
 
 
-async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
-    """Apply one change each to many records, in one round trip. What was refused comes back as its error."""
+async def commit_many(
+    tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]], *, last: AsyncLease | None = None
+) -> list[Committed | StateError]:
+    """Apply one change each to many records, in one round trip. What was refused comes back as its error.
+
+    `last` is a lease that the first change is the last under.
+    """
+    behind: Call | None = None
     sent = []
     results: list[Committed | StateError] = []
     try:
         for names, draft in writes:
             _sign(tiers, names, draft)
             sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
-        answers = await tiers.warm.commit_many(sent)
+        behind = last.hand_over() if last else None
+        answers = await tiers.warm.commit_many(sent, behind=behind)
         for (names, draft, op, _), answer in zip(sent, answers, strict=True):
             try:
                 if isinstance(answer, StateError):
                     raise answer
-                done = await _carry_through(tiers, names, draft, op, answer)
+                done = await _carry_through(tiers, names, draft, op, answer, None if results else behind)
+                if behind and last and not results:
+                    last.released = True
                 _tell_hot(tiers, names, draft, done)
                 await _keep(tiers, names, done)
                 results.append(done)
@@ -205,7 +251,12 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
 
 
 async def _carry_through(
-    tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, answer: Committed | Cold | Swap | Uninitialised
+    tiers: Tiers,
+    names: RecordKeys,
+    draft: Draft,
+    op: OpId,
+    answer: Committed | Cold | Swap | Uninitialised,
+    behind: Call | None = None,
 ) -> Committed:
     """Do what the server asks for before it can apply the change, then send it again under the same op id."""
     for _ in range(_ROUNDS):
@@ -218,7 +269,7 @@ async def _carry_through(
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
-        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel))
+        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 
@@ -348,7 +399,7 @@ async def whole(tiers: Tiers, names: RecordKeys, known: Entry) -> Entry:
     """The record with every message that Redis holds; hot keeps only the recent ones."""
     entry = await _load(tiers, names, None)
     # As everywhere, no step back: what hot knew already must be in it.
-    return entry if entry.version >= known.version or entry.epoch != known.epoch else known
+    return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
 
 
 def add(stored: Any, by: int | float, key: str) -> int | float:

@@ -6,10 +6,14 @@ A handle does no I/O when it is made and may be shared by tasks and threads.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from distributed_state import acting, codec, deadlines, record, timeline
+from distributed_state.agent import saving
+from distributed_state.agent.machine import DEFAULT, StateMachine, transition
+from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tools import Tool
+from distributed_state.agent.turn import AsyncTurn, call_once
 from distributed_state.applying import AsyncTransaction, Attempts
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
@@ -18,21 +22,12 @@ from distributed_state.hot import MISSING, Entry
 from distributed_state.lease import AsyncLease
 from distributed_state.lifecycle import AsyncLifecycle
 from distributed_state.merging import Policy
-from distributed_state.model import INITIALIZED, OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, escape
+from distributed_state.model import INITIALIZED, OWNER, PHASE, Message, Ref, Written, escape
 from distributed_state.sanitizing import Clean, CleanMessage, OnInvalid, sanitizer
 from distributed_state.transaction import Transaction
 from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a `write` came to: the new version, the results of its increments, the number of its first message."""
-
-    version: int
-    results: dict[str, int] = field(default_factory=dict)
-    first_message: int | None = None
 
 
 class AsyncRecord(AsyncLifecycle):
@@ -93,10 +88,11 @@ class AsyncRecord(AsyncLifecycle):
         return value
 
     async def _entry(self, fresh: bool = False, max_staleness: float | None = None) -> Entry:
-        tiers = self._home.tiers()
-        if max_staleness is not None:
-            fresh = not tiers.within(max_staleness) or fresh
-        return await record.read(tiers, self._names, fresh=fresh)
+        return await record.read(self._home.tiers(), self._names, fresh=self._asks(fresh, max_staleness))
+
+    def _asks(self, fresh: bool, max_staleness: float | None) -> bool:
+        """Whether a read must ask the server, whatever hot holds."""
+        return fresh if max_staleness is None else not self._home.tiers().within(max_staleness) or fresh
 
     async def get(
         self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None
@@ -147,11 +143,16 @@ class AsyncRecord(AsyncLifecycle):
     def _now(self) -> float:
         return self._home.tiers().clock.now()
 
-    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+    def _sign(self, draft: Draft) -> Draft:
+        """Say whose record it is, who writes, and whether it is surely new."""
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
             self._fresh, draft.creation = False, "*"
+        return draft
+
+    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+        self._sign(draft)
         if expect_version is not None:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
@@ -349,51 +350,6 @@ class AsyncRecord(AsyncLifecycle):
         """
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
 
-    # The past
-
-    async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
-        """Read the changes between two versions (exclusive), oldest first: who, when, what.
-
-        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
-        """
-        return await timeline.history(self._home.tiers(), self._names, after, before, limit)
-
-    async def at(self, *, version: int) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        return await timeline.at(self._home.tiers(), self._names, version)
-
-    async def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name."""
-        changes = self._changes()
-        changes.label(label)
-        return (await self._commit(changes.draft("checkpoint"))).version
-
-    async def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first."""
-        return await timeline.checkpoints(self._home.tiers(), self._names)
-
-    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` commits ago, at a checkpoint or at a version; return the new version.
-
-        Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
-        """
-
-        async def once() -> int:
-            draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
-            return (await self._commit(draft)).version
-
-        return await record.until_no_conflict(self._home.tiers(), once)
-
-    async def fork(self, new_id: str, *, version: int | None = None) -> int:
-        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
-
-        Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
-        """
-        tiers = self._home.tiers()
-        draft = await timeline.fork(tiers, self._names, self._changes(), version)
-        draft.actor = self._actor
-        return (await record.commit(tiers, self._home.keys.of(Ref(self.ref.scope, new_id)), draft)).version
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._text[:200]}>"
 
@@ -414,11 +370,75 @@ class AsyncSession(AsyncRecord):
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
-        entry = await self._entry(fresh, max_staleness)
-        return await timeline.shown(self._home.tiers(), self._names, entry, last)
+        asks = self._asks(fresh, max_staleness)
+        return (await timeline.messages(self._home.tiers(), self._names, last, fresh=asks))[1]
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set."""
         entry = await self._entry(fresh, max_staleness)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
+
+    async def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+
+        No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
+        it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
+        """
+        tiers, extra = self._home.tiers(), set or {}
+        return await transition(
+            tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
+        )
+
+    async def load_state(self) -> AgentState | None:
+        """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
+        return await saving.load(self._home.tiers(), self._names)
+
+    async def save_state(self, state: AgentState) -> AgentState:
+        """Save an agent's state in one commit and return it as saved, the value to go on from.
+
+        Only what changed since it was loaded or saved is sent, and only new messages are appended. Raises Conflict if
+        the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
+        successor of already, a history that is not the stored one and more, or a value that is not valid.
+        """
+        return await saving.save(self._home.tiers(), self._names, self._changes, self._commit, state)
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+    ) -> AsyncTurn:
+        """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+
+        Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
+        first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
+        "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
+        After `limit` seconds the turn is given up, however alive: Fenced.
+        """
+        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit)
+
+    async def call(
+        self,
+        tool: Tool,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+    ) -> ToolCall:
+        """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+
+        A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
+        """
+        return await call_once(self.turn(request_id=f"{turn_id}/{call_id}", wait=wait), tool, arguments, call_id)

@@ -32,6 +32,7 @@ class Settings(BaseSettings):
     max_field_bytes: int = Field(8 * 2**20, ge=1, description="of one field as JSON; larger ones raise TooLarge")
     max_record_bytes: int = Field(32 * 2**20, ge=1, description="of all fields of a record")
     max_message_bytes: int = Field(8 * 2**20, ge=1, description="of one message as JSON")
+    remembered_requests: int = Field(32, ge=1, description="request ids of turns whose outcome a record remembers")
     publish_bytes: int = Field(4096, ge=0, description="changes up to this size travel to other replicas' hot tier")
     journal_entries: int = Field(100_000, ge=1, description="per partition; more unarchived commits are refused")
     journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")

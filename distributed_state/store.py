@@ -363,7 +363,7 @@ class AsyncBatch:
     ) -> None:
         if error is not None:
             return
-        drafts = self._batch.drafts()
+        drafts = self._batch._drafts()
         for handle, draft in drafts:
             draft.owner, draft.actor = handle._owner, handle._actor
         results = await record.commit_many(self._store.tiers(), [(handle._names, draft) for handle, draft in drafts])

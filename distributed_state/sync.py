@@ -10,61 +10,25 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
+from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tools import Tool
+from distributed_state.agent.turn import AsyncTurn
 from distributed_state.applying import AsyncTransaction
+from distributed_state.bodies import Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
 from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
 from distributed_state.merging import Policy
-from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot
+from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.sanitizing import Clean, CleanMessage, Sanitizing
-from distributed_state.session import AsyncRecord, AsyncSession, Written
+from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
 from distributed_state.transaction import Transaction
 
 T = TypeVar("T")
-
-
-class Lease:
-    def __init__(self, twin: AsyncLease) -> None:
-        self._twin = twin
-
-    @property
-    def token(self) -> int:
-        return self._twin.token
-
-    @property
-    def lost(self) -> bool:
-        return self._twin.lost
-
-    def acquire(self) -> Self:
-        finish(self._twin.acquire())
-        return self
-
-    def release(self) -> None:
-        finish(self._twin.release())
-
-    def __enter__(self) -> Self:
-        return self.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
-
-
-class TransactionBody:
-    def __init__(self, twin: AsyncTransaction) -> None:
-        self._twin = twin
-
-    def __enter__(self) -> Transaction:
-        return finish(self._twin.__aenter__())
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
 
 
 class Record:
@@ -209,6 +173,44 @@ class Session(Record):
     def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         return finish(self._twin.phase(fresh=fresh, max_staleness=max_staleness))
 
+    def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> AgentState:
+        return finish(self._twin.save_state(state))
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+    ) -> Turn:
+        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit), self)
+
+    def call(
+        self,
+        tool: Tool,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+    ) -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
+
 
 class Batch:
     def __init__(self, twin: AsyncBatch) -> None:
@@ -328,7 +330,7 @@ class StateStore:
 def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
-    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction)):
+    for face, twin in (*pairs, (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)):
         face.__doc__ = _blocking(twin.__doc__ or "")
         for name, method in vars(face).items():
             text = getattr(getattr(twin, name, None), "__doc__", None)

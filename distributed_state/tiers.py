@@ -101,7 +101,9 @@ class Tiers:
         if not payload:
             return
         epoch, version, replica, change = payload.split(b" ", 3)
-        if replica.decode() != self.replica:
+        if change[:1] == b"!":
+            self.leases.seized(replica.decode())
+        elif replica.decode() != self.replica:
             ops = unpack(change[1:]) if change[:1] == b"+" else None
             self.hot.apply(text, epoch.decode(), int(version), ops)
 
@@ -117,9 +119,9 @@ class Tiers:
         """The epoch last seen of a partition."""
         return self._epochs.get(partition, "")
 
-    def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False) -> AsyncLease:
+    def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
         """A lease on a record, not taken yet."""
-        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect)
+        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
 
     async def start(self, partition: int) -> None:
         """Give a partition that holds no epoch a new one. Many may try; one succeeds, all return."""

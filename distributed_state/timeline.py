@@ -93,6 +93,21 @@ async def _state(tiers: Tiers, names: RecordKeys, version: int) -> State:
     return await tiers.port.sql(tiers.cold.state_at, names.ref.text, version)
 
 
+async def messages(tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: bool) -> tuple[Entry, list[Message]]:
+    """The last messages, or all, oldest first, and the version of the record that shows them."""
+    entry = await record.read(tiers, names, fresh=fresh)
+    for whole in (False, True):
+        if entry.deleted:
+            return entry, []
+        runs = lineage.segments(names.ref.text, entry.fields)
+        runs = runs if last is None else lineage.last(runs, last)
+        if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+            break
+        # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+        entry = await record.whole(tiers, names, entry)
+    return entry, await visible(tiers, names, entry, runs)
+
+
 async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> list[Message]:
     """The messages of these runs: from the entry where it has them, the rest from SQL."""
     numbers = [number for run in runs for number in range(run.start, run.stop)]
@@ -111,20 +126,6 @@ async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segm
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
     return [codec.decode_message(known[number]) for number in numbers]
-
-
-async def shown(tiers: Tiers, names: RecordKeys, entry: Entry, last: int | None) -> list[Message]:
-    """The last messages of the conversation, or all."""
-    for whole in (False, True):
-        if entry.deleted:
-            return []
-        runs = lineage.segments(names.ref.text, entry.fields)
-        runs = runs if last is None else lineage.last(runs, last)
-        if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
-            break
-        # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
-        entry = await record.whole(tiers, names, entry)
-    return await visible(tiers, names, entry, runs)
 
 
 async def checkpoints(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:

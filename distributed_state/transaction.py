@@ -74,7 +74,14 @@ class Transaction(MutableMapping[str, Any]):
         """Set the phase with this commit."""
         self._open().phase(phase)
 
-    def draft(self) -> Draft | None:
+    def _differences(self) -> Iterator[tuple[str, Any, Any]]:
+        """What this view changes: field, value before, value now; _GONE for none."""
+        for key, value in self._now.items():
+            before = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
+            if _GONE in (before, value) or codec.encode(value, key) != codec.encode(before, key):
+                yield key, before, value
+
+    def _draft(self, kind: str = "transaction") -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():
             if isinstance(value, (dict, list)):
@@ -82,11 +89,11 @@ class Transaction(MutableMapping[str, Any]):
         self._over = True
         if not self._changes:
             return None
-        draft = self._changes.draft("transaction")
+        draft = self._changes.draft(kind)
         draft.expected, draft.epoch = self._entry.version, self._entry.epoch
         return draft
 
-    def rebased(self, newest: Entry, policies: Mapping[str, merging.Policy]) -> Draft | None:
+    def _rebased(self, newest: Entry, policies: Mapping[str, merging.Policy]) -> Draft | None:
         """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
         if newest.epoch != self._entry.epoch or newest.deleted or self._entry.deleted:
             return None
@@ -129,6 +136,6 @@ class Batch:
             raise InvalidValue(f"a batch takes sessions and other records of a store, not {handle!r:.80}")
         return self._changes.setdefault(handle.ref, (handle, handle._changes()))[1]
 
-    def drafts(self) -> list[tuple[Any, Draft]]:
+    def _drafts(self) -> list[tuple[Any, Draft]]:
         """Each record with its change."""
         return [(handle, changes.draft("batch")) for handle, changes in self._changes.values() if changes]

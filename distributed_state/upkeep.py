@@ -22,13 +22,13 @@ from distributed_state.model import (
     PHASE,
     SEGMENTS,
     START,
-    STATE_FIELDS,
     Entry,
     Ref,
     Segment,
     SessionInfo,
     State,
     escape,
+    is_state,
     pack,
     unescape,
     unpack,
@@ -126,7 +126,7 @@ def _bytes(text: str) -> bytes:
 
 def _check(name: bytes, value: bytes | None) -> None:
     """Raise ValueError or CorruptState unless a state may hold this value, None for a deletion, under this name."""
-    if name[:1] == b"#" and name not in STATE_FIELDS:
+    if not is_state(name):
         raise ValueError(f"field {name!r} is reserved")
     if value is None:
         return

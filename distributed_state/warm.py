@@ -23,7 +23,7 @@ from distributed_state.errors import (
 )
 from distributed_state.keys import PartitionKeys, RecordKeys
 from distributed_state.model import Entry, Loaded
-from distributed_state.port import Port, Script
+from distributed_state.port import Call, Port, Script
 from distributed_state.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -135,31 +135,47 @@ class Warm:
         with self._mutex:
             self._unanswered.pop(op.sequence, None)
 
+    async def ask(self, call: Call, behind: Call | None = None) -> tuple[Any, Any]:
+        """The answers of a script and of one sent behind it, in one round trip; repeated while they are lost.
+
+        What fails behind is its answer, None if there was nothing.
+        """
+        return await self.patiently(self._ask, call, behind)  # type: ignore[no-any-return]  # what _ask returns
+
+    async def _ask(self, call: Call, behind: Call | None) -> tuple[Any, Any]:
+        if behind is None:
+            return await self.port.script(*call), None
+        answer, second = await self.port.scripts([call, behind])
+        if isinstance(answer, StateError):
+            raise answer
+        return answer, second
+
     async def commit(
-        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes
+        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, behind: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised:
         """Send a write, again and again while answers are lost. Raises what the server refused it for."""
         if draft.creation == "*" and self._settings.retry_for > 0:
             arguments = self._arguments(names, draft, op, listening)
             try:
-                return self.committed(names, draft, await self.port.script(COMMIT, names.commit_keys, arguments))
+                answer, _ = await self._ask((COMMIT, names.commit_keys, arguments), behind)
+                return self.committed(names, draft, answer)
             except WarmUnavailable:
                 draft.creation = ""  # the record may be there, or have been archived and evicted: only SQL knows
         arguments = self._arguments(names, draft, op, listening)
-        answer = await self.patiently(self.port.script, COMMIT, names.commit_keys, arguments)
+        answer, _ = await self.ask((COMMIT, names.commit_keys, arguments), behind)
         return self.committed(names, draft, answer)
 
     async def commit_many(
-        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
+        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]], *, behind: Call | None = None
     ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         calls = [
             (COMMIT, names.commit_keys, self._arguments(names, draft, op, listening))
             for names, draft, op, listening in writes
         ]
-        answers = await self.patiently(self.port.scripts, calls)
+        answers = await self.patiently(self.port.scripts, [*calls, behind] if behind else calls)
         results: list[Committed | Cold | Swap | Uninitialised | StateError] = []
-        for (names, draft, _, _), answer in zip(writes, answers, strict=True):
+        for (names, draft, _, _), answer in zip(writes, answers, strict=False):
             try:
                 results.append(answer if isinstance(answer, StateError) else self.committed(names, draft, answer))
             except StateError as error:

@@ -76,7 +76,10 @@ class Blocking:
     """A blocking object; what its asyncio twin has as `async def` is awaited."""
 
     def __init__(self, it: Any) -> None:
-        self.it = it
+        object.__setattr__(self, "it", it)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.it, name, unwrap(value))
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self.it, name)
@@ -143,4 +146,4 @@ def unwrap(value: Any) -> Any:
 
 
 def _belongs(value: Any) -> bool:
-    return type(value).__module__ == "distributed_state.sync"
+    return type(value).__module__ in ("distributed_state.sync", "distributed_state.bodies")

@@ -43,6 +43,9 @@ class Script:
         return (b"EVAL", self.text, *words[2:])
 
 
+Call = tuple[Script, Sequence[bytes], Sequence[Any]]
+
+
 class Signal(Protocol):
     """Wakes whoever waits. Stays set until cleared."""
 
@@ -88,6 +91,7 @@ class Port(Protocol):
     """Everything the core may ask of the outside."""
 
     monotonic: Callable[[], float]
+    suspends: bool  # whether a caller may await something of its own
 
     def wall(self) -> float: ...
     async def open(self) -> None: ...
@@ -111,7 +115,7 @@ class Port(Protocol):
         """One script call, loaded if the server does not know it."""
         ...
 
-    async def scripts(self, calls: Sequence[tuple[Script, Sequence[bytes], Sequence[Any]]]) -> list[Any]:
+    async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         """Many script calls in one round trip. An answer that is an error is returned in its place."""
         ...
 

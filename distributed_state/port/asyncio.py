@@ -37,6 +37,7 @@ class AsyncioPort(Calls):
     """One shared connection for commands, one more for the link, threads for SQL."""
 
     monotonic = staticmethod(time.monotonic)
+    suspends = True
     wall = staticmethod(time.time)
 
     def __init__(self, connections: Connections) -> None:

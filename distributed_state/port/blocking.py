@@ -84,6 +84,7 @@ class BlockingPort(Calls):
     """Connections in a stack: a caller takes one, uses it alone, puts it back."""
 
     monotonic = staticmethod(time.monotonic)
+    suspends = False
     wall = staticmethod(time.time)
 
     def __init__(self, connections: Connections) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis.exceptions as driver
 
-from distributed_state.port import Script, Words
+from distributed_state.port import Call, Script, Words
 from distributed_state.port.errors import translate
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
@@ -31,7 +31,7 @@ class Calls:
             return await self.command(*script.first_call(words))
         return self._checked(answer)
 
-    async def scripts(self, calls: Sequence[tuple[Script, Sequence[bytes], Sequence[Any]]]) -> list[Any]:
+    async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self._together(words)
         missing = [at for at, answer in enumerate(answers) if isinstance(answer, driver.NoScriptError)]

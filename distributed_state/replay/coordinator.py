@@ -22,8 +22,8 @@ from distributed_state.replay.conversations import Conversation
 from distributed_state.replay.pool import Worker, WorkerDied
 from distributed_state.replay.verify import Ack
 
-BEFORE, UNHEARD, HOLDING, IDLE = "before the commit", "committed, reply lost", "committed, lock held", "between turns"
-_STRUCK = {"begin": BEFORE, "ack": HOLDING, "already": HOLDING}
+BEFORE, UNHEARD, HEARD, IDLE = "before the commit", "committed, reply lost", "committed", "between turns"
+_STRUCK = {"begin": BEFORE, "ack": HEARD, "already": HEARD}
 _TRIES = 3
 _FIRST_GUESS_SECONDS = 0.004
 

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from distributed_state.replay.coordinator import Tally
 
-OPERATIONS = ("lock", "read", "commit", "release", "turn")
+OPERATIONS = ("begin", "read", "commit", "turn")
 _SHOWN = 20
 
 

@@ -94,10 +94,10 @@ def _kept(store: StateStore, id: str) -> Kept:
     session = store.session(id)
     history = session.history()
     if not history:
-        return Kept([], 0, [])
+        return Kept([], 0, [], None)
     last = session.at(version=history[-1].version)
     changes = [(change.version, [message.to_dict() for message in change.appended]) for change in history]
-    return Kept([message.to_dict() for message in last.messages], last.fields.get("turn"), changes)
+    return Kept([message.to_dict() for message in last.messages], last.fields.get("turn"), changes, last.phase)
 
 
 def _refuse_to_mix(store: StateStore, plan: Plan) -> None:

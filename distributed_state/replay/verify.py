@@ -24,11 +24,12 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One conversation as the SQL database has it: its messages, its turn counter, and what each version appended."""
+    """One conversation as the SQL database has it: messages, turn counter, what each version appended, last phase."""
 
     messages: Sequence[dict[str, Any]]
     turns: Any
     changes: Sequence[tuple[int, Sequence[dict[str, Any]]]]
+    phase: str | None
 
 
 def differences(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> list[str]:
@@ -36,6 +37,8 @@ def differences(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> 
     found = [*_order(conversation, kept), *_versions(kept), *_acknowledged(conversation, acks, kept)]
     if kept.turns != len(conversation.turns):
         found.append(f"the turn counter is {kept.turns!r} instead of {len(conversation.turns)}")
+    if kept.phase != "done":
+        found.append(f"the phase is {kept.phase!r} instead of 'done'")
     return [f"{conversation.id}: {text}" for text in found]
 
 

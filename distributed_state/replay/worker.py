@@ -5,10 +5,10 @@ As a process it speaks JSON lines, orders on stdin and reports on stdout:
     -> the settings of the store; not as an argument, where everybody on the machine could read its passwords
     <- {"report": "ready"}
     -> {"conversation": id, "turn": n, "messages": [...]}
-    <- {"report": "begin"}                                  before the lock is asked for
+    <- {"report": "begin"}                                  before the turn's lease is asked for
     <- {"report": "ack", "version": v, "first": m}          as soon as the commit's reply is here
     <- {"report": "already"}                                a predecessor committed this turn and was killed
-    <- {"report": "done", "seconds": {...}}                 after the lock was given back; now and then with "hot"
+    <- {"report": "done", "seconds": {...}}                 when nothing is left to do; now and then with "hot"
     <- {"report": "failed", "error": text}
     <- {"report": "bye", "hot": {...}}                      when there are no more orders
 """
@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from distributed_state import Message, StateError, StateStore
@@ -32,7 +32,7 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def serve_turn(store: StateStore, order: dict[str, Any], report: Report) -> None:
-    """Serve one turn as an agent's worker would: lock, read the context, commit once, release."""
+    """Serve one turn as an agent's worker would: take it, read the context, go through its phases, commit once."""
     report({"report": "begin"})
     watch = Stopwatch()
     try:
@@ -53,24 +53,25 @@ def hot_figures(store: StateStore) -> dict[str, int]:
 
 
 def _serve(store: StateStore, order: dict[str, Any], report: Report, watch: Stopwatch) -> None:
-    session, turn = store.session(order["conversation"]), order["turn"]
+    session, number = store.session(order["conversation"]), order["turn"]
     messages = [Message.model_validate(fields) for fields in order["messages"]]
-    lease = session.lock(ttl=LOCK_TTL, wait=LOCK_WAIT)
-    with watch("lock"):
-        lease.acquire()
-    try:
-        with watch("read"):
-            done = session.get("turn", 0)
-            session.messages(last=CONTEXT)
-        if done > turn:
+    with ExitStack() as stack:
+        with watch("begin"):
+            turn = stack.enter_context(session.turn(request_id=f"turn {number}", ttl=LOCK_TTL, wait=LOCK_WAIT))
+        if turn.repeated:
             report({"report": "already"})
             return
+        with watch("read"):
+            turn.messages(last=CONTEXT)
+        turn.transition("new_task")
+        turn.transition("plan_ready")
+        turn.append(*messages)
+        turn["turn"], turn["last_role"] = number + 1, messages[-1].role
+        turn.transition("task_complete")
         with watch("commit"):
-            written = session.write(set={"turn": turn + 1, "last_role": messages[-1].role}, append=messages)
-        report({"report": "ack", "version": written.version, "first": written.first_message})
-    finally:
-        with watch("release"):
-            lease.release()
+            stack.close()
+    assert turn.written is not None
+    report({"report": "ack", "version": turn.written.version, "first": turn.written.first_message})
 
 
 class Stopwatch:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import deaf, later, names, redis_of, tiers, until
 from counting import asked
 from faces import core
 from hypothesis import given
@@ -16,23 +16,6 @@ from distributed_state import InvalidValue, Transaction, codec, deadlines
 from distributed_state.deadlines import NEVER
 
 real = pytest.mark.only(warm=("valkey", "redis"))
-
-
-def later(store: Any, seconds: float) -> None:
-    """Let time pass, as far as this replica's deadlines are concerned."""
-    clock = tiers(store).clock
-    real_wall = clock._port.wall
-
-    class Port:
-        monotonic = staticmethod(clock._port.monotonic)
-        command = clock._port.command
-
-        @staticmethod
-        def wall() -> float:
-            return real_wall() + seconds
-
-    clock._port = Port()
-    clock.heard = lambda answer, sent: None  # the server's time did not pass
 
 
 async def is_hot(store: Any, session: Any) -> None:
@@ -141,7 +124,7 @@ async def test_without_the_servers_clock_they_would_not_agree(opener: Any) -> No
     port = tiers(wrong).port
     wall = port.wall
     port.wall = lambda: wall() + 3600
-    tiers(wrong).clock.heard = lambda answer, sent: None
+    deaf(wrong)
     await right.session("s").set("a", 1, ttl=60)
     assert await wrong.session("s").get("a") is None
 

@@ -469,7 +469,7 @@ async def test_a_newcomer_cannot_pass_the_queue(store: Any) -> None:
 async def test_without_the_queue_in_the_script_a_newcomer_passes(store: Any) -> None:
     """Negative control: a free lock goes to whoever asks first."""
     queue = "(not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2])))"
-    with sabotage("acquire", f"if not held and {queue} then", "if not held then"), pytest.raises(AssertionError):
+    with sabotage("acquire", f"not held and {queue} then", "not held then"), pytest.raises(AssertionError):
         await newcomer_and_queue(store)
 
 

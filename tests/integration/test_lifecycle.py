@@ -8,7 +8,7 @@ import os
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import later, names, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -552,3 +552,21 @@ async def test_a_hook_that_fails_stores_nothing(store: Any) -> None:
         with pytest.raises(InvalidValue, match="clean"):
             store.session("s", clean=nonsense)
     assert await store.session("s").version(fresh=True) == 0
+
+
+async def test_a_turn_shows_what_is_stored_and_finds_what_is_over_absent(store: Any) -> None:
+    def redact(message: Any) -> Any:
+        return message.model_copy(update={"content": message.content.replace("4711", "****")})
+
+    session = store.session("s", clean=lambda key, value: value * 2, clean_messages=redact)
+    await session.set("otp", 1, ttl=60)
+    later(store, 61)
+    with store.acting_as("user:7"):
+        async with session.turn() as turn:
+            assert "otp" not in turn
+            turn.append(message("pin 4711"))
+            turn["n"] = 2
+            assert [each.content for each in await turn.messages()] == ["pin ****"]
+    assert await session.get_all() == {"n": 4}
+    assert await texts(session) == ["pin ****"]
+    assert (await session.history())[-1].actor == "user:7"

@@ -91,7 +91,7 @@ ACKS = [Ack("c", 0, 1, 0), Ack("c", 1, 2, 4), Ack("c", 2, 3, None)]
 def kept() -> Kept:
     turns = [[message.to_dict() for message in turn] for turn in CONVERSATION.turns]
     changes = [(version, copy.deepcopy(turn)) for version, turn in enumerate(turns, 1)]
-    return Kept([fields for turn in copy.deepcopy(turns) for fields in turn], 3, changes)
+    return Kept([fields for turn in copy.deepcopy(turns) for fields in turn], 3, changes, "done")
 
 
 def test_what_was_kept_as_promised_is_no_difference() -> None:
@@ -133,17 +133,19 @@ def test_damaged_messages_are_seen(damage: Any) -> None:
 
 def test_damaged_versions_acks_and_counters_are_seen() -> None:
     good = kept()
-    hole = Kept(good.messages, 3, [good.changes[0], (3, good.changes[1][1]), (4, good.changes[2][1])])
+    hole = Kept(good.messages, 3, [good.changes[0], (3, good.changes[1][1]), (4, good.changes[2][1])], "done")
     assert any("version 3 stands where version 2 should" in text for text in differences(CONVERSATION, ACKS, hole))
-    behind = Kept(good.messages, 2, good.changes)
+    behind = Kept(good.messages, 2, good.changes, "done")
     assert differences(CONVERSATION, ACKS, behind) == ["c: the turn counter is 2 instead of 3"]
+    stuck = Kept(good.messages, 3, good.changes, "executing")
+    assert differences(CONVERSATION, ACKS, stuck) == ["c: the phase is 'executing' instead of 'done'"]
     twice = [*ACKS, Ack("c", 1, 2, 4)]
     assert any("acknowledged twice" in text for text in differences(CONVERSATION, twice, good))
     elsewhere = [Ack("c", 1, 3, 4)]
     assert any("not what that version appended" in text for text in differences(CONVERSATION, elsewhere, good))
     misplaced = [Ack("c", 1, 2, 5)]
     assert any("is not at messages 5 to 6" in text for text in differences(CONVERSATION, misplaced, good))
-    empty = Kept([], 0, [])
+    empty = Kept([], 0, [], None)
     assert any("0 messages instead of 7" in text for text in differences(CONVERSATION, ACKS, empty))
 
 

@@ -32,6 +32,7 @@ FLOORS = [
     {"agent"},
     {"session"},
     {"store"},
+    {"bodies"},
     {"sync"},
     {"__init__"},
     {"replay"},

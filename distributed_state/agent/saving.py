@@ -1,0 +1,193 @@
+"""An agent's state in a session's record. Law: a save is one commit of what changed since the state was loaded.
+
+The history is the record's messages, the phase is its phase, everything else are fields, and what grows is a field
+each: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. So a save costs what changed, however long the
+conversation is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from operator import is_
+from typing import Any
+
+from distributed_state import record, timeline
+from distributed_state.agent.machine import DEFAULT
+from distributed_state.agent.state import AgentState, Saved, ToolCall, WorkingMemory, valid
+from distributed_state.changes import Changes
+from distributed_state.errors import Conflict, CorruptState, InvalidValue
+from distributed_state.hot import Entry
+from distributed_state.keys import RecordKeys
+from distributed_state.model import PHASE, Message
+from distributed_state.tiers import Tiers
+from distributed_state.warm import Committed, Draft
+
+_MEMORY = ("goal", "plan_steps", "completed_steps")
+_STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
+_NOTE, _CALL = "agent.note.", "agent.tool_call."
+_MARK = b"agent.created_at"  # a record without it holds no state
+_ABSENT: Any = object()
+
+
+# Loading
+
+
+async def load(tiers: Tiers, names: RecordKeys) -> AgentState | None:
+    """The state as it was last saved, with the version that the next save expects."""
+    entry, history = await timeline.messages(tiers, names, None, fresh=True)
+    if entry.deleted or _MARK not in entry.fields:
+        return None
+    phase = entry.fields.get(PHASE)
+    return _read(names, entry, history, DEFAULT.initial if phase is None else phase.decode("utf-8", "surrogatepass"))
+
+
+def _read(names: RecordKeys, entry: Entry, history: list[Message], phase: str) -> AgentState:
+    fields = dict(sorted(entry.all().items()))  # Redis keeps no order, and a prompt should not differ between workers
+    calls = {name[len(_CALL) :]: value for name, value in fields.items() if name.startswith(_CALL)}
+    memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
+    memory["notes"] = {name[len(_NOTE) :]: value for name, value in fields.items() if name.startswith(_NOTE)}
+    known = {name: fields[f"agent.{name}"] for name in _STATE if f"agent.{name}" in fields}
+    try:
+        memory["tool_calls"] = [calls[str(number)] for number in range(len(calls))]
+        found = valid({**known, "session_id": names.ref.id, "phase": phase, "history": history, "memory": memory})
+    except (KeyError, ValueError) as error:
+        raise CorruptState(f"{names.ref.text[:200]}: holds no agent state that can be read: {error}") from error
+    return _saved(found, names, entry.epoch, entry.version)
+
+
+def _saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
+    state = state.model_copy()
+    state._saved = Saved(
+        names.ref.text,
+        epoch,
+        version,
+        _fields(state),
+        state.phase,
+        state.history,
+        dict(state.memory.notes),
+        state.memory.tool_calls,
+    )
+    return state
+
+
+def _fields(state: AgentState) -> dict[str, Any]:
+    """The fields of the record that do not grow in number; None: absent."""
+    memory = {"goal": state.memory.goal} | {name: list(getattr(state.memory, name)) for name in _MEMORY[1:]}
+    rest = {name: getattr(state, name) for name in _STATE}
+    return {f"agent.{name}": value for name, value in (memory | rest).items()}
+
+
+# Saving
+
+
+async def save(
+    tiers: Tiers,
+    names: RecordKeys,
+    changes: Callable[[], Changes],
+    commit: Callable[[Draft], Awaitable[Committed]],
+    state: AgentState,
+) -> AgentState:
+    """Write what changed since the state was loaded, if the record did not change meanwhile; the state as saved."""
+    if type(state) is not AgentState:
+        raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
+    if state.session_id != names.ref.id:
+        raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
+    base = state._saved
+    new = base is None or base.record != names.ref.text
+    if base is None or new:
+        base = Saved(names.ref.text, "", 0, {}, None, (), {}, ())
+
+    async def once() -> AgentState:
+        nonlocal base
+        assert base is not None
+        change = changes()
+        whole = _difference(change, state, base)
+        if not change:
+            return state
+        draft = change.draft("save_state")
+        draft.expected, draft.epoch = base.version, base.epoch
+        try:
+            done = await commit(draft)
+        except Conflict as conflict:
+            if new:
+                base = await _before(tiers, names, conflict)
+            raise
+        return _saved(whole, names, done.epoch, done.version)
+
+    return await (record.until_no_conflict(tiers, once) if new else once())
+
+
+async def _before(tiers: Tiers, names: RecordKeys, conflict: Conflict) -> Saved:
+    """The record that a new state is to be saved in, which exists but should hold no state yet."""
+    entry, history = await timeline.messages(tiers, names, None, fresh=True)
+    if not entry.deleted and _MARK in entry.fields:
+        text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
+        raise InvalidValue(text) from conflict
+    return Saved(names.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
+
+
+def _difference(change: Changes, state: AgentState, base: Saved) -> AgentState:
+    """Put what differs from `base` into `change`; the state that then is stored."""
+    state, start, first = _checked(state, base)
+    memory = state.memory
+    for name, value in _fields(state).items():
+        if value is None and base.fields.get(name) is not None:
+            change.delete(name)
+        elif value != base.fields.get(name):
+            change.set(name, value)
+    for key in base.notes.keys() - memory.notes.keys():
+        change.delete(_NOTE + key)
+    for key, value in _new_notes(memory, base).items():
+        change.set(_NOTE + key, value)
+    for number, call in enumerate(memory.tool_calls[first:], first):
+        change.set(f"{_CALL}{number}", dict(call.__dict__))
+    for number in range(len(memory.tool_calls), len(base.tool_calls)):
+        change.delete(f"{_CALL}{number}")
+    for message in state.history[start:]:
+        change.append(message)
+    if state.phase != base.phase:
+        change.phase(state.phase)
+    return state
+
+
+def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
+    """The state, valid; where its new messages begin, and its new tool calls.
+
+    Only what is new is looked into: what was loaded or saved was valid then, and a long history would cost time.
+    """
+    memory = state.memory
+    if not isinstance(memory, WorkingMemory):
+        raise InvalidValue(f"state.memory: is a WorkingMemory, not {memory!r:.80}")
+    for name, many in ("history", state.history), ("memory.tool_calls", memory.tool_calls):
+        if not isinstance(many, (tuple, list)):
+            raise InvalidValue(f"state.{name}: is a tuple, not {many!r:.80}")
+    if not isinstance(memory.notes, dict):
+        raise InvalidValue(f"state.memory.notes: is a dict, not {memory.notes!r:.80}")
+    history, start = tuple(state.history), len(base.history)
+    # Equal tuples of the same objects are compared by identity, which takes microseconds for a thousand messages.
+    if history[:start] != base.history:
+        text = f"{base.record[:200]}: holds {start} messages, and the history does not begin with them"
+        raise InvalidValue(f"{text}; messages are only ever added")
+    calls = tuple(memory.tool_calls)
+    first = len(base.tool_calls)
+    if len(calls) < first or not all(map(is_, calls, base.tool_calls)):
+        first = 0
+    checked = valid(
+        {
+            **state.__dict__,
+            "history": [each.to_dict() if isinstance(each, Message) else each for each in history[start:]],
+            "memory": {
+                **memory.__dict__,
+                "notes": _new_notes(memory, base),
+                "tool_calls": [dict(each.__dict__) if isinstance(each, ToolCall) else each for each in calls[first:]],
+            },
+        }
+    )
+    calls = calls[:first] + checked.memory.tool_calls
+    memory = checked.memory.model_copy(update={"notes": dict(memory.notes), "tool_calls": calls})
+    return checked.model_copy(update={"history": base.history + checked.history, "memory": memory}), start, first
+
+
+def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:
+    # By identity: True is equal to 1, but not the same note.
+    return {key: value for key, value in memory.notes.items() if value is not base.notes.get(key, _ABSENT)}

@@ -1,0 +1,339 @@
+"""A turn: one request to a conversation, from its question to its answer. Law: it is one commit, or nothing.
+
+A turn holds the record's lease, so that no other worker serves the same conversation meanwhile, and costs two round
+trips: take the lease and read, commit and give the lease back.
+"""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Protocol, Self
+from zlib import crc32
+
+from distributed_state import codec, lineage, record, timeline
+from distributed_state.agent import effects
+from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import ToolCall
+from distributed_state.agent.tools import Scratch, Tool
+from distributed_state.changes import Changes
+from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError
+from distributed_state.hot import Entry
+from distributed_state.keys import RecordKeys
+from distributed_state.model import OWNER, REQUEST, Message, Written, unescape
+from distributed_state.tiers import Tiers
+from distributed_state.transaction import Transaction
+from distributed_state.warm import Committed, Draft
+
+BUSY = ("wait", "reject", "interrupt")
+
+
+class Handle(Protocol):
+    """What a turn needs of the session it is of."""
+
+    _names: RecordKeys
+    _owner: str
+
+    @property
+    def _home(self) -> Any: ...
+    def _changes(self) -> Changes: ...
+    def _sign(self, draft: Draft) -> Draft: ...
+
+
+class AsyncTurn(Transaction):
+    """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `async with`.
+
+    A request id makes it repeatable: when that request was answered already, `repeated` is true, `outcome` is what the
+    first one left, and nothing can be changed.
+    """
+
+    def __init__(
+        self, handle: Handle, *, request_id: str | None, busy: str, wait: float, ttl: float, limit: float | None
+    ) -> None:
+        super().__init__(Entry("", 0, {}, {}), handle._changes())
+        self._over = True  # until it is entered
+        self._handle, self._tiers = handle, _tiers(handle)
+        self.request_id, self.repeated = request_id, False
+        self.written: Written | None = None  # after the end: the version and the number of the first message
+        self._request = _request(request_id)
+        self._outcome: Any = None
+        self._pending: list[Message] = []
+        self._moved: list[str] = []
+        self._calls: dict[str, ToolCall] = {}
+        self._user: tuple[Any, Transaction] | None = None
+        self.session: Any = handle
+        if busy not in BUSY:
+            raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
+        tag = secrets.token_hex(4) if self._request is None else f"{crc32(self._request):x}"
+        self._lease = self._tiers.lock(
+            handle._names, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
+            seize=busy == "interrupt",
+        )  # fmt: skip
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the turn's lease."""
+        return self._lease.token
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is gone, so that nothing of this turn can be committed any more."""
+        return self._lease.lost
+
+    @property
+    def phase(self) -> str | None:
+        """The phase, as this turn has moved it."""
+        return self._moved[-1] if self._moved else super().phase
+
+    @property
+    def pending(self) -> tuple[Message, ...]:
+        """The messages that this turn adds."""
+        return tuple(self._pending)
+
+    @property
+    def outcome(self) -> Any:
+        """What the request came to, any JSON value: set it, and a repeated request finds it."""
+        return self._outcome
+
+    @outcome.setter
+    def outcome(self, value: Any) -> None:
+        self._open()
+        codec.encode(value, "outcome")
+        self._outcome = value
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        """Add messages to the conversation with this turn."""
+        for message in messages:
+            stored = self._open().append(message)
+            self._pending.append(stored if isinstance(stored, Message) else codec.as_message(stored))
+
+    def move_to(self, phase: str | None) -> None:
+        """Set the phase with this turn."""
+        if phase is None:
+            raise InvalidValue("a turn moves to a phase; None is none")
+        self._open().phase(phase)
+        self._moved.append(phase)
+
+    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
+        """Move to the phase that follows by this event and return it. Raises InvalidTransition."""
+        phase = machine.next(self.phase or machine.initial, event)
+        self.move_to(phase)
+        return phase
+
+    async def messages(self, *, last: int | None = None) -> list[Message]:
+        """Read the last messages, or all, oldest first, those that this turn adds included."""
+        if last is not None and (type(last) is not int or last < 0):
+            raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
+        if last is not None and last <= len(self._pending):
+            return self._pending[len(self._pending) - last :]
+        runs = lineage.segments(self._handle._names.ref.text, self._entry.fields)
+        runs = runs if last is None else lineage.last(runs, last - len(self._pending))
+        entry = self._entry
+        if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
+            entry = await record.whole(self._tiers, self._handle._names, entry)
+        return [*await timeline.visible(self._tiers, self._handle._names, entry, runs), *self._pending]
+
+    async def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
+        """Run a tool on this turn's state and return what came of it, its failure included.
+
+        What the tool changes is committed with the turn, that of `user_state` in the user's record beside it; a tool
+        that fails changes nothing. `arguments` are an object or its JSON text. A call id that this turn has run
+        already is not run again. Errors of the store itself are raised.
+        """
+        self._open()
+        if inspect.iscoroutinefunction(tool.function) and not self._tiers.port.suspends:
+            raise InvalidValue(f"{tool.name}: a coroutine function is a tool for asyncio only, not for blocking code")
+        given = tool.read(arguments)
+        known = self._calls.get(call_id)
+        if known is not None:
+            if (known.tool_name, known.arguments) != (tool.name, given):
+                raise InvalidValue(f"call {call_id!r:.80}: was {known.tool_name} with other arguments in this turn")
+            return known
+        state = Scratch(self)
+        user = Scratch(await self._user_state()) if "user_state" in tool.wants else None
+        injected = {"state": state, "user_state": user, "session": self.session}
+        began, result, failure = self._tiers.port.monotonic(), None, None
+        try:
+            result = tool.function(**tool.bind(given), **{name: injected[name] for name in tool.wants})
+            if inspect.isawaitable(result):
+                result = await result
+            codec.encode(result, "result")
+            for each in (state, user):
+                if each is not None:
+                    each.check()
+        except StateError as error:
+            if not isinstance(error, InvalidValue):
+                raise
+            result, failure = None, f"InvalidValue: {error}"
+        except Exception as error:  # noqa: BLE001 - the model is told, and may try something else
+            result, failure = None, f"{type(error).__name__}: {error}"
+        if failure is None:
+            state.keep()
+            if user is not None:
+                user.keep()
+        took = (self._tiers.port.monotonic() - began) * 1000
+        call = ToolCall(tool_name=tool.name, arguments=given, result=result, error=failure, duration_ms=took)
+        if call_id:
+            call = call.model_copy(update={"call_id": call_id})
+        self._calls[call.call_id] = call
+        return call
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that this turn has run, in order."""
+        return tuple(self._calls.values())
+
+    async def _user_state(self) -> Transaction:
+        """The fields of the session's user, to be committed with this turn."""
+        if self._user is None:
+            owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
+            if not owner:
+                raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
+            handle = self._handle._home.user(unescape(owner))
+            entry = await record.read(self._tiers, handle._names, fresh=True)
+            self._user = handle, Transaction(entry, handle._changes())
+        return self._user[1]
+
+    async def __aenter__(self) -> Self:
+        names = self._handle._names
+        try:
+            self._entry = await record.hold(self._tiers, names, self._lease)
+            if self._entry.deleted:
+                raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
+            answered = self._entry.fields.get(self._request or b"")
+            if answered is not None:
+                _, self._outcome, *rest = codec.decode(answered, "outcome")
+                self.repeated = True
+                if rest:
+                    await self._complete(rest[0])
+        except BaseException:
+            await self._lease.release()
+            raise
+        if self.repeated:
+            await self._lease.release()
+        else:
+            self._over = False
+            self._lease.protect()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.repeated:
+            return
+        try:
+            if error is None:
+                await self._commit()
+            self._over = True
+        except BaseException as failed:
+            await self._lease.__aexit__(type(failed), failed, failed.__traceback__)
+            raise
+        await self._lease.__aexit__(kind, error, trace)
+
+    async def _commit(self) -> None:
+        handle, names = self._handle, self._handle._names
+        changed = effects.changed(self._user[1]) if self._user else {}
+        if self._request is not None:
+            kept = [self._entry.version, self._outcome, *([changed] if changed else [])]
+            self._remember(self._changes, self._entry, self._request, kept)
+        draft = self._draft("turn")
+        if draft is None:
+            return
+        # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
+        draft.expected = None
+        if self._user is None or not changed:
+            done: Committed | StateError = await record.commit(
+                self._tiers, names, handle._sign(draft), last=self._lease
+            )
+        else:
+            done = await self._commit_both(draft, changed)
+        if isinstance(done, StateError):
+            raise done
+        self.written = Written(done.version, first_message=done.first_message)
+
+    async def _commit_both(self, draft: Draft, changed: effects.Effects) -> Committed | StateError:
+        """The turn and what it changes of its user: two records, two commits, sent together."""
+        assert self._user is not None
+        user, view = self._user
+        writes = [(self._handle._names, self._handle._sign(draft))]
+        theirs = self._effect(user, view)
+        if theirs is not None:
+            writes.append((user._names, theirs))
+        done, *other = await record.commit_many(self._tiers, writes, last=self._lease)
+        if other and isinstance(other[0], Conflict) and isinstance(done, Committed):
+            await self._complete(changed)
+        elif other and isinstance(other[0], StateError):
+            raise other[0]
+        return done
+
+    async def _complete(self, changed: effects.Effects) -> None:
+        """Apply what this request changes of its user, if that was not done yet, on what is there now."""
+
+        async def once() -> None:
+            self._user = None
+            view = await self._user_state()
+            assert self._user is not None
+            user, _ = self._user
+            effects.apply(changed, view)
+            draft = self._effect(user, view)
+            if draft is not None:
+                await record.commit(self._tiers, user._names, draft)
+
+        await record.until_no_conflict(self._tiers, once)
+
+    def _effect(self, user: Any, view: Transaction) -> Draft | None:
+        """The commit of the user's record; None if this request has changed it already."""
+        if self._request is not None:
+            request = self._request + b" " + self._handle._names.ref.text.encode()
+            if request in view._entry.fields:
+                return None
+            self._remember(view._changes, view._entry, request, [view._entry.version, None])
+        draft = view._draft("turn")
+        return None if draft is None else user._sign(draft)
+
+    def _remember(self, changes: Changes, entry: Entry, request: bytes, kept: list[Any]) -> None:
+        """Note that a request was answered, and make room for it."""
+        changes.reserved(request, codec.encode(kept, "outcome"))
+        known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
+        oldest = sorted(known, key=lambda name: int(codec.decode(known[name], "outcome")[0]))
+        for name in oldest[: max(len(known) + 1 - self._tiers.settings.remembered_requests, 0)]:
+            changes.reserved(name, None)
+
+    def _open(self) -> Changes:
+        if self.repeated:
+            raise InvalidValue(f"request {self.request_id!r:.200} was answered already: see `repeated` and `outcome`")
+        return super()._open()
+
+
+class _Failed(Exception):
+    """Ends the turn of a tool that failed without a commit."""
+
+
+async def call_once(turn: AsyncTurn, tool: Tool, arguments: dict[str, Any] | str | None, call_id: str) -> ToolCall:
+    """Run a tool as a whole turn, or return what it returned when it ran before."""
+    call: ToolCall | None = None
+    with suppress(_Failed):
+        async with turn:
+            if turn.repeated:
+                return ToolCall.model_validate(turn.outcome)
+            call = await turn.call(tool, arguments, call_id=call_id)
+            if not call.succeeded:
+                raise _Failed
+            turn.outcome = dict(call.__dict__)
+    assert call is not None
+    return call
+
+
+def _tiers(handle: Handle) -> Tiers:
+    tiers: Tiers = handle._home.tiers()
+    return tiers
+
+
+def _request(request_id: str | None) -> bytes | None:
+    if request_id is None:
+        return None
+    if not isinstance(request_id, str) or not 0 < len(request_id.encode("utf-8", "surrogatepass")) <= 256:
+        raise InvalidValue(f"a request id is a str of 1 to 256 bytes, not {request_id!r:.80}")
+    return REQUEST + request_id.encode("utf-8", "surrogatepass")

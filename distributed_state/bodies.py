@@ -1,0 +1,151 @@
+"""What `with` opens on the blocking face: leases, transactions, turns. Law: one line a method, as in sync.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from types import TracebackType
+from typing import Any, Self
+
+from distributed_state.agent.machine import DEFAULT, StateMachine
+from distributed_state.agent.state import ToolCall
+from distributed_state.agent.tools import Tool
+from distributed_state.agent.turn import AsyncTurn
+from distributed_state.applying import AsyncTransaction
+from distributed_state.lease import AsyncLease
+from distributed_state.model import Message, Written
+from distributed_state.port.blocking import finish
+from distributed_state.transaction import Transaction
+
+
+class Lease:
+    def __init__(self, twin: AsyncLease) -> None:
+        self._twin = twin
+
+    @property
+    def token(self) -> int:
+        return self._twin.token
+
+    @property
+    def lost(self) -> bool:
+        return self._twin.lost
+
+    def acquire(self) -> Self:
+        finish(self._twin.acquire())
+        return self
+
+    def release(self) -> None:
+        finish(self._twin.release())
+
+    def __enter__(self) -> Self:
+        return self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
+class TransactionBody:
+    def __init__(self, twin: AsyncTransaction) -> None:
+        self._twin = twin
+
+    def __enter__(self) -> Transaction:
+        return finish(self._twin.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
+class Turn(MutableMapping[str, Any]):
+    def __init__(self, twin: AsyncTurn, session: Any) -> None:
+        self._twin = twin
+        twin.session = session
+
+    def __getitem__(self, key: str) -> Any:
+        return self._twin[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._twin[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._twin[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._twin)
+
+    def __len__(self) -> int:
+        return len(self._twin)
+
+    @property
+    def version(self) -> int:
+        return self._twin.version
+
+    @property
+    def phase(self) -> str | None:
+        return self._twin.phase
+
+    @property
+    def pending(self) -> tuple[Message, ...]:
+        return self._twin.pending
+
+    @property
+    def token(self) -> int:
+        return self._twin.token
+
+    @property
+    def lost(self) -> bool:
+        return self._twin.lost
+
+    @property
+    def request_id(self) -> str | None:
+        return self._twin.request_id
+
+    @property
+    def session(self) -> Any:
+        return self._twin.session
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        return self._twin.tool_calls
+
+    @property
+    def repeated(self) -> bool:
+        return self._twin.repeated
+
+    @property
+    def written(self) -> Written | None:
+        return self._twin.written
+
+    @property
+    def outcome(self) -> Any:
+        return self._twin.outcome
+
+    @outcome.setter
+    def outcome(self, value: Any) -> None:
+        self._twin.outcome = value
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        return self._twin.append(*messages)
+
+    def move_to(self, phase: str | None) -> None:
+        return self._twin.move_to(phase)
+
+    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
+        return self._twin.transition(event, machine=machine)
+
+    def messages(self, *, last: int | None = None) -> list[Message]:
+        return finish(self._twin.messages(last=last))
+
+    def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id))
+
+    def __enter__(self) -> Self:
+        finish(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))

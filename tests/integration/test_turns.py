@@ -1,0 +1,457 @@
+"""A turn: one request, two round trips, one commit or nothing. Law: two turns of a conversation never interleave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from below import names, redis_of, until
+from controls import sabotage
+from faces import core
+from proxy import Proxy
+
+from distributed_state import (
+    Deleted,
+    Fenced,
+    Interrupted,
+    InvalidValue,
+    LockTimeout,
+)
+from distributed_state.warm import COMMIT
+
+
+def said(text: str, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": text}
+
+
+async def contents(session: Any) -> list[Any]:
+    return [message.content for message in await session.messages(fresh=True)]
+
+
+async def test_a_turn_is_one_commit(store: Any) -> None:
+    session = store.session("s", user="u1", actor="agent")
+    await session.set("city", "NYC")
+    async with session.turn() as turn:
+        assert turn["city"] == "NYC"
+        turn.append(said("Book a flight"), said("When?", "assistant"))
+        turn["step"] = 1
+        turn["cities"] = [turn["city"]]
+        turn["cities"].append("SF")
+        turn.move_to("planning")
+        assert (turn.phase, turn.version, len(turn.pending)) == ("planning", 1, 2)
+        assert [message.content for message in await turn.messages()] == ["Book a flight", "When?"]
+        assert [message.content for message in await turn.messages(last=1)] == ["When?"]
+        assert await session.get("step", fresh=True) is None
+    assert await session.version() == 2
+    assert await session.get_all() == {"city": "NYC", "step": 1, "cities": ["NYC", "SF"]}
+    assert await session.phase() == "planning"
+    change = (await session.history())[-1]
+    assert (change.kind, change.actor, len(change.appended), change.token > 0) == ("turn", "agent", 2, True)
+
+
+async def test_a_turn_that_fails_changes_nothing(store: Any) -> None:
+    session = store.session("s")
+    await session.set("n", 1)
+    with pytest.raises(ZeroDivisionError):
+        async with session.turn(request_id="r") as turn:
+            turn["n"] = 2
+            turn.append(said("lost"))
+            turn.move_to("gone")
+            raise ZeroDivisionError
+    assert (await session.get_all(fresh=True), await session.version(), await contents(session)) == ({"n": 1}, 1, [])
+    async with session.turn(request_id="r", wait=0.5) as turn:
+        assert not turn.repeated
+        turn["n"] = 3
+    assert await session.get("n", fresh=True) == 3
+
+
+async def test_a_turn_without_changes_writes_nothing(store: Any) -> None:
+    session = store.session("s")
+    await session.set("n", 1)
+    async with session.turn():
+        pass
+    assert await session.version(fresh=True) == 1
+    await session.set("n", 2)
+
+
+async def test_values_that_cannot_be_stored_are_refused_where_they_are_given(store: Any) -> None:
+    session = store.session("s")
+    for fault in (
+        lambda turn: turn.append({"role": "nobody"}),
+        lambda turn: turn.__setitem__("#phase", "x"),
+        lambda turn: turn.__setitem__("a", {1, 2}),
+        lambda turn: turn.move_to(""),
+        lambda turn: turn.move_to(None),
+        lambda turn: setattr(turn, "outcome", object()),
+    ):
+        with pytest.raises(InvalidValue):
+            async with session.turn() as turn:
+                turn["kept"] = True
+                fault(turn)
+    assert await session.version(fresh=True) == 0
+    with pytest.raises(InvalidValue):
+        async with session.turn() as turn:
+            turn["a"] = []
+            turn["a"].append(turn["a"])
+    assert await session.version(fresh=True) == 0
+    await session.set("n", 1)
+    for bad in ({"request_id": ""}, {"request_id": 5}, {"request_id": "x" * 300}, {"busy": "maybe"}):
+        with pytest.raises(InvalidValue):
+            session.turn(**bad)
+
+
+async def test_outside_its_body_a_turn_takes_nothing(store: Any) -> None:
+    session = store.session("s")
+    turn = session.turn()
+    with pytest.raises(InvalidValue):
+        turn["a"] = 1
+    async with turn:
+        turn["a"] = 1
+    with pytest.raises(InvalidValue):
+        turn["a"] = 2
+    with pytest.raises(InvalidValue):
+        turn.append(said("late"))
+    assert await session.get_all(fresh=True) == {"a": 1}
+
+
+async def test_a_deleted_session_takes_no_turn(store: Any) -> None:
+    session = store.session("s")
+    await session.set("n", 1)
+    await store.delete("s")
+    with pytest.raises(Deleted):
+        async with session.turn():
+            raise AssertionError("not reached")
+    await session.create()
+    async with session.turn(wait=1) as turn:
+        turn["n"] = 2
+
+
+# Repeated requests
+
+
+async def test_a_repeated_request_finds_the_first_outcome(store: Any) -> None:
+    session = store.session("s")
+    for attempt in range(3):
+        async with session.turn(request_id="r-1") as turn:
+            if turn.repeated:
+                assert turn.outcome == {"answer": [42, 1.5, None]}
+                with pytest.raises(InvalidValue, match="r-1"):
+                    turn["n"] = 2
+                with pytest.raises(InvalidValue, match="answered"):
+                    turn.append(said("again"))
+                with pytest.raises(InvalidValue, match="answered"):
+                    turn.outcome = 1
+            else:
+                assert attempt == 0
+                turn["n"] = 1
+                turn.append(said("once"))
+                turn.outcome = {"answer": [42, 1.5, None]}
+    assert (await session.version(fresh=True), await contents(session)) == (1, ["once"])
+
+
+async def test_a_request_without_an_outcome_is_remembered_too(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn(request_id="quiet"):
+        pass
+    async with session.turn(request_id="quiet") as turn:
+        assert (turn.repeated, turn.outcome) == (True, None)
+    assert await session.get_all(fresh=True) == {}
+
+
+async def test_outcomes_are_remembered_when_the_record_comes_back_from_sql(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn(request_id="r") as turn:
+        turn.outcome = "done"
+    await store.archive()
+    with redis_of(store) as client:
+        client.delete(names(store, "s").record)
+    core(store).tiers().hot.clear()
+    async with session.turn(request_id="r") as turn:
+        assert (turn.repeated, turn.outcome) == (True, "done")
+
+
+async def test_outcomes_are_part_of_the_state(store: Any) -> None:
+    """A rollback forgets the requests that it undoes; a fork and an export know those that they hold."""
+    session = store.session("s")
+    for number in range(3):
+        async with session.turn(request_id=f"r{number}") as turn:
+            turn.outcome = number
+    await session.fork("f", version=2)
+    await session.rollback(version=1)
+    lines = await store.export("s")
+    await store.import_(lines, id="copy")
+    for id, known in (("s", 1), ("f", 2), ("copy", 1)):
+        for number in range(3):
+            async with store.session(id).turn(request_id=f"r{number}") as turn:
+                assert turn.repeated == (number < known), (id, number)
+
+
+async def test_only_the_latest_requests_are_remembered(opener: Any) -> None:
+    store = await opener(remembered_requests=3)
+    session = store.session("s")
+    for number in range(6):
+        async with session.turn(request_id=f"r{number}") as turn:
+            turn.outcome = number
+    with redis_of(store) as client:
+        kept = [name for name in client.hkeys(names(store, "s").record) if name.startswith(b"#q")]
+    assert sorted(kept) == [b"#qr3", b"#qr4", b"#qr5"]
+    await session.clear()
+    for number in (3, 4, 5):
+        async with session.turn(request_id=f"r{number}") as turn:
+            assert (turn.repeated, turn.outcome) == (True, number)
+
+
+@pytest.mark.replicas
+async def test_a_request_sent_to_many_replicas_is_served_once(opener: Any) -> None:
+    await _served_once(opener)
+
+
+@pytest.mark.replicas
+async def test_without_the_lease_it_would_be_served_twice(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: the lock is given to whoever asks."""
+    everybody = "if seized or not held and"
+    with sabotage("acquire", everybody, "if true or not held and"), pytest.raises((AssertionError, ExceptionGroup)):
+        await _served_once(opener)
+
+
+async def _served_once(opener: Any) -> None:
+    replicas = [await opener() for _ in range(3)]
+    for number in range(10):
+        served: list[int] = []
+
+        async def serve(store: Any, number: int = number, served: list[int] = served) -> Any:
+            async with store.session("s").turn(request_id=f"r{number}") as turn:
+                if not turn.repeated:
+                    served.append(1)
+                    await asyncio.sleep(0.01)
+                    turn["n"] = turn.get("n", 0) + 1
+                    turn.append(said(f"{number}"))
+                    turn.outcome = f"answer {number}"
+                return turn.outcome
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(serve(store)) for store in replicas]
+        assert [task.result() for task in tasks] == [f"answer {number}"] * 3
+        assert len(served) == 1
+    session = replicas[0].session("s")
+    assert await contents(session) == [str(number) for number in range(10)]
+    assert await session.get("n") == 10
+
+
+# While a turn runs
+
+
+@pytest.mark.replicas
+async def test_turns_of_one_conversation_never_interleave(opener: Any) -> None:
+    replicas = [await opener() for _ in range(3)]
+
+    async def serve(store: Any, name: str) -> None:
+        for number in range(8):
+            async with store.session("s").turn() as turn:
+                turn.append(said(f"{name}{number}?"))
+                await asyncio.sleep(0.001)
+                turn.append(said(f"{name}{number}!", "assistant"))
+                turn["turns"] = turn.get("turns", 0) + 1
+
+    async with asyncio.TaskGroup() as group:
+        for at, store in enumerate(replicas):
+            group.create_task(serve(store, "abc"[at]))
+    texts = await contents(replicas[0].session("s"))
+    assert len(texts) == 48
+    assert [text[:-1] for text in texts[::2]] == [text[:-1] for text in texts[1::2]]
+    assert await replicas[1].session("s").get("turns", fresh=True) == 24
+
+
+async def running(store: Any, *, began: asyncio.Event, end: asyncio.Event, **options: Any) -> None:
+    async with store.session("s").turn(**options) as turn:
+        turn.append(said("first"))
+        began.set()
+        await end.wait()
+
+
+@pytest.mark.replicas
+async def test_a_second_request_may_be_rejected(opener: Any) -> None:
+    one, two = [await opener() for _ in range(2)]
+    began, end = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(running(one, began=began, end=end))
+    await began.wait()
+    with pytest.raises(LockTimeout):
+        async with two.session("s").turn(busy="reject"):
+            raise AssertionError("not reached")
+    with pytest.raises(LockTimeout):
+        async with two.session("s").turn(wait=0.05):
+            raise AssertionError("not reached")
+    end.set()
+    await first
+    async with two.session("s").turn(busy="reject") as turn:
+        assert len(await turn.messages()) == 1
+
+
+@pytest.mark.replicas
+async def test_a_second_request_may_interrupt(opener: Any) -> None:
+    one, two = [await opener() for _ in range(2)]
+    await one.session("s").set("n", 1)
+    began, end = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(running(one, began=began, end=end, request_id="first"))
+    await began.wait()
+    async with two.session("s").turn(busy="interrupt", request_id="second", wait=0.1) as turn:
+        turn.append(said("second"))
+    end.set()
+    with pytest.raises(Fenced):
+        await first
+    assert await contents(two.session("s")) == ["second"]
+
+
+@pytest.mark.replicas
+async def test_whoever_is_interrupted_is_told_at_once(opener: Any) -> None:
+    """Through the record's channel, long before the lease would be renewed; under asyncio the body ends there."""
+    one, two = [await opener() for _ in range(2)]
+    await one.session("s").set("n", 1)
+
+    async def hears() -> bool:
+        await one.session("s").get("n", fresh=True)
+        return bool(core(one).tiers().link.confirmed(names(one, "s").channel))
+
+    await until(hears)
+    began, end = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(running(one, began=began, end=end, ttl=600))
+    await began.wait()
+    async with two.session("s").turn(busy="interrupt", wait=0.1) as turn:
+        turn["n"] = 2
+    lease = next(iter(core(one).tiers().leases._held.values()), None)
+    await until(lambda: lease is None or lease.lost, 5)
+    end.set()
+    with pytest.raises(Interrupted):
+        await first
+    assert await one.session("s").get("n", fresh=True) == 2
+
+
+@pytest.mark.replicas
+async def test_the_same_request_does_not_interrupt_itself(opener: Any) -> None:
+    one, two = [await opener() for _ in range(2)]
+    began, end = asyncio.Event(), asyncio.Event()
+    first = asyncio.create_task(running(one, began=began, end=end, request_id="same", busy="interrupt"))
+    await began.wait()
+
+    async def again() -> bool:
+        async with two.session("s").turn(busy="interrupt", request_id="same") as turn:
+            return bool(turn.repeated)
+
+    second = asyncio.create_task(again())
+    await until(lambda: waiting(one), 5)
+    end.set()
+    await first
+    assert await second
+
+
+def waiting(store: Any) -> int:
+    with redis_of(store) as client:
+        return int(client.zcard(names(store, "s").wait))
+
+
+@pytest.mark.replicas
+async def test_a_lock_is_no_turn_and_is_not_interrupted(opener: Any) -> None:
+    one, two = [await opener() for _ in range(2)]
+    async with one.session("s").lock():
+        with pytest.raises(LockTimeout):
+            async with two.session("s").turn(busy="interrupt", wait=0.05):
+                raise AssertionError("not reached")
+        await one.session("s").set("n", 1)
+
+
+async def test_a_turn_that_never_ends_is_given_up(store: Any) -> None:
+    session = store.session("s")
+    await session.set("n", 1)
+    with pytest.raises(Fenced):
+        async with session.turn(limit=0.2) as turn:
+            turn["n"] = 2
+            await until(lambda: turn.lost, 10)
+    assert await session.get("n", fresh=True) == 1
+
+
+async def test_a_turn_may_stand_inside_a_lock(store: Any) -> None:
+    session = store.session("s")
+    async with session.lock() as lease:
+        async with session.turn() as turn:
+            turn["n"] = 1
+        assert not lease.lost
+        await session.set("m", 2)
+    assert await session.get_all(fresh=True) == {"n": 1, "m": 2}
+
+
+async def test_what_the_turns_own_task_writes_beside_it_is_kept(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:
+        await session.set("beside", 1)
+        turn["inside"] = 2
+    assert await session.get_all(fresh=True) == {"beside": 1, "inside": 2}
+
+
+# Cost
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_a_turn_is_two_round_trips(opener: Any) -> None:
+    """Four messages, three fields and the lease: one to take it and read, one to commit and give it back.
+
+    The server says so itself: it counts how often it read from a socket.
+    """
+    store = await opener(max_staleness=0, archiver=False)
+    session = store.session("s")
+    await session.append(said("hello"))
+
+    async def turn(number: int) -> None:
+        async with session.turn(request_id=f"r{number}") as turn:
+            await turn.messages(last=20)
+            turn.append(said("1"), said("2", "assistant"), said("3", "tool"), said("4", "assistant"))
+            turn["a"], turn["b"], turn["c"] = number, 2, 3
+
+    await turn(0)
+    with redis_of(store) as client:
+        before = client.info("stats")["total_reads_processed"]
+        for number in range(1, 11):
+            await turn(number)
+        reads = client.info("stats")["total_reads_processed"] - before
+    assert reads == 10 * 2 + 1, "the one more is the question itself"
+    assert (await session.version(), await session.get("a")) == (12, 10)
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener: Any) -> None:
+    store = await opener(durability="memory", archiver=False)
+    session = store.session("s")
+    await session.set("n", 1)
+    async with session.turn() as turn:
+        turn["n"] = 2
+        await store.archive()
+        with redis_of(store) as client:
+            assert client.delete(names(store, "s").record)
+    assert await session.get_all(fresh=True) == {"n": 2}
+    assert await session.version() == 2
+    async with session.turn(busy="reject") as turn:
+        turn["n"] = 3
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_the_lease_is_kept_for_the_commit_that_needs_it(opener: Any) -> None:
+    """The negative control: given back with a commit that found no record, it could not be sent again."""
+    with sabotage("release", "behind == 'commit' and", "false and"), pytest.raises(Fenced):
+        await test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener)
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_a_turn_whose_answer_is_lost_is_applied_once(opener: Any) -> None:
+    """The commit and the lease's release are sent again together."""
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, max_staleness=0)
+        session = store.session("s")
+        await session.set("n", 1)
+        for number in range(3):
+            async with session.turn(request_id=f"r{number}", wait=1) as turn:
+                turn["n"] += 1
+                turn.append(said(str(number)))
+                proxy.lose(COMMIT.sha).go.set()
+        assert (await session.get("n"), await session.version()) == (4, 4)
+        assert await contents(session) == ["0", "1", "2"]
+        await opener.close()

@@ -1,0 +1,152 @@
+"""Tools as a model sees them. Law: what a model may give is in the schema, and nothing else reaches the function."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from distributed_state import InvalidValue, tool
+from distributed_state.agent import effects
+from distributed_state.agent.tools import Scratch
+
+
+class Seat(BaseModel):
+    row: int
+    letter: Literal["A", "B"]
+
+
+@tool
+def book(
+    state: Any,
+    city: Annotated[str, Field(description="Where to.")],
+    seats: list[Seat],
+    session: Any,
+    name: str = "nobody",
+    model_config: int = 3,
+) -> str:
+    """Book a flight."""
+    return f"{city} {len(seats)} {name} {model_config}"
+
+
+def test_the_schema_shows_what_a_model_gives() -> None:
+    schema = book.parameters
+    assert set(schema["properties"]) == {"city", "seats", "name", "model_config"}
+    assert schema["required"] == ["city", "seats"]
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["city"]["description"] == "Where to."
+    assert schema["$defs"]["Seat"]["properties"]["letter"]["enum"] == ["A", "B"]
+    json.dumps(schema)
+
+
+def test_both_formats_hold_the_same() -> None:
+    openai, anthropic = book.to_openai(), book.to_anthropic()
+    assert openai["type"] == "function"
+    assert openai["function"]["parameters"] == anthropic["input_schema"] == book.parameters
+    assert openai["function"]["name"] == anthropic["name"] == "book"
+    assert openai["function"]["description"] == anthropic["description"] == "Book a flight."
+
+
+def test_arguments_are_converted_as_annotated() -> None:
+    given = book.read('{"city": "Oslo", "seats": [{"row": "3", "letter": "A"}]}')
+    bound = book.bind(given)
+    assert bound == {"city": "Oslo", "seats": [Seat(row=3, letter="A")], "name": "nobody", "model_config": 3}
+    assert book({}, **bound, session=None) == "Oslo 1 nobody 3"
+    assert book.read("") == book.read(None) == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "place"),
+    [
+        ({"city": "Oslo"}, "seats"),
+        ({"city": 5, "seats": []}, "city"),
+        ({"city": "Oslo", "seats": [], "state": {}}, "state"),
+        ({"city": "Oslo", "seats": [], "p_city": "x"}, "p_city"),
+        ({"city": "Oslo", "seats": [{"row": 1, "letter": "C"}]}, "seats.0.letter"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments: dict[str, Any], place: str) -> None:
+    with pytest.raises(InvalidValue, match=place):
+        book.bind(arguments)
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "\ud800", [1]])
+def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
+    with pytest.raises(InvalidValue, match="book"):
+        book.read(arguments)
+
+
+def test_a_tool_has_a_name_and_a_description_of_choice() -> None:
+    renamed = tool(name="other", description="Does it.")(book.function)
+    assert (renamed.name, renamed.description, renamed.parameters) == ("other", "Does it.", book.parameters)
+
+
+def test_what_cannot_be_called_by_name_is_no_tool() -> None:
+    for function in (lambda *args: None, lambda **named: None, lambda a, /: None):
+        with pytest.raises(InvalidValue, match="by name"):
+            tool(function)
+    with pytest.raises(InvalidValue, match="function"):
+        tool(5)  # type: ignore[call-overload]
+
+
+def test_a_scratch_is_kept_whole_or_not_at_all() -> None:
+    below: dict[str, Any] = {"a": 1, "list": [1], "gone": 2, "object": {"x": [1]}}
+    scratch = Scratch(below)
+    scratch["a"] = True
+    scratch["list"].append(2)
+    scratch["object"]["x"].append(2)
+    del scratch["gone"]
+    scratch["new"] = []
+    scratch["new"].append(5)
+    assert dict(scratch) == {"a": True, "list": [1, 2], "object": {"x": [1, 2]}, "new": [5]}
+    assert len(scratch) == 4
+    assert below == {"a": 1, "list": [1], "gone": 2, "object": {"x": [1]}}
+    scratch.keep()
+    assert below == {"a": True, "list": [1, 2], "object": {"x": [1, 2]}, "new": [5]}
+    assert below["a"] is True
+    for key in ("gone", "absent"):
+        with pytest.raises(KeyError):
+            del scratch[key]
+    with pytest.raises(InvalidValue):
+        scratch["#phase"] = 1
+
+
+# The sum of two changes
+
+NUMBERS = st.integers(-1000, 1000)
+
+
+@given(NUMBERS, NUMBERS, NUMBERS)
+def test_two_counts_add_up(base: int, mine: int, theirs: int) -> None:
+    assert effects.added(base, base + theirs, base + mine) == base + mine + theirs
+
+
+@given(st.lists(NUMBERS), st.lists(NUMBERS), st.lists(NUMBERS))
+def test_two_lists_that_grew_hold_both(base: list[int], mine: list[int], theirs: list[int]) -> None:
+    assert effects.added(base, base + theirs, base + mine) == base + theirs + mine
+
+
+OBJECTS = st.dictionaries(st.sampled_from("abcd"), NUMBERS)
+
+
+@given(OBJECTS, OBJECTS)
+def test_objects_changed_at_different_keys_hold_both(base: dict[str, int], theirs: dict[str, int]) -> None:
+    mine = {**base, "mine": 1}
+    assert effects.added(base, theirs, mine) == {**theirs, "mine": 1}
+
+
+@given(OBJECTS, OBJECTS)
+def test_a_change_on_an_unchanged_value_is_itself(base: dict[str, int], mine: dict[str, int]) -> None:
+    assert effects.added(base, base, mine) == mine
+    assert effects.added(base, mine, base) == mine
+
+
+def test_kinds_that_do_not_add_up_are_replaced() -> None:
+    assert effects.added(1, "text", 2) == 2
+    assert effects.added(True, 5, False) is False
+    assert effects.added([1], [1, 2], [3]) == [3]
+    assert effects.added(None, 3, 4) == 7
