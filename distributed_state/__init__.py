@@ -5,6 +5,7 @@ from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMem
 from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
@@ -81,6 +82,7 @@ __all__ = [
     "Turn",
     "Unavailable",
     "WarmUnavailable",
+    "Workflow",
     "WorkingMemory",
     "Written",
     "tool",

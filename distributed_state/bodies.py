@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.agent.machine import DEFAULT, StateMachine
-from distributed_state.agent.state import ToolCall
+from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.applying import AsyncTransaction
@@ -59,9 +59,8 @@ class TransactionBody:
 
 
 class Turn(MutableMapping[str, Any]):
-    def __init__(self, twin: AsyncTurn, session: Any) -> None:
+    def __init__(self, twin: AsyncTurn) -> None:
         self._twin = twin
-        twin.session = session
 
     def __getitem__(self, key: str) -> Any:
         return self._twin[key]
@@ -97,6 +96,24 @@ class Turn(MutableMapping[str, Any]):
     @property
     def lost(self) -> bool:
         return self._twin.lost
+
+    @property
+    def epoch(self) -> str:
+        return self._twin.epoch
+
+    @property
+    def suspends(self) -> bool:
+        return self._twin.suspends
+
+    @property
+    def state(self) -> AgentState | None:
+        return self._twin.state
+
+    def load_state(self) -> AgentState | None:
+        return finish(self._twin.load_state())
+
+    def save_state(self, state: AgentState) -> None:
+        return finish(self._twin.save_state(state))
 
     @property
     def request_id(self) -> str | None:

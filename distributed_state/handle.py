@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from distributed_state.changes import Changes
 from distributed_state.ephemeral import Ephemeral
@@ -21,6 +22,7 @@ class Home(Protocol):
     settings: Settings
     keys: Keys
     ephemeral: Ephemeral
+    dress: Callable[[Any], Any]
     clean: Clean | None
     clean_messages: CleanMessage | None
 

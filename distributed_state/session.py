@@ -418,15 +418,17 @@ class AsyncSession(AsyncRecord):
         wait: float = 60.0,
         ttl: float = 30.0,
         limit: float | None = None,
+        slot: str | None = None,
     ) -> AsyncTurn:
         """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
 
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
         first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
         "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
-        After `limit` seconds the turn is given up, however alive: Fenced.
+        After `limit` seconds the turn is given up, however alive: Fenced. Of one `slot` only the last request is
+        remembered, else of each id.
         """
-        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit)
+        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot)
 
     async def call(
         self,

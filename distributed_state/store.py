@@ -19,6 +19,9 @@ from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
 from distributed_state import acting, doctor, record, upkeep
+from distributed_state.agent.state import AgentState
+from distributed_state.agent.workflow import Workflow
+from distributed_state.agent.workflow import run as workflow_run
 from distributed_state.cold.store import ColdStore
 from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
@@ -60,6 +63,7 @@ class AsyncStateStore:
         self.ephemeral = Ephemeral()
         self.clean: Clean | None = None
         self.clean_messages: CleanMessage | None = None
+        self.dress: Callable[[Any], Any] = lambda twin: twin  # what user code is given in place of our own objects
         self._unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
 
     @classmethod
@@ -269,6 +273,27 @@ class AsyncStateStore:
         One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part.
         """
         return AsyncBatch(self)
+
+    async def run(
+        self,
+        workflow: Workflow,
+        user_input: str | None = None,
+        *,
+        session_id: str | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+        wait: float = 60.0,
+        ttl: float = 30.0,
+    ) -> AgentState:
+        """Run an agent until it is done, has failed or waits for its user, and return its state.
+
+        One commit a step, so any worker goes on where another one died: call it again with the same `session_id`, and
+        the same input or None. A new session, or one whose task is over, begins a new task with `user_input`; one that
+        waits takes it as the answer; one in the middle of another task is told it. With a `request_id` a request that
+        was taken before begins nothing. What a step raises is raised here, and the step may be run again.
+        """
+        session = self.session(session_id, user=user)
+        return await workflow_run(session, workflow, user_input, request_id, self.dress, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.

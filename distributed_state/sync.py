@@ -14,6 +14,7 @@ from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.workflow import Workflow
 from distributed_state.applying import AsyncTransaction
 from distributed_state.bodies import Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
@@ -197,8 +198,9 @@ class Session(Record):
         wait: float = 60.0,
         ttl: float = 30.0,
         limit: float | None = None,
+        slot: str | None = None,
     ) -> Turn:
-        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit), self)
+        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot))
 
     def call(
         self,
@@ -235,6 +237,7 @@ class Batch:
 class StateStore:
     def __init__(self, settings: Settings) -> None:
         self._twin = AsyncStateStore(settings, BlockingPort, here)
+        self._twin.dress = _dress
 
     @property
     def settings(self) -> Settings:
@@ -297,6 +300,23 @@ class StateStore:
     def batch(self) -> Batch:
         return Batch(self._twin.batch())
 
+    def run(
+        self,
+        workflow: Workflow,
+        user_input: str | None = None,
+        *,
+        session_id: str | None = None,
+        user: str | None = None,
+        request_id: str | None = None,
+        wait: float = 60.0,
+        ttl: float = 30.0,
+    ) -> AgentState:
+        return finish(
+            self._twin.run(
+                workflow, user_input, session_id=session_id, user=user, request_id=request_id, wait=wait, ttl=ttl
+            )
+        )
+
     def delete(self, id: str, *, scope: str = "session") -> int:
         return finish(self._twin.delete(id, scope=scope))
 
@@ -325,6 +345,11 @@ class StateStore:
 
     def stats(self) -> dict[str, int]:
         return finish(self._twin.stats())
+
+
+def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
+    """What user code is given on this face."""
+    return Session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 
 
 def _share_docstrings() -> None:

@@ -35,13 +35,15 @@ _ABSENT: Any = object()
 async def load(tiers: Tiers, names: RecordKeys) -> AgentState | None:
     """The state as it was last saved, with the version that the next save expects."""
     entry, history = await timeline.messages(tiers, names, None, fresh=True)
+    return read(names, entry, history)
+
+
+def read(names: RecordKeys, entry: Entry, history: list[Message]) -> AgentState | None:
+    """The state that a record holds, None if it holds none. Raises CorruptState."""
     if entry.deleted or _MARK not in entry.fields:
         return None
-    phase = entry.fields.get(PHASE)
-    return _read(names, entry, history, DEFAULT.initial if phase is None else phase.decode("utf-8", "surrogatepass"))
-
-
-def _read(names: RecordKeys, entry: Entry, history: list[Message], phase: str) -> AgentState:
+    stored = entry.fields.get(PHASE)
+    phase = DEFAULT.initial if stored is None else stored.decode("utf-8", "surrogatepass")
     fields = dict(sorted(entry.all().items()))  # Redis keeps no order, and a prompt should not differ between workers
     calls = {name[len(_CALL) :]: value for name, value in fields.items() if name.startswith(_CALL)}
     memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
@@ -52,10 +54,11 @@ def _read(names: RecordKeys, entry: Entry, history: list[Message], phase: str) -
         found = valid({**known, "session_id": names.ref.id, "phase": phase, "history": history, "memory": memory})
     except (KeyError, ValueError) as error:
         raise CorruptState(f"{names.ref.text[:200]}: holds no agent state that can be read: {error}") from error
-    return _saved(found, names, entry.epoch, entry.version)
+    return saved(found, names, entry.epoch, entry.version)
 
 
-def _saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
+def saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
+    """The state, knowing that this version of its record holds it."""
     state = state.model_copy()
     state._saved = Saved(
         names.ref.text,
@@ -80,6 +83,18 @@ def _fields(state: AgentState) -> dict[str, Any]:
 # Saving
 
 
+def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
+    """What this record holds of a state, as far as the state knows, and whether that is nothing."""
+    if type(state) is not AgentState:
+        raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
+    if state.session_id != names.ref.id:
+        raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
+    base = state._saved
+    if base is None or base.record != names.ref.text:
+        return Saved(names.ref.text, "", 0, {}, None, (), {}, ()), True
+    return base, False
+
+
 async def save(
     tiers: Tiers,
     names: RecordKeys,
@@ -88,20 +103,13 @@ async def save(
     state: AgentState,
 ) -> AgentState:
     """Write what changed since the state was loaded, if the record did not change meanwhile; the state as saved."""
-    if type(state) is not AgentState:
-        raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
-    if state.session_id != names.ref.id:
-        raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
-    base = state._saved
-    new = base is None or base.record != names.ref.text
-    if base is None or new:
-        base = Saved(names.ref.text, "", 0, {}, None, (), {}, ())
+    base, new = known(names, state)
 
     async def once() -> AgentState:
         nonlocal base
         assert base is not None
         change = changes()
-        whole = _difference(change, state, base)
+        whole = put(change, state, base)
         if not change:
             return state
         draft = change.draft("save_state")
@@ -110,23 +118,23 @@ async def save(
             done = await commit(draft)
         except Conflict as conflict:
             if new:
-                base = await _before(tiers, names, conflict)
+                entry, history = await timeline.messages(tiers, names, None, fresh=True)
+                base = before(names, entry, history, conflict)
             raise
-        return _saved(whole, names, done.epoch, done.version)
+        return saved(whole, names, done.epoch, done.version)
 
     return await (record.until_no_conflict(tiers, once) if new else once())
 
 
-async def _before(tiers: Tiers, names: RecordKeys, conflict: Conflict) -> Saved:
-    """The record that a new state is to be saved in, which exists but should hold no state yet."""
-    entry, history = await timeline.messages(tiers, names, None, fresh=True)
+def before(names: RecordKeys, entry: Entry, history: list[Message], cause: Exception | None = None) -> Saved:
+    """A record that a new state is to be saved in, which may exist but should hold no state yet."""
     if not entry.deleted and _MARK in entry.fields:
         text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
-        raise InvalidValue(text) from conflict
+        raise InvalidValue(text) from cause
     return Saved(names.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
 
 
-def _difference(change: Changes, state: AgentState, base: Saved) -> AgentState:
+def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
     """Put what differs from `base` into `change`; the state that then is stored."""
     state, start, first = _checked(state, base)
     memory = state.memory

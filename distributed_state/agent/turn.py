@@ -14,9 +14,9 @@ from typing import Any, Protocol, Self
 from zlib import crc32
 
 from distributed_state import codec, lineage, record, timeline
-from distributed_state.agent import effects
+from distributed_state.agent import effects, saving
 from distributed_state.agent.machine import DEFAULT, StateMachine
-from distributed_state.agent.state import ToolCall
+from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Scratch, Tool
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError
@@ -50,23 +50,33 @@ class AsyncTurn(Transaction):
     """
 
     def __init__(
-        self, handle: Handle, *, request_id: str | None, busy: str, wait: float, ttl: float, limit: float | None
+        self,
+        handle: Handle,
+        *,
+        request_id: str | None,
+        busy: str,
+        wait: float,
+        ttl: float,
+        limit: float | None,
+        slot: str | None = None,
     ) -> None:
+        # `slot`: the name under which the answered request is remembered, if it is not its own
         super().__init__(Entry("", 0, {}, {}), handle._changes())
         self._over = True  # until it is entered
         self._handle, self._tiers = handle, _tiers(handle)
         self.request_id, self.repeated = request_id, False
         self.written: Written | None = None  # after the end: the version and the number of the first message
-        self._request = _request(request_id)
+        self._request = _request(slot or request_id)
         self._outcome: Any = None
         self._pending: list[Message] = []
         self._moved: list[str] = []
         self._calls: dict[str, ToolCall] = {}
         self._user: tuple[Any, Transaction] | None = None
-        self.session: Any = handle
+        self._state: AgentState | None = None
+        self.session: Any = handle._home.dress(handle)
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
-        tag = secrets.token_hex(4) if self._request is None else f"{crc32(self._request):x}"
+        tag = secrets.token_hex(4) if request_id is None else f"{crc32(_request(request_id) or b''):x}"
         self._lease = self._tiers.lock(
             handle._names, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",
@@ -76,6 +86,16 @@ class AsyncTurn(Transaction):
     def token(self) -> int:
         """The fencing token of the turn's lease."""
         return self._lease.token
+
+    @property
+    def epoch(self) -> str:
+        """The epoch of the version that this turn shows."""
+        return self._entry.epoch
+
+    @property
+    def suspends(self) -> bool:
+        """Whether coroutine functions can be run in this turn: on the asyncio face."""
+        return self._tiers.port.suspends
 
     @property
     def lost(self) -> bool:
@@ -128,12 +148,42 @@ class AsyncTurn(Transaction):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
         if last is not None and last <= len(self._pending):
             return self._pending[len(self._pending) - last :]
-        runs = lineage.segments(self._handle._names.ref.text, self._entry.fields)
-        runs = runs if last is None else lineage.last(runs, last - len(self._pending))
-        entry = self._entry
+        return [*await self._before(None if last is None else last - len(self._pending)), *self._pending]
+
+    async def _before(self, last: int | None) -> list[Message]:
+        """The last messages, or all, as they were before this turn."""
+        entry, names = self._entry, self._handle._names
+        runs = lineage.segments(names.ref.text, entry.fields)
+        runs = runs if last is None else lineage.last(runs, last)
         if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
-            entry = await record.whole(self._tiers, self._handle._names, entry)
-        return [*await timeline.visible(self._tiers, self._handle._names, entry, runs), *self._pending]
+            entry = await record.whole(self._tiers, names, entry)
+        return await timeline.visible(self._tiers, names, entry, runs)
+
+    async def load_state(self) -> AgentState | None:
+        """Read the agent's state as it was before this turn, None if none was saved."""
+        return saving.read(self._handle._names, self._entry, await self._before(None))
+
+    async def save_state(self, state: AgentState) -> None:
+        """Commit an agent's state with this turn: what changed since it was loaded. After the turn `state` holds it.
+
+        Raises Conflict if it was not loaded from what this turn began with, and what `session.save_state` raises.
+        """
+        self._open()
+        names, entry = self._handle._names, self._entry
+        base, new = saving.known(names, state)
+        if new:
+            base = saving.before(names, entry, await self._before(None))
+        elif (base.epoch, base.version) != (entry.epoch, entry.version):
+            text = (
+                f"{names.ref.text[:200]}: the state was loaded at version {base.version}, the turn at {entry.version}"
+            )
+            raise Conflict(text, version=entry.version)
+        self._state = saving.put(self._changes, state, base)
+
+    @property
+    def state(self) -> AgentState | None:
+        """The agent's state that this turn saves; after the turn the value to go on from."""
+        return self._state
 
     async def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
         """Run a tool on this turn's state and return what came of it, its failure included.
@@ -143,7 +193,7 @@ class AsyncTurn(Transaction):
         already is not run again. Errors of the store itself are raised.
         """
         self._open()
-        if inspect.iscoroutinefunction(tool.function) and not self._tiers.port.suspends:
+        if inspect.iscoroutinefunction(tool.function) and not self.suspends:
             raise InvalidValue(f"{tool.name}: a coroutine function is a tool for asyncio only, not for blocking code")
         given = tool.read(arguments)
         known = self._calls.get(call_id)
@@ -188,13 +238,16 @@ class AsyncTurn(Transaction):
     async def _user_state(self) -> Transaction:
         """The fields of the session's user, to be committed with this turn."""
         if self._user is None:
-            owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
-            if not owner:
-                raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
-            handle = self._handle._home.user(unescape(owner))
-            entry = await record.read(self._tiers, handle._names, fresh=True)
-            self._user = handle, Transaction(entry, handle._changes())
+            self._user = await self._user_view()
         return self._user[1]
+
+    async def _user_view(self) -> tuple[Any, Transaction]:
+        owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
+        if not owner:
+            raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
+        handle = self._handle._home.user(unescape(owner))
+        entry = await record.read(self._tiers, handle._names, fresh=True)
+        return handle, Transaction(entry, handle._changes())
 
     async def __aenter__(self) -> Self:
         names = self._handle._names
@@ -204,10 +257,11 @@ class AsyncTurn(Transaction):
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
             answered = self._entry.fields.get(self._request or b"")
             if answered is not None:
-                _, self._outcome, *rest = codec.decode(answered, "outcome")
-                self.repeated = True
-                if rest:
-                    await self._complete(rest[0])
+                _, outcome, request_id, changed = codec.decode(answered, "outcome")
+                if changed:
+                    await self._complete(request_id, changed)
+                if request_id == self.request_id:
+                    self.repeated, self._outcome = True, outcome
         except BaseException:
             await self._lease.release()
             raise
@@ -235,8 +289,8 @@ class AsyncTurn(Transaction):
     async def _commit(self) -> None:
         handle, names = self._handle, self._handle._names
         changed = effects.changed(self._user[1]) if self._user else {}
-        if self._request is not None:
-            kept = [self._entry.version, self._outcome, *([changed] if changed else [])]
+        if self._request is not None and self.request_id is not None:
+            kept = [self._entry.version, self._outcome, self.request_id, changed]
             self._remember(self._changes, self._entry, self._request, kept)
         draft = self._draft("turn")
         if draft is None:
@@ -252,44 +306,43 @@ class AsyncTurn(Transaction):
         if isinstance(done, StateError):
             raise done
         self.written = Written(done.version, first_message=done.first_message)
+        if self._state is not None:
+            self._state = saving.saved(self._state, names, done.epoch, done.version)
 
     async def _commit_both(self, draft: Draft, changed: effects.Effects) -> Committed | StateError:
         """The turn and what it changes of its user: two records, two commits, sent together."""
         assert self._user is not None
         user, view = self._user
         writes = [(self._handle._names, self._handle._sign(draft))]
-        theirs = self._effect(user, view)
+        theirs = self._effect(user, view, self.request_id)
         if theirs is not None:
             writes.append((user._names, theirs))
         done, *other = await record.commit_many(self._tiers, writes, last=self._lease)
         if other and isinstance(other[0], Conflict) and isinstance(done, Committed):
-            await self._complete(changed)
+            await self._complete(self.request_id, changed)
         elif other and isinstance(other[0], StateError):
             raise other[0]
         return done
 
-    async def _complete(self, changed: effects.Effects) -> None:
-        """Apply what this request changes of its user, if that was not done yet, on what is there now."""
+    async def _complete(self, request_id: str | None, changed: effects.Effects) -> None:
+        """Apply what a request changes of its user, if that was not done yet, on what is there now."""
 
         async def once() -> None:
-            self._user = None
-            view = await self._user_state()
-            assert self._user is not None
-            user, _ = self._user
+            user, view = await self._user_view()
             effects.apply(changed, view)
-            draft = self._effect(user, view)
+            draft = self._effect(user, view, request_id)
             if draft is not None:
                 await record.commit(self._tiers, user._names, draft)
 
         await record.until_no_conflict(self._tiers, once)
 
-    def _effect(self, user: Any, view: Transaction) -> Draft | None:
+    def _effect(self, user: Any, view: Transaction, request_id: str | None) -> Draft | None:
         """The commit of the user's record; None if this request has changed it already."""
-        if self._request is not None:
-            request = self._request + b" " + self._handle._names.ref.text.encode()
+        if request_id is not None:
+            request = REQUEST + f"{request_id} {self._handle._names.ref.text}".encode("utf-8", "surrogatepass")
             if request in view._entry.fields:
                 return None
-            self._remember(view._changes, view._entry, request, [view._entry.version, None])
+            self._remember(view._changes, view._entry, request, [view._entry.version, None, request_id, {}])
         draft = view._draft("turn")
         return None if draft is None else user._sign(draft)
 

@@ -1,0 +1,289 @@
+"""Agents that go on where their worker died. Law: each step is committed once, whoever runs it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from below import names, redis_of, until
+
+from distributed_state import (
+    AgentState,
+    Fenced,
+    InvalidTransition,
+    InvalidValue,
+    NotFound,
+    ToolCall,
+    WarmUnavailable,
+    Workflow,
+    record,
+    tool,
+)
+
+
+@tool
+def tick(state: Any, user_state: Any) -> int:
+    """Count, for the session and for the user."""
+    state["ticks"] = state.get("ticks", 0) + 1
+    user_state["ticks"] = user_state.get("ticks", 0) + 1
+    return int(state["ticks"])
+
+
+def plan(state: AgentState, turn: Any) -> AgentState:
+    """Three steps, whatever was asked."""
+    return state.with_memory(state.memory.plan("a", "b", "c")).to_executing()
+
+
+def work(state: AgentState, turn: Any) -> AgentState:
+    """One of them."""
+    pending = state.memory.pending_steps()
+    if not pending:
+        return state.to_reflecting()
+    call = ToolCall(tool_name="look", arguments={"at": pending[0]}, result=turn.request_id)
+    state = state.record_observation(f"I look at {pending[0]}", call)
+    return state.with_memory(state.memory.complete(pending[0]))
+
+
+def reflect(state: AgentState, turn: Any) -> AgentState:
+    """The answer."""
+    return state.to_done(f"saw {len(state.memory.tool_calls)}")
+
+
+STEPS = {"planning": plan, "executing": work, "reflecting": reflect}
+AGENT = Workflow(STEPS)
+
+
+async def test_an_agent_runs_to_its_answer(store: Any) -> None:
+    state = await store.run(AGENT, "look", session_id="s", user="u1")
+    assert (state.phase, state.final_answer, state.memory.goal) == ("done", "saw 3", "look")
+    assert [call.result for call in state.memory.tool_calls] == ["s/1", "s/2", "s/3"]
+    session = store.session("s")
+    assert await session.load_state() == state
+    assert await session.phase() == "done"
+    assert [message.role for message in await session.messages()] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    # One commit to begin, then one a step.
+    assert await session.version() == 1 + 6
+    assert [change.kind for change in await session.history()] == ["turn"] * 7
+    assert (await store.sessions(user="u1"))[0].id == "s"
+
+
+async def test_without_an_id_a_session_starts_fresh(store: Any) -> None:
+    first, second = [await store.run(AGENT, "look") for _ in range(2)]
+    assert first.session_id != second.session_id
+    assert first.phase == second.phase == "done"
+
+
+async def test_the_next_task_goes_on_in_the_same_conversation(store: Any) -> None:
+    await store.session("s").append({"role": "system", "content": "Be kind."})
+    await store.run(AGENT, "one", session_id="s")
+    state = await store.run(AGENT, "two", session_id="s")
+    assert (state.memory.goal, state.final_answer, len(state.memory.tool_calls)) == ("two", "saw 3", 3)
+    contents = [message.content for message in state.history if message.role in ("system", "user")]
+    assert contents == ["Be kind.", "one", "two"]
+
+
+async def test_a_request_sent_twice_begins_one_task(store: Any) -> None:
+    for _ in range(3):
+        state = await store.run(AGENT, "look", session_id="s", request_id="r-1")
+        assert state.final_answer == "saw 3"
+    assert len([message for message in state.history if message.role == "user"]) == 1
+
+
+async def test_a_step_that_fails_is_run_again_and_the_others_are_not(store: Any) -> None:
+    ran: list[str] = []
+
+    def failing(state: AgentState, turn: Any) -> AgentState:
+        ran.append(turn.request_id)
+        if len(ran) == 2:
+            turn["spoiled"] = True
+            raise ZeroDivisionError
+        return work(state, turn)
+
+    agent = Workflow({**STEPS, "executing": failing})
+    with pytest.raises(ZeroDivisionError):
+        await store.run(agent, "look", session_id="s")
+    assert await store.session("s").phase(fresh=True) == "executing"
+    state = await store.run(agent, None, session_id="s")
+    assert state.final_answer == "saw 3"
+    assert ran == ["s/1", "s/2", "s/2", "s/3", "s/4"], "the same name for the step that is repeated"
+    assert not await store.session("s").has("spoiled", fresh=True)
+
+
+async def test_the_same_input_goes_on_and_another_one_is_told(store: Any) -> None:
+    stop = True
+
+    def stopping(state: AgentState, turn: Any) -> AgentState:
+        if stop and len(state.memory.tool_calls) == 1:
+            raise ZeroDivisionError
+        return work(state, turn)
+
+    agent = Workflow({**STEPS, "executing": stopping})
+    for text in ("look", "look", "and hurry"):
+        with pytest.raises(ZeroDivisionError):
+            await store.run(agent, text, session_id="s")
+    stop = False
+    state = await store.run(agent, session_id="s")
+    assert [message.content for message in state.history if message.role == "user"] == ["look", "and hurry"]
+    assert (state.memory.goal, state.final_answer) == ("look", "saw 3")
+
+
+async def test_an_agent_waits_for_its_user(store: Any) -> None:
+    def ask(state: AgentState, turn: Any) -> AgentState:
+        answers = [message for message in state.history if message.role == "user"]
+        if len(answers) == 1:
+            return state.with_messages({"role": "assistant", "content": "Where to?"}).to_waiting()
+        return state.to_done(f"To {answers[-1].content}!")
+
+    agent = Workflow({"planning": lambda state, turn: state.to_executing(), "executing": ask})
+    state = await store.run(agent, "book", session_id="s")
+    assert (state.phase, state.history[-1].content) == ("waiting_feedback", "Where to?")
+    assert (await store.run(agent, session_id="s")).phase == "waiting_feedback"
+    assert (await store.run(agent, "Oslo", session_id="s")).final_answer == "To Oslo!"
+
+
+async def test_a_task_has_a_limit_of_steps(store: Any) -> None:
+    agent = Workflow(
+        {"planning": lambda state, turn: state.to_executing(), "executing": lambda state, turn: state.to_planning()},
+        max_steps=5,
+    )
+    state = await store.run(agent, "forever", session_id="s")
+    assert (state.phase, state.error_message) == ("error", "no answer after 5 steps")
+    assert await store.session("s").version() == 1 + 5 + 1
+    with pytest.raises(InvalidTransition):
+        await store.run(AGENT, "more", session_id="s")
+
+
+async def test_a_step_that_never_ends_is_given_up(store: Any) -> None:
+    async def endless(turn: Any) -> None:
+        await until(lambda: turn.lost, 20)
+
+    entered: list[Any] = []
+
+    def slow(state: AgentState, turn: Any) -> Any:
+        entered.append(turn)
+        deadline = 400
+        while not turn.lost and deadline:
+            deadline -= 1
+            threading_sleep(0.01)
+        return work(state, turn)
+
+    async def slow_too(state: AgentState, turn: Any) -> Any:
+        entered.append(turn)
+        await endless(turn)
+        return work(state, turn)
+
+    blocking = type(store).__name__ == "Blocking"
+    agent = Workflow({**STEPS, "executing": slow if blocking else slow_too}, step_timeout=0.2)
+    with pytest.raises(Fenced):
+        await store.run(agent, "look", session_id="s")
+    assert len(entered) == 1
+    state = await store.run(AGENT, session_id="s")
+    assert state.final_answer == "saw 3"
+
+
+def threading_sleep(seconds: float) -> None:
+    import time
+
+    time.sleep(seconds)
+
+
+async def test_tools_of_a_step_count_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the worker dies between the two commits of a step."""
+    blocking = type(store).__name__ == "Blocking"
+
+    def blocking_step(state: AgentState, turn: Any) -> AgentState:
+        turn.call(tick)
+        return work(state, turn)
+
+    async def step(state: AgentState, turn: Any) -> AgentState:
+        await turn.call(tick)
+        return work(state, turn)
+
+    agent = Workflow({**STEPS, "executing": blocking_step if blocking else step})
+    commit_many = record.commit_many
+    died: list[int] = []
+
+    async def half(tiers: Any, writes: Any, **more: Any) -> Any:
+        if len(died) < 3:
+            died.append(1)
+            await commit_many(tiers, writes[:1], **more)
+            raise WarmUnavailable("the worker died here")
+        return await commit_many(tiers, writes, **more)
+
+    monkeypatch.setattr(record, "commit_many", half)
+    for _ in range(3):
+        with pytest.raises(WarmUnavailable):
+            await store.run(agent, "look", session_id="s", user="u1")
+    state = await store.run(agent, "look", session_id="s", user="u1")
+    assert state.final_answer == "saw 3"
+    assert await store.session("s").get("ticks", fresh=True) == 4
+    assert await store.user("u1").get("ticks", fresh=True) == 4
+
+
+@pytest.mark.replicas
+async def test_workers_that_run_one_session_share_its_steps(opener: Any) -> None:
+    replicas = [await opener() for _ in range(3)]
+    for number in range(5):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(store.run(AGENT, "look", session_id=f"s{number}")) for store in replicas]
+        states = [task.result() for task in tasks]
+        assert all(state.phase == "done" for state in states)
+        session = replicas[0].session(f"s{number}")
+        calls = (await session.load_state()).memory.tool_calls
+        assert [call.arguments["at"] for call in calls] == ["a", "b", "c"], "no step twice, none left out"
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_a_step_is_two_round_trips(opener: Any) -> None:
+    store = await opener(max_staleness=0, archiver=False)
+    await store.run(AGENT, "look", session_id="s")
+    with redis_of(store) as client:
+        before = client.info("stats")["total_reads_processed"]
+        await store.run(AGENT, "look again", session_id="s")
+        reads = client.info("stats")["total_reads_processed"] - before
+    assert reads == 7 * 2 + 1, "the one more is the question itself"
+
+
+async def test_bad_workflows_are_refused(store: Any) -> None:
+    for steps in ({}, {"nowhere": plan}, {"done": plan}, {"planning": 5}, None):
+        with pytest.raises(InvalidValue):
+            Workflow(steps)  # type: ignore[arg-type]
+    for wrong in ({"max_steps": 0}, {"max_steps": "5"}, {"step_timeout": 0}):
+        with pytest.raises(InvalidValue):
+            Workflow(STEPS, **wrong)
+    with pytest.raises(NotFound):
+        await store.run(AGENT, session_id="nobody")
+    for workflow, text in ((None, "look"), (AGENT, 5)):
+        with pytest.raises(InvalidValue):
+            await store.run(workflow, text, session_id="s")
+    wrong_steps = (
+        lambda state, turn: None,
+        lambda state, turn: turn.append({"role": "user", "content": "x"}) or state.to_executing(),
+        lambda state, turn: turn.move_to("executing") or state.to_executing(),
+    )
+    for at, step in enumerate(wrong_steps):
+        with pytest.raises(InvalidValue):
+            await store.run(Workflow({"planning": step}), "look", session_id=f"s{at}")
+        assert await store.session(f"s{at}").version(fresh=True) == 1
+    with pytest.raises(InvalidValue, match="executing"):
+        await store.run(Workflow({"planning": plan}), "look", session_id="half")
+    assert names(store, "s")
+
+
+@pytest.mark.only(face="asyncio")
+async def test_steps_may_be_coroutines(store: Any) -> None:
+    async def later(state: AgentState, turn: Any) -> AgentState:
+        await asyncio.sleep(0)
+        return plan(state, turn)
+
+    assert (await store.run(Workflow({**STEPS, "planning": later}), "look")).final_answer == "saw 3"
+
+
+@pytest.mark.only(face="blocking")
+async def test_blocking_code_has_plain_steps(store: Any) -> None:
+    async def later(state: AgentState, turn: Any) -> AgentState:
+        return plan(state, turn)
+
+    with pytest.raises(InvalidValue, match="asyncio"):
+        await store.run(Workflow({**STEPS, "planning": later}), "look")
