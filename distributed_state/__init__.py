@@ -1,19 +1,32 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
+from distributed_state.access import Policy, Request
+from distributed_state.agent.formats import (
+    from_anthropic,
+    from_langchain,
+    from_openai,
+    to_anthropic,
+    to_langchain,
+    to_openai,
+)
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.agent.tokens import tiktoken_counter
 from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.window import Summary, Window
 from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
 from distributed_state.errors import (
+    AccessDenied,
     Backpressure,
     ColdUnavailable,
     ConfigurationError,
     Conflict,
     CorruptState,
+    DecryptionFailed,
     Deleted,
     DurabilityUnknown,
     Fenced,
@@ -23,6 +36,7 @@ from distributed_state.errors import (
     Locked,
     LockTimeout,
     NotFound,
+    SchemaMismatch,
     StateError,
     TooLarge,
     Unavailable,
@@ -30,22 +44,30 @@ from distributed_state.errors import (
 )
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
+from distributed_state.reencryption import Reencrypted
+from distributed_state.schema import Schema
+from distributed_state.sealing import Encryption, KeyRing
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Record, Session, StateStore
+from distributed_state.sync import StateStore
+from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession
 from distributed_state.transaction import Transaction
+from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession, Upcast
 
 __all__ = [
     "DEFAULT",
     "REASONING_MACHINE",
     "TASK_MACHINE",
+    "AccessDenied",
     "AgentState",
     "AsyncLease",
     "AsyncRecord",
     "AsyncSession",
     "AsyncStateStore",
     "AsyncTurn",
+    "AsyncTypedRecord",
+    "AsyncTypedSession",
     "Backpressure",
     "Change",
     "Checkpoint",
@@ -53,20 +75,28 @@ __all__ = [
     "ConfigurationError",
     "Conflict",
     "CorruptState",
+    "DecryptionFailed",
     "Deleted",
     "DurabilityUnknown",
+    "Encryption",
     "Fenced",
     "Finding",
     "InvalidTransition",
     "Interrupted",
     "InvalidValue",
+    "KeyRing",
     "Lease",
     "LockTimeout",
     "Locked",
     "Message",
     "NotFound",
+    "Policy",
     "Record",
+    "Reencrypted",
+    "Request",
     "Role",
+    "Schema",
+    "SchemaMismatch",
     "Session",
     "SessionInfo",
     "Settings",
@@ -75,15 +105,27 @@ __all__ = [
     "StateMachine",
     "StateStore",
     "TOOLBOX",
+    "Summary",
     "TooLarge",
     "Tool",
     "ToolCall",
     "Transaction",
     "Turn",
+    "TypedRecord",
+    "TypedSession",
     "Unavailable",
+    "Upcast",
     "WarmUnavailable",
     "Workflow",
     "WorkingMemory",
     "Written",
     "tool",
+    "Window",
+    "from_anthropic",
+    "from_langchain",
+    "from_openai",
+    "tiktoken_counter",
+    "to_anthropic",
+    "to_langchain",
+    "to_openai",
 ]

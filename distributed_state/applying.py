@@ -1,37 +1,17 @@
-"""Transactions as a user opens them. Law: a view is committed for the version that it saw, or not at all."""
+"""One `apply`, as often as it takes. Law: a change is committed for the version that it saw or was merged with."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Generic, TypeVar
 
 from distributed_state import merging
+from distributed_state.access import VERSION
 from distributed_state.errors import Conflict
-from distributed_state.handle import Handle
-from distributed_state.transaction import Transaction
+from distributed_state.transaction import Handle, Transaction
 
 T = TypeVar("T")
-
-
-class AsyncTransaction:
-    """The `async with` around a Transaction."""
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-
-    async def __aenter__(self) -> Transaction:
-        entry = await self._handle._entry(fresh=True)
-        self._view = Transaction(entry, self._handle._changes())
-        return self._view
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        draft = self._view._draft() if error is None else None
-        if draft is not None:
-            await self._handle._commit(draft)
 
 
 class Attempts(Generic[T]):
@@ -41,7 +21,7 @@ class Attempts(Generic[T]):
         self,
         handle: Handle,
         change: Callable[[Transaction], T | Awaitable[T]],
-        policies: Mapping[str, merging.Policy] | None,
+        policies: Mapping[str, merging.Merge] | None,
     ) -> None:
         self._handle, self._change = handle, change
         self._policies = None if policies is None else merging.check(policies)
@@ -51,12 +31,12 @@ class Attempts(Generic[T]):
         """Commit, or raise Conflict."""
         if self._refused is not None and self._policies is not None:
             view, result = self._refused
-            draft = view._rebased(await self._handle._entry(fresh=True), self._policies)
+            draft = view._rebased(await self._handle._entry(True, VERSION), self._policies)
             if draft is not None:
                 await self._handle._commit(draft)
                 return result
         self._refused = None
-        view = Transaction(await self._handle._entry(fresh=True), self._handle._changes())
+        view = Transaction(await self._handle._entry(True, VERSION), self._handle._changes(), self._handle._allow)
         found = self._change(view)
         result = await found if inspect.isawaitable(found) else found
         draft = view._draft()

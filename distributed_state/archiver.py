@@ -54,14 +54,14 @@ class Archiver:
             if driver is not None:
                 # Whoever drives now may have read the journal before our entry came: look again afterwards.
                 await driver.wait()
-            elif not await self._drive([partition]) and not self._reached(partition, epoch, offset):
+            elif not await self._port.shield(self._drive([partition])) and not self._reached(partition, epoch, offset):
                 await self._lagging(partition)
 
     async def drain(self) -> int:
         """Archive everything written so far; how many commits that were. What others write meanwhile does not count."""
         before, goals = self.archived, await self._unarchived(range(self._keys.partitions))
         while goals:
-            if not await self._drive(list(goals)):
+            if not await self._port.shield(self._drive(list(goals))):
                 for partition in goals:
                     await self._lagging(partition)
                 await self._port.sleep(0.01)
@@ -104,7 +104,10 @@ class Archiver:
     # One pass
 
     async def _drive(self, partitions: Sequence[int]) -> int:
-        """One pass over those of the partitions that nobody else of this replica is at."""
+        """One pass over those of the partitions that nobody else of this replica is at.
+
+        To be shielded: who waits for a pass waits for as long as it is noted here.
+        """
         done = self._port.signal()
         with self._mutex:
             ours = [partition for partition in partitions if partition not in self._driven]

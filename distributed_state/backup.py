@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from distributed_state import codec, deadlines
@@ -14,11 +15,11 @@ from distributed_state.model import PHASE, Message
 _PARTS = ("fields", "phase", "expires", "messages")
 
 
-def export(entry: Entry, messages: list[Message] | None) -> dict[str, Any]:
+def export(entry: Entry, fields: dict[str, Any], messages: list[Message] | None) -> dict[str, Any]:
     """Fields and phase, deadlines if there are any, messages if given: JSON values only."""
     phase = entry.fields.get(PHASE)
     state: dict[str, Any] = {
-        "fields": entry.all(),
+        "fields": fields,
         "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
     }
     if entry.expires != deadlines.NEVER:
@@ -55,7 +56,7 @@ def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
         elif isinstance(end, bool) or not isinstance(end, (int, float)) or not 0 <= end < 1e12:
             bad.append(f"expires[{key!r:.80}]: {end!r:.80} is no time in seconds since 1970")
         elif end > now:
-            tried("fields", lambda key=key, value=value, ttl=end - now: changes.set(key, value, ttl=ttl))
+            tried("fields", partial(changes.set, until=float(end)), key, value)
     bad += [f"expires[{key!r:.80}]: there is no such field" for key in expires if key not in fields]
     for at, message in enumerate(messages):
         tried(f"messages[{at}]", changes.append, message)

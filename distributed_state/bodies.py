@@ -1,20 +1,21 @@
-"""What `with` opens on the blocking face: leases, transactions, turns. Law: one line a method, as in sync.py."""
+"""What the blocking face enters with `with`. Law: one line a method, as in sync.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
-from distributed_state.applying import AsyncTransaction
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Message, Written
 from distributed_state.port.blocking import finish
-from distributed_state.transaction import Transaction
+from distributed_state.schema import M
+from distributed_state.transaction import AsyncTransaction, Transaction
+from distributed_state.typed import AsyncEdit
 
 
 class Lease:
@@ -161,6 +162,19 @@ class Turn(MutableMapping[str, Any]):
     def __enter__(self) -> Self:
         finish(self._twin.__aenter__())
         return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+
+class Edit(Generic[M]):
+    def __init__(self, twin: AsyncEdit[M]) -> None:
+        self._twin = twin
+
+    def __enter__(self) -> M:
+        return finish(self._twin.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 from distributed_state import codec, deadlines
+from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
-from distributed_state.model import DELETED, PHASE, TIMED, Message
+from distributed_state.model import DELETED, PHASE, SUMMARY, TIMED, Message
 from distributed_state.settings import Settings
 from distributed_state.warm import Draft
 
@@ -24,11 +26,13 @@ class Changes:
     def __init__(
         self,
         settings: Settings,
+        form: Form,
         prepare: Callable[[str, Any], Any] | None = None,
         prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        self._settings, self._prepare, self._prepare_message, self._now = settings, prepare, prepare_message, now
+        self._settings, self._form, self._now = settings, form, now
+        self._prepare, self._prepare_message = prepare, prepare_message
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -40,9 +44,9 @@ class Changes:
 
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
-        other = Changes(self._settings, self._prepare, self._prepare_message, self._now)
+        other = copy(self)
         other._fields, other._first, other._last = dict(self._fields), list(self._first), list(self._last)
-        other._size, other.sums = self._size, list(self.sums)
+        other.sums = list(self.sums)
         return other
 
     @property
@@ -50,28 +54,21 @@ class Changes:
         """The step for each field that is changed, by its stored name."""
         return self._fields
 
-    def encode(self, key: str, value: Any) -> bytes:
-        """The bytes of a value, as they are stored under this name."""
+    def set(self, key: str, value: Any, *, ttl: float | None = None, until: float = deadlines.NEVER) -> Any:
+        """Set a field, for `ttl` seconds or until a time in seconds since 1970; return the value as it is stored."""
+        name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
-        return codec.encode(value, key)
-
-    def set(self, key: str, value: Any, *, ttl: float | None = None) -> None:
-        """Set a field, for `ttl` seconds if given."""
-        name = codec.encode_key(key)
-        data = self.encode(key, value)
+        data = self._form.encode(value, key)
         if ttl is not None:
             if self._now is None:
                 raise InvalidValue(f"{key!r}: there is no clock for a ttl here")
-            self.expire(name, data, deadlines.after(ttl, self._now()))
-        else:
-            self.put(name, data)
-
-    def expire(self, name: bytes, data: bytes, deadline: float) -> None:
-        """Set a field, to bytes that are encoded already, until a time in seconds since 1970."""
-        self.put(name, deadlines.wrap(data, deadline))
-        if deadline != deadlines.NEVER:
+            until = deadlines.after(ttl, self._now())
+        if until != deadlines.NEVER:
+            data = deadlines.wrap(data, until)
             self.reserved(TIMED, b"1")
+        self.put(name, data)
+        return value
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""
@@ -101,9 +98,11 @@ class Changes:
 
     def increment(self, key: str, by: int) -> None:
         """Add a whole number on the server. Several to one field add up."""
+        name = codec.encode_key(key)
+        if self._form.covers(key):
+            raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
         if type(by) is not int or abs(by) >= _EXACT:
             raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
-        name = codec.encode_key(key)
         step, _, before = self._fields.get(name, (b"i", name, b"0"))
         if step != b"i":
             raise InvalidValue(f"{key!r}: set or deleted in the same change already")
@@ -115,7 +114,7 @@ class Changes:
         """Add a message; what is stored of it."""
         if self._prepare_message is not None:
             message = self._prepare_message(message)
-        data = codec.encode_message(message)
+        data = self._form.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
@@ -135,6 +134,7 @@ class Changes:
         self._first.append((b"c", b"", b""))
         if messages:
             self.wipe()
+            self.reserved(SUMMARY, None)  # it tells what they said
         self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 

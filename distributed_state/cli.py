@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import signal
@@ -20,7 +21,8 @@ from rich.logging import RichHandler
 from rich.markup import escape
 from rich.table import Table
 
-from distributed_state import Change, InvalidValue, NotFound, Record, StateError, StateStore
+from distributed_state import Change, InvalidValue, NotFound, Record, StateError, StateStore, Upcast
+from distributed_state.model import SCOPES
 
 app = typer.Typer(
     help="State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills.",
@@ -278,6 +280,29 @@ def archiver(
 
 
 @app.command()
+def reencrypt(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+) -> None:
+    """Encrypt everything anew under the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
+
+    What is done already is skipped, so it may be broken off and repeated. Exit code 1 if a record cannot be decrypted.
+
+    Example: [cyan]distributed-state reencrypt --dry-run[/]
+    """
+    with _store(context) as store:
+        done = store.reencrypt(
+            dry_run=dry_run,
+            progress=lambda done: err.print(f"{done.records} records, {done.values} values", highlight=False),
+        )
+    what = "to encrypt anew" if dry_run else "encrypted anew"
+    counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
+    typer.echo(f"{counts}, {done.failed} records unreadable")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
 def migrate(context: typer.Context) -> None:
     """Bring the SQL schema up to date. Safe while others do the same; stores also do it when they open.
 
@@ -285,6 +310,40 @@ def migrate(context: typer.Context) -> None:
     """
     with _store(context, migrate=True):
         typer.echo("the schema is up to date")
+
+
+@app.command()
+def upcast(
+    context: typer.Context,
+    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; found from this folder.")],
+    scope: Scope = "session",
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after bringing up so many.")] = None,
+) -> None:
+    """Bring records up to a schema's version, beside the workers. End it and run it again as you like.
+
+    Every record of the scope is taken to be of this schema. Exit code 1 if any failed; those stay as they are.
+
+    Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
+    """
+    wanted, sofar = _named(schema), Upcast()
+
+    def show(now: Upcast) -> None:
+        nonlocal sofar
+        if now.failed > sofar.failed and len(now.failures) == now.failed:
+            err.print(now.failures[-1], style="red", markup=False, highlight=False)
+        sofar = now
+        status.update(f"{now.upcast} upcast, {now.unchanged} unchanged, {now.failed} failed")
+
+    try:
+        with _store(context) as store, err.status("looking for records") as status:
+            store.upcast(wanted, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=show)
+    finally:
+        verb = "to upcast" if dry_run else "upcast"
+        typer.echo(f"{sofar.upcast} {verb}, {sofar.unchanged} unchanged, {sofar.failed} failed")
+    if sofar.failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -344,10 +403,19 @@ def _store(context: typer.Context, **settings: Any) -> Iterator[StateStore]:
 
 
 def _record(store: StateStore, scope: str, id: str) -> Record:
-    kinds = {"session": store.session, "user": store.user, "app": store.app, "task": store.task}
-    if scope not in kinds:
-        raise InvalidValue(f"scope {scope!r} is none of {', '.join(kinds)}")
-    return kinds[scope](id)
+    if scope not in SCOPES:
+        raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
+    return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records
+
+
+def _named(place: str) -> Any:
+    """What `module:NAME` names, as seen from the present folder."""
+    module, _, name = place.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidValue(f"{place!r} is not found as module:NAME from this folder: {error}") from error
 
 
 def _print_json(value: Any) -> None:

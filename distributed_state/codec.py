@@ -15,13 +15,16 @@ import orjson
 from pydantic import ValidationError
 
 from distributed_state import deadlines
-from distributed_state.errors import CorruptState, InvalidValue, TooLarge
+from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
 from distributed_state.model import Message
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
+SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
+_FRAMED = (SEALED, b"!")
+MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 Scalar = (str, int, float, bool, type(None))
 
 
@@ -92,15 +95,12 @@ def _a(value: Any) -> str:
 
 
 def decode(data: bytes, name: str = "value") -> Any:
-    """Read back what `encode` wrote, past a deadline before it. Raises CorruptState, holding the bytes, otherwise."""
+    """Read back what `encode` wrote. Raises CorruptState, holding the bytes, if they are anything else."""
     try:
         if data[:1] == b" ":
             return json.loads(data)
         return orjson.loads(data)
     except (ValueError, RecursionError) as error:
-        inner = deadlines.split(data)[1]
-        if inner is not data:
-            return decode(inner, name)
         raise CorruptState(f"{name}: {len(data)} stored bytes are not JSON", field=name, data=data) from error
 
 
@@ -136,7 +136,7 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise refused(error, name) from error
+        raise refused(error, name) from None  # pydantic repeats what it was given
 
 
 def refused(error: ValidationError, name: str) -> InvalidValue:
@@ -155,4 +155,83 @@ def decode_message(data: bytes, name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise CorruptState(f"{name}: the stored bytes are not a message", field=name, data=data) from error
+        text = f"{name}: the stored bytes are not a message: {refused(error, name)}"
+        raise CorruptState(text, field=name, data=data) from None
+
+
+def key_id(data: bytes) -> str:
+    """The id of the key that these stored bytes were encrypted with, '' if they are plain."""
+    data = deadlines.split(data)[1]
+    return data[2 : 2 + data[1]].decode("ascii", "replace") if data[:1] == SEALED and len(data) > 1 else ""
+
+
+class Form:
+    """How the values of one record are written and read: here as plain JSON text, in `sealing` encrypted.
+
+    `name` is the field's name, or MESSAGE.
+    """
+
+    __slots__ = ("namespace", "record")
+    seals = False  # whether anything is encrypted
+
+    def __init__(self, namespace: str, record: str) -> None:
+        self.namespace, self.record = namespace, record
+
+    def of(self, record: str, namespace: str | None = None) -> Form:
+        """The form of another record of the same store."""
+        return Form(namespace or self.namespace, record)
+
+    def covers(self, name: str) -> bool:
+        """Tell whether values under this name are never stored as plain JSON."""
+        return False
+
+    def seal(self, text: bytes, name: str) -> bytes:
+        """What is stored, from JSON text."""
+        return text
+
+    def open(self, data: bytes, name: str) -> bytes:
+        """JSON text, from what is stored, with a deadline or without. Raises DecryptionFailed."""
+        if data[:1] in _FRAMED:
+            data = deadlines.split(data)[1]
+        if data[:1] == SEALED:
+            raise self.failed(data, name, "and this store has no keys")
+        return data
+
+    def stale(self, data: bytes, name: str) -> bool:
+        """Tell whether these bytes are stored otherwise than they would be now."""
+        return False
+
+    def carry(self, data: bytes, name: str, to: Form) -> bytes:
+        """The stored bytes that `to` keeps for these. Raises DecryptionFailed."""
+        same = (self.namespace, self.record) == (to.namespace, to.record)
+        return data if same else deadlines.wrap(self.open(data, name), deadlines.split(data)[0])
+
+    def failed(self, data: bytes, name: str, why: str) -> DecryptionFailed:
+        """The error for stored bytes that cannot be opened."""
+        key = key_id(data)
+        what = "a message" if name == MESSAGE else f"field {name!r:.80}"
+        what = what if name[:2] != "#q" else "the outcome of a turn"
+        how = f"is encrypted with key {key!r}" if deadlines.split(data)[1][:1] == SEALED else "is not encrypted"
+        text = f"{self.record[:200]}: {what} {how} {why}"
+        return DecryptionFailed(text, record=self.record, field=name, key=key)
+
+    def text(self, value: Any, key: str) -> bytes:
+        """JSON text of a field's value. Raises InvalidValue."""
+        return encode(value, key)
+
+    def encode(self, value: Any, key: str) -> bytes:
+        """The stored bytes of a field's value."""
+        return self.seal(self.text(value, key), key)
+
+    def decode(self, data: bytes, key: str) -> Any:
+        """The value of a field from its stored bytes."""
+        return decode(self.open(data, key), key)
+
+    def encode_message(self, message: Message | dict[str, Any]) -> bytes:
+        """The stored bytes of a message."""
+        return self.seal(encode_message(message), MESSAGE)
+
+    def decode_message(self, data: bytes, source: str) -> Message:
+        """A message from its stored bytes; `source` is the record that it was appended to."""
+        form = self if source == self.record else self.of(source)
+        return decode_message(form.open(data, MESSAGE))

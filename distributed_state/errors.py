@@ -12,6 +12,9 @@
     ├── InvalidValue             the value cannot be stored as it is
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
+    │   └── DecryptionFailed     ... because of their key, their place, or because they are not encrypted
+    ├── SchemaMismatch           the record's schema version and this worker's do not fit
+    ├── AccessDenied             the store's policy does not allow it; nothing was asked of a server
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
@@ -95,6 +98,43 @@ class CorruptState(StateError):
 
 def _corrupt(message: str, field: str, data: bytes) -> CorruptState:
     return CorruptState(message, field=field, data=data)
+
+
+class DecryptionFailed(CorruptState):
+    """A stored value cannot be decrypted, or is plain text where it must not be. The stored bytes are kept.
+
+    `record`, `field` ('#message' for a message) and `key` (the id of the key) say which; the value is never in it.
+    """
+
+    def __init__(self, message: str, *, record: str = "", field: str = "", key: str = "") -> None:
+        super().__init__(message, field=field)
+        self.record, self.key = record, key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _undecrypted, (str(self), self.record, self.field, self.key)
+
+
+def _undecrypted(message: str, record: str, field: str, key: str) -> DecryptionFailed:
+    return DecryptionFailed(message, record=record, field=field, key=key)
+
+
+class AccessDenied(StateError):
+    """The access policy of the store does not allow this. Nothing was read or written."""
+
+
+class SchemaMismatch(StateError):
+    """The record is of schema version `stored`, and this worker cannot bring it to `known`. Nothing was changed."""
+
+    def __init__(self, message: str, *, stored: int = 0, known: int = 0) -> None:
+        super().__init__(message)
+        self.stored, self.known = stored, known
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mismatch, (str(self), self.stored, self.known)
+
+
+def _mismatch(message: str, stored: int, known: int) -> SchemaMismatch:
+    return SchemaMismatch(message, stored=stored, known=known)
 
 
 class Unavailable(StateError):

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed_state import codec, deadlines
+from distributed_state.codec import Form
 from distributed_state.errors import CorruptState
 from distributed_state.model import DELETED, STATE_FIELDS, TIMED, Op, fold, is_state
 from distributed_state.port import Port
@@ -21,12 +22,31 @@ _KEEP_DECODED = 1024
 class Entry:
     """A record at one version. Never changed once made, but for the memo of decoded scalars."""
 
-    __slots__ = ("_rest", "epoch", "expires", "fields", "fields_size", "messages", "size", "used", "values", "version")
+    __slots__ = (
+        "_rest",
+        "_whole",
+        "epoch",
+        "expires",
+        "fields",
+        "fields_size",
+        "form",
+        "messages",
+        "size",
+        "used",
+        "values",
+        "version",
+    )  # fmt: skip
 
     def __init__(
-        self, epoch: str, version: int, fields: dict[bytes, bytes], messages: dict[int, bytes], fields_size: int = -1
+        self,
+        form: Form,
+        epoch: str,
+        version: int,
+        fields: dict[bytes, bytes],
+        messages: dict[int, bytes],
+        fields_size: int = -1,
     ) -> None:
-        self.epoch, self.version, self.fields, self.messages = epoch, version, fields, messages
+        self.form, self.epoch, self.version, self.fields, self.messages = form, epoch, version, fields, messages
         self.values: dict[str, Any] = {}
         self.used = False
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
@@ -34,9 +54,10 @@ class Entry:
         # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
         self.expires = deadlines.earliest(fields.values()) if TIMED in fields else deadlines.NEVER
         self._rest: Entry | None = None
+        self._whole: Entry | None = None
 
     @classmethod
-    def read(cls, epoch: str, pairs: Sequence[bytes]) -> Entry:
+    def read(cls, form: Form, epoch: str, pairs: Sequence[bytes]) -> Entry:
         """From the answer of HGETALL."""
         version, fields, messages = 0, {}, {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
@@ -48,7 +69,7 @@ class Entry:
                 version = int(value)
             elif name[:2] == b"#m" and name[2:].isdigit():
                 messages[int(name[2:])] = value
-        return cls(epoch, version, fields, messages)
+        return cls(form, epoch, version, fields, messages)
 
     @property
     def deleted(self) -> bool:
@@ -59,7 +80,7 @@ class Entry:
         data = self.fields.get(codec.encode_key(key))
         if data is None:
             return default
-        value = codec.decode(data, key)
+        value = self.form.decode(data, key)
         if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not deadlines.marked(data):
             self.values[key] = value
         return value
@@ -70,13 +91,23 @@ class Entry:
             return self
         if self._rest is None:
             fields = {name: data for name, data in self.fields.items() if not deadlines.over(data, now)}
-            self._rest = Entry(self.epoch, self.version, fields, self.messages)
+            rest = Entry(self.form, self.epoch, self.version, fields, self.messages)
+            rest._whole = self
+            self._rest = rest
         return self._rest.living(now)
+
+    def raw(self, name: bytes) -> bytes | None:
+        """The bytes that are stored for a field, even if its time is over: what a write has to expect."""
+        return self.fields.get(name) if self._whole is None else self._whole.raw(name)
+
+    def deadline(self, name: bytes) -> float:
+        """When a field ends."""
+        return deadlines.split(self.fields.get(name, b""))[0]
 
     def all(self) -> dict[str, Any]:
         """Every field of the user's, decoded."""
         pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
-        return {key: codec.decode(data, key) for key, data in pairs}
+        return {key: self.form.decode(data, key) for key, data in pairs}
 
     def after(self, version: int, ops: Iterable[Op], recent: int) -> Entry:
         """The entry that follows this one."""
@@ -91,11 +122,11 @@ class Entry:
         for number in sorted(messages)[:-recent]:
             del messages[number]
         if any(kind == b"c" for kind, _, _ in ops):
-            return Entry(self.epoch, version, fields, messages)
+            return Entry(self.form, self.epoch, version, fields, messages)
         # What did not change is not measured again: a record of many fields would make each small change slow.
         touched = {name for _, name, _ in ops} | STATE_FIELDS
         size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
-        return Entry(self.epoch, version, fields, messages, size)
+        return Entry(self.form, self.epoch, version, fields, messages, size)
 
 
 def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
-from distributed_state import backup, lineage, record, timeline
+from distributed_state import backup, lineage, record, timeline, transaction
+from distributed_state.access import MESSAGES, MOVES, VERSION, Action
 from distributed_state.errors import Conflict, InvalidValue
-from distributed_state.handle import Handle
+from distributed_state.hot import Entry
+from distributed_state.keys import RecordKeys
 from distributed_state.model import INITIALIZED, Change, Checkpoint, Ref, Snapshot
+from distributed_state.tiers import Home
+from distributed_state.warm import Committed, Draft
+
+
+class Handle(transaction.Handle, Protocol):
+    """What a record is to those who build on it."""
+
+    _home: Home
+    _names: RecordKeys
+    _actor: str
+
+    @property
+    def ref(self) -> Ref: ...
+    def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None: ...
+    def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None: ...
+    def _fields(self, entry: Entry) -> dict[str, Any]: ...
+    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed: ...
 
 
 class AsyncLifecycle(Handle):
@@ -54,19 +73,22 @@ class AsyncLifecycle(Handle):
 
         It holds `fields`, `phase`, `expires` (times in seconds since 1970) if a field has a deadline, `messages`.
         """
+        self._allow("read", MOVES, *([MESSAGES] if messages else []))
         entry, tiers = await self._entry(fresh=True), self._home.tiers()
         if not messages:
-            return backup.export(entry, None)
+            return backup.export(entry, self._fields(entry), None)
         # One look at the record for both: a later one might show another conversation.
         entry = await record.whole(tiers, self._names, entry)
         runs = lineage.segments(self._names.ref.text, entry.fields)
-        return backup.export(entry, await timeline.visible(tiers, self._names, entry, runs))
+        shown = await timeline.visible(tiers, self._names, entry, runs)
+        return backup.export(entry, self._fields(entry), shown)
 
     async def restore_state(self, state: Mapping[str, Any]) -> int:
         """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
 
         Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing is.
         """
+        self._allow("write", None)
         changes, clock = self._changes(), self._home.tiers().clock
         await clock.know()
         backup.restore(changes, state, clock.now())
@@ -81,6 +103,7 @@ class AsyncLifecycle(Handle):
         """
         if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days < 1e6:
             raise InvalidValue(f"days is a number from 0 on, not {days!r:.80}")
+        self._allow("write", MESSAGES)
         tiers = self._home.tiers()
         await tiers.clock.know()
         before = tiers.clock.now() - days * 86400
@@ -100,11 +123,17 @@ class AsyncLifecycle(Handle):
 
         Waits until they are archived; raises ColdUnavailable rather than returning fewer.
         """
-        return await timeline.history(self._home.tiers(), self._names, after, before, limit)
+        self._allow("read", None)
+        changes = await timeline.history(self._home.tiers(), self._names, after, before, limit)
+        self._allow("read", *timeline.told(changes))
+        return changes
 
     async def at(self, *, version: int) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        return await timeline.at(self._home.tiers(), self._names, version)
+        self._allow("read", None)
+        snapshot = await timeline.at(self._home.tiers(), self._names, version)
+        self._allow("read", *snapshot.fields, MESSAGES, MOVES)
+        return snapshot
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name."""
@@ -114,6 +143,7 @@ class AsyncLifecycle(Handle):
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Read the named versions, oldest first."""
+        self._allow("read", VERSION)
         return await timeline.checkpoints(self._home.tiers(), self._names)
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
@@ -121,6 +151,7 @@ class AsyncLifecycle(Handle):
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         """
+        self._allow("write", None)
 
         async def once() -> int:
             draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
@@ -133,7 +164,10 @@ class AsyncLifecycle(Handle):
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
         """
-        tiers = self._home.tiers()
-        draft = await timeline.fork(tiers, self._names, self._changes(), version)
+        tiers, target = self._home.tiers(), self._home.keys.of(Ref(self.ref.scope, new_id))
+        self._allow("read", None)
+        self._allow("write", None, ref=target.ref)
+        draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
+        self._allow_steps(draft, target.ref)
         draft.actor = self._actor
-        return (await record.commit(tiers, self._home.keys.of(Ref(self.ref.scope, new_id)), draft)).version
+        return (await record.commit(tiers, target, draft)).version

@@ -43,6 +43,11 @@ def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
     return dump(segments(record, fields))
 
 
+def taken_over(data: bytes, record: str) -> bytes:
+    """The `#segments` of a state whose messages are all kept under this record."""
+    return dump(Segment(record, run.start, run.stop) for run in parse(data))
+
+
 def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
     """The runs cut down to their last `limit` messages."""
     kept: list[Segment] = []
@@ -52,6 +57,22 @@ def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
         kept.append(Segment(run.source, max(run.start, run.stop - limit), run.stop))
         limit -= run.stop - run.start
     return kept[::-1]
+
+
+def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:
+    """The runs cut down to the messages at the places `start` to `stop` (exclusive), counted from 0."""
+    kept, at = [], 0
+    for run in runs:
+        first, end = max(start - at, 0), min(stop - at, run.stop - run.start)
+        if first < end:
+            kept.append(Segment(run.source, run.start + first, run.start + end))
+        at += run.stop - run.start
+    return kept
+
+
+def before(runs: Iterable[Segment], number: int) -> int:
+    """How many messages of the runs have a lower number."""
+    return sum(min(max(number - run.start, 0), run.stop - run.start) for run in runs)
 
 
 def count(runs: Iterable[Segment]) -> int:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed_state import codec, deadlines
+from distributed_state.codec import Form
 from distributed_state.errors import Conflict, InvalidValue, StateError
 from distributed_state.model import PHASE
 
-Policy = Callable[[Any, Any, Any], Any]
+Merge = Callable[[Any, Any, Any], Any]
 Step = tuple[bytes, bytes, bytes]
 
 
@@ -56,7 +57,7 @@ def _lists(*values: Any) -> list[list[Any]]:
     return lists
 
 
-def check(policies: Any) -> Mapping[str, Policy]:
+def check(policies: Any) -> Mapping[str, Merge]:
     """Raise InvalidValue unless these are policies by field."""
     if not isinstance(policies, Mapping):
         raise InvalidValue(f"merge takes a policy for each field, as {{'tags': union}}, not {policies!r:.80}")
@@ -68,10 +69,11 @@ def check(policies: Any) -> Mapping[str, Policy]:
 
 
 def three_way(
+    form: Form,
     mine: Mapping[bytes, Step],
     base: Mapping[bytes, bytes],
     theirs: Mapping[bytes, bytes],
-    policies: Mapping[str, Policy],
+    policies: Mapping[str, Merge],
 ) -> dict[str, Any] | None:
     """The fields whose step of mine must be replaced, with their merged values; None if no merge can express it."""
     if theirs.get(PHASE) != base.get(PHASE):
@@ -85,7 +87,7 @@ def three_way(
         states = (before, found, wanted)
         if kind != b"s" or found is None or key not in policies or any(map(deadlines.marked, states)):
             return None
-        values = [None if data is None else codec.decode(data, key) for data in states]
+        values = [None if data is None else form.decode(data, key) for data in states]
         try:
             merged[key] = policies[key](*values)
         except Conflict:

@@ -19,18 +19,22 @@ SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
 MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
 
 # Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
-PHASE, OWNER, DELETED, PARENT = b"#phase", b"#owner", b"#deleted", b"#parent"
+PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#parent", b"#schema"
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
-# #timed: some field has or had a deadline. #initialized: defaults were set.
-TIMED, INITIALIZED = b"#timed", b"#initialized"
-_MESSAGES = (SEGMENTS, START, NEXT)
-STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, *_MESSAGES, TIMED, INITIALIZED, b"#schema"})
+SUMMARY = b"#summary"  # of messages that a model is not sent any more
+TIMED, INITIALIZED = b"#timed", b"#initialized"  # some field has or had a deadline; defaults were set
+STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED})
 REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
 
 
 def is_state(name: bytes) -> bool:
     """Whether a stored field is part of the state; the other reserved ones are the tiers' own book-keeping."""
     return name[:1] != b"#" or name in STATE_FIELDS or name[:2] == REQUEST
+
+
+def is_value(name: bytes) -> bool:
+    """Whether what is stored under this name holds what users said: a field, what a request came to, a summary."""
+    return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from distributed_state.tiers import Tiers
 from distributed_state.warm import READ, Cold, Committed, Draft, OpId, Swap, Uninitialised
 
 T = TypeVar("T")
-_ROUNDS = 100
+_ROUNDS, _FLIGHT_SECONDS = 100, 15.0
 
 
 # Reading
@@ -45,10 +45,12 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
     if entry is not None and not fresh:
         return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
     tiers.listen(names)
+    alone = fresh
     for _ in range(_ROUNDS):
-        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=fresh)
+        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=alone)
         if not ours:
-            await flight.done.wait()
+            # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
+            alone = not await flight.done.wait(_FLIGHT_SECONDS)
         else:
             found = None
             try:
@@ -87,7 +89,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
                 raise answer
             if isinstance(answer, list):
                 tiers.see(names.partition, answer[0])
-                found[at] = Entry.read(answer[0], answer[1:])
+                found[at] = Entry.read(tiers.form(names.ref.text), answer[0], answer[1:])
     finally:
         for names, flight, entry in zip(missing, flights, found, strict=True):
             tiers.hot.land(names.ref.text, flight, entry)
@@ -135,7 +137,7 @@ async def _understand(
         return known
     if isinstance(answer, list):
         tiers.see(names.partition, answer[0])
-        return Entry.read(answer[0], answer[1:])
+        return Entry.read(tiers.form(names.ref.text), answer[0], answer[1:])
     if isinstance(answer, Cold):
         return await _hydrate(tiers, names, answer)
     await tiers.start(names.partition)
@@ -149,10 +151,11 @@ async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold) -> Entry | None:
     window = tiers.settings.recent_messages
     loaded = await tiers.port.sql(_load_cold, tiers, names.ref.text, window, since_ms)
     if loaded is None:
-        return Entry(cold.epoch, 0, {}, {})
+        return Entry(tiers.form(names.ref.text), cold.epoch, 0, {}, {})
     if not await tiers.warm.hydrate(names, cold, loaded):
         return None
-    return Entry(cold.epoch, loaded.state.version, loaded.state.fields, dict(loaded.messages))
+    state = loaded.state
+    return Entry(tiers.form(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
 def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
@@ -263,7 +266,7 @@ async def _carry_through(
         if isinstance(answer, Committed):
             return answer
         if isinstance(answer, Swap) and not _added_here(draft, answer, tiers.clock.now()):
-            raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer", found=(answer.raw,))
+            raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
         if isinstance(answer, Cold):
             entry = await _hydrate(tiers, names, answer)
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
@@ -289,7 +292,7 @@ def _added_here(draft: Draft, swap: Swap, now: float) -> bool:
         (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
     )
     draft.steps[at] = (b"s", swap.name, deadlines.wrap(b"%d" % (int(number) + int(by)), deadline))
-    draft.expectations.append((swap.name, swap.raw))
+    draft.expectations.insert(0, (swap.name, swap.raw))  # the last one is the schema's
     return True
 
 
@@ -347,14 +350,14 @@ async def swap(
     tiers: Tiers,
     names: RecordKeys,
     name: bytes,
-    change: Callable[[bytes | None], bytes],
-    draft: Callable[[bytes], Draft],
-) -> tuple[bytes, Committed]:
+    change: Callable[[bytes | None], T],
+    draft: Callable[[T], Draft],
+) -> tuple[T, Committed]:
     """Replace a field by what `change` makes of its stored bytes, atomically: one round trip if hot knew them."""
     entry = await read(tiers, names)
-    raw = None if entry.deleted else entry.fields.get(name)
+    raw = None if entry.deleted else entry.raw(name)
 
-    async def once() -> tuple[bytes, Committed]:
+    async def once() -> tuple[T, Committed]:
         nonlocal raw
         data = change(raw)
         attempt = draft(data)

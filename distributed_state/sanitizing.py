@@ -27,6 +27,12 @@ class Sanitizing(TypedDict, total=False):
     clean_messages: CleanMessage | None
 
 
+class Options(Sanitizing, total=False):
+    """What may be said of any handle."""
+
+    actor: str
+
+
 class Sanitizer:
     """Prepares fields and messages of one handle."""
 
@@ -58,15 +64,19 @@ class Sanitizer:
         return message
 
 
-def sanitizer(
-    on_invalid: str, clean: list[Clean | None], clean_messages: list[CleanMessage | None]
-) -> Sanitizer | None:
-    """What these options come to; None if nothing was chosen."""
-    for hook in (*clean, *clean_messages):
-        if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
+def sanitizer(options: Sanitizing, clean: Clean | None, clean_messages: CleanMessage | None) -> Sanitizer | None:
+    """What a handle's options and its store's hooks come to; None if nothing was chosen."""
+    if not options and clean is None and clean_messages is None:
+        return None
+    fields = [hook for hook in (options.get("clean"), clean) if hook is not None]
+    messages = [hook for hook in (options.get("clean_messages"), clean_messages) if hook is not None]
+    unknown = options.keys() - Sanitizing.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unknown: {', '.join(sorted(unknown))}")
+    for hook in (*fields, *messages):
+        if not callable(hook) or inspect.iscoroutinefunction(hook):
             raise InvalidValue(f"a clean hook is a plain function, not {hook!r:.80}")
-    hooks = [hook for hook in clean if hook is not None], [hook for hook in clean_messages if hook is not None]
-    return None if on_invalid == "error" and not any(hooks) else Sanitizer(on_invalid, *hooks)
+    return Sanitizer(options.get("on_invalid", "error"), fields, messages)
 
 
 def _call(hook: Callable[..., Any], place: str, *given: Any) -> Any:

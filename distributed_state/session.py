@@ -6,25 +6,28 @@ A handle does no I/O when it is made and may be shared by tasks and threads.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from distributed_state import acting, codec, deadlines, record, timeline
+from distributed_state.access import MESSAGES, MOVES, VERSION, Action, written
 from distributed_state.agent import saving
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
 from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn, call_once
-from distributed_state.applying import AsyncTransaction, Attempts
+from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, of_session
+from distributed_state.applying import Attempts
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
-from distributed_state.handle import Home
 from distributed_state.hot import MISSING, Entry
 from distributed_state.lease import AsyncLease
 from distributed_state.lifecycle import AsyncLifecycle
-from distributed_state.merging import Policy
+from distributed_state.merging import Merge
 from distributed_state.model import INITIALIZED, OWNER, PHASE, Message, Ref, Written, escape
-from distributed_state.sanitizing import Clean, CleanMessage, OnInvalid, sanitizer
-from distributed_state.transaction import Transaction
+from distributed_state.sanitizing import Sanitizing, sanitizer
+from distributed_state.tiers import Home
+from distributed_state.transaction import AsyncTransaction, Transaction
 from distributed_state.warm import Committed, Draft
 
 T = TypeVar("T")
@@ -41,14 +44,12 @@ class AsyncRecord(AsyncLifecycle):
         user: str | None = None,
         actor: str = "",
         fresh: bool = False,
-        on_invalid: OnInvalid = "error",
-        clean: Clean | None = None,
-        clean_messages: CleanMessage | None = None,
+        **options: Unpack[Sanitizing],
     ) -> None:
         self._ref, self._fresh = ref, fresh
         self._home, self._names, self._text = home, home.keys.of(ref), ref.text
         self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
-        chosen = sanitizer(on_invalid, [clean, home.clean], [clean_messages, home.clean_messages])
+        chosen = sanitizer(options, home.clean, home.clean_messages)
         self._prepare = chosen.field if chosen else None
         self._prepare_message = chosen.message if chosen else None
 
@@ -69,7 +70,21 @@ class AsyncRecord(AsyncLifecycle):
         """
         return self._home.ephemeral.of(self._text)
 
+    def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
+        """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
+        if self._home.guard is not None:
+            for each in fields:
+                self._home.guard.ask(action, ref or self._ref, each, actor=self._actor, user=self._owner)
+
+    def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
+        for action, each in written(draft.steps) if self._home.guard is not None else ():
+            self._allow(action, each, ref=ref)
+
     # Reading
+
+    def _shortcut(self) -> Callable[[str], Any]:
+        """How the blocking face may look into hot: not at all where a policy has to be asked first."""
+        return self._peek if self._home.guard is None else lambda key: MISSING
 
     def _peek(self, key: str) -> Any:
         """The field if hot knows it, else MISSING. No I/O."""
@@ -87,8 +102,10 @@ class AsyncRecord(AsyncLifecycle):
             return entry.value(key, MISSING)
         return value
 
-    async def _entry(self, fresh: bool = False, max_staleness: float | None = None) -> Entry:
-        return await record.read(self._home.tiers(), self._names, fresh=self._asks(fresh, max_staleness))
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
+        """The record, for one who wants to read this field of it; None: all of it."""
+        self._allow("read", field)
+        return await record.read(self._home.tiers(), self._names, fresh=fresh)
 
     def _asks(self, fresh: bool, max_staleness: float | None) -> bool:
         """Whether a read must ask the server, whatever hot holds."""
@@ -103,26 +120,33 @@ class AsyncRecord(AsyncLifecycle):
         `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
         ColdUnavailable if a server is away.
         """
-        entry = await self._entry(fresh, max_staleness)
-        return default if entry.deleted else entry.value(key, default)
+        entry = await self._entry(self._asks(fresh, max_staleness), key)
+        return default if entry.deleted else self._value(entry, key, default)
+
+    def _value(self, entry: Entry, key: str, default: Any) -> Any:
+        return entry.value(key, default)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there."""
-        entry = await self._entry(fresh, max_staleness)
+        entry = await self._entry(self._asks(fresh, max_staleness), key)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
     async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields."""
-        entry = await self._entry(fresh, max_staleness)
-        return {} if entry.deleted else entry.all()
+        return self._fields(await self._entry(self._asks(fresh, max_staleness)))
+
+    def _fields(self, entry: Entry) -> dict[str, Any]:
+        fields = {} if entry.deleted else entry.all()
+        self._allow("read", *fields)
+        return fields
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 for a record never written."""
-        return (await self._entry(fresh, max_staleness)).version
+        return (await self._entry(self._asks(fresh, max_staleness), VERSION)).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since."""
-        entry = await self._entry(fresh, max_staleness)
+        entry = await self._entry(self._asks(fresh, max_staleness), VERSION)
         return entry.version > 0 and not entry.deleted
 
     def invalidate(self, key: str | None = None) -> None:
@@ -138,13 +162,15 @@ class AsyncRecord(AsyncLifecycle):
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        return Changes(self._home.settings, self._prepare, self._prepare_message, self._now)
+        form = self._home.form(self._text)
+        return Changes(self._home.settings, form, self._prepare, self._prepare_message, self._now)
 
     def _now(self) -> float:
         return self._home.tiers().clock.now()
 
     def _sign(self, draft: Draft) -> Draft:
-        """Say whose record it is, who writes, and whether it is surely new."""
+        """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
+        self._allow_steps(draft)
         draft.owner, draft.actor = self._owner, self._actor
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
@@ -157,7 +183,26 @@ class AsyncRecord(AsyncLifecycle):
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
+        return await self._send(draft)
+
+    async def _send(self, draft: Draft) -> Committed:
         return await record.commit_and_sweep(self._home.tiers(), self._names, draft)
+
+    def _attempt(self, draft: Draft) -> Draft:
+        """The change as it goes into a batch; if it is another one and meets a Conflict, `_send` repeats it."""
+        return draft
+
+    async def _ready(self, entry: Entry) -> Entry:
+        """What a turn begins with, when it holds the record and read this."""
+        return entry
+
+    def _stamp(self, draft: Draft, entry: Entry) -> Draft:
+        """The change as it ends a turn, which began with this and held the record since."""
+        return draft
+
+    def _counts(self, key: str) -> bool:
+        """Whether whole numbers are added to this field on the server."""
+        return not self._home.form(self._text).covers(key)
 
     async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -228,12 +273,13 @@ class AsyncRecord(AsyncLifecycle):
     async def increment(self, key: str, by: int | float = 1) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
 
-        Whole numbers are added on the server; floats and very large integers by a swap, exact either way as Python
-        adds them. Raises InvalidValue if the field holds no number.
+        Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
+        either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
+        codec.encode_key(key)
         if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise InvalidValue(f"{key!r}: {by!r} is not a number")
-        if type(by) is int and abs(by) < 10**15:
+            raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
+        if type(by) is int and abs(by) < 10**15 and self._counts(key):
             changes = self._changes()
             changes.increment(key, by)
             draft = changes.draft("increment")
@@ -242,29 +288,31 @@ class AsyncRecord(AsyncLifecycle):
                 return (await record.sums(self._home.tiers(), self._names, draft, done, [key]))[key]
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
+        self._allow("read", key)
         data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
-        return codec.decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
+        return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        name = codec.encode_key(key)
+        name, form = codec.encode_key(key), self._home.form(self._text)
+        self._allow("write", key)
 
-        def changed(raw: bytes | None) -> bytes:
-            deadline = deadlines.NEVER
+        def changed(raw: bytes | None) -> Changes:
+            until = deadlines.NEVER
             if raw is not None and deadlines.marked(raw):
-                deadline, raw = deadlines.split(raw)
-                if deadline <= self._now():
-                    deadline, raw = deadlines.NEVER, None
-            data = self._changes().encode(key, change(empty if raw is None else codec.decode(raw, key)))
-            return deadlines.wrap(data, deadline)
-
-        def draft(data: bytes) -> Draft:
+                until = deadlines.split(raw)[0]
+                if until <= self._now():
+                    until, raw = deadlines.NEVER, None
             changes = self._changes()
-            changes.put(name, data)
+            changes.set(key, change(empty if raw is None else form.decode(raw, key)), until=until)
+            return changes
+
+        def draft(changes: Changes) -> Draft:
             draft = changes.draft(kind)
             draft.owner, draft.actor = self._owner, self._actor
             return draft
 
-        return await record.swap(self._home.tiers(), self._names, name, changed, draft)
+        changes, done = await record.swap(self._home.tiers(), self._names, name, changed, draft)
+        return changes.fields[name][2], done
 
     async def write(
         self,
@@ -310,12 +358,15 @@ class AsyncRecord(AsyncLifecycle):
         A deleted record starts anew; its version goes on.
         """
         changes = self._changes()
+        changes.set_many(values or {})
+        return (await self._commit(self._creation(changes))).version
+
+    def _creation(self, changes: Changes) -> Draft:
         changes.undelete()
         changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
-        changes.set_many(values or {})
         draft = changes.draft("create")
         draft.deleted = "create"
-        return (await self._commit(draft)).version
+        return draft
 
     def transaction(self) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.
@@ -325,10 +376,7 @@ class AsyncRecord(AsyncLifecycle):
         return AsyncTransaction(self)
 
     async def apply(
-        self,
-        change: Callable[[Transaction], T | Awaitable[T]],
-        *,
-        merge: Mapping[str, Policy] | None = None,
+        self, change: Callable[[Transaction], T | Awaitable[T]], *, merge: Mapping[str, Merge] | None = None
     ) -> T:
         """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; its result.
 
@@ -348,6 +396,7 @@ class AsyncRecord(AsyncLifecycle):
         the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
         other. Waiters come in order. The task that holds it may nest.
         """
+        self._allow("lock", None)
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
 
     def __repr__(self) -> str:
@@ -370,12 +419,40 @@ class AsyncSession(AsyncRecord):
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
+        self._allow("read", MESSAGES)
         asks = self._asks(fresh, max_staleness)
         return (await timeline.messages(self._home.tiers(), self._names, last, fresh=asks))[1]
 
+    async def window(
+        self,
+        *,
+        max_tokens: int,
+        keep_last: int = 6,
+        keep_system: bool = True,
+        counter: Counter = estimate,
+        strategy: Strategy = "drop",
+        summarizer: Summarizer | None = None,
+        wait: float = 60.0,
+    ) -> Window:
+        """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
+
+        A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
+        messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
+        `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
+        text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
+        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
+        """
+        bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
+        self._allow("read", MESSAGES)
+        if strategy == "summarize":
+            self._allow("lock", None)
+            self._allow("write", MESSAGES)
+        return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
+
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set."""
-        entry = await self._entry(fresh, max_staleness)
+        entry = await self._entry(self._asks(fresh, max_staleness), MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
@@ -392,6 +469,8 @@ class AsyncSession(AsyncRecord):
         No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
         it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
         """
+        self._allow("read", MOVES)
+        self._allow("write", MOVES)
         tiers, extra = self._home.tiers(), set or {}
         return await transition(
             tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
@@ -399,7 +478,10 @@ class AsyncSession(AsyncRecord):
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
-        return await saving.load(self._home.tiers(), self._names)
+        self._allow("read", None)
+        state = await saving.load(self._home.tiers(), self._names)
+        self._allow("read", *saving.told(state))
+        return state
 
     async def save_state(self, state: AgentState) -> AgentState:
         """Save an agent's state in one commit and return it as saved, the value to go on from.

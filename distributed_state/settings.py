@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -9,13 +10,16 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from distributed_state.errors import ConfigurationError
 
+_SECRET = ("url", "archive")
 Durability = Literal["memory", "archived"]
 
 
 class Settings(BaseSettings):
     """From keyword arguments, else from DISTRIBUTED_STATE_* environment variables. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="DISTRIBUTED_STATE_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="DISTRIBUTED_STATE_", extra="forbid", frozen=True, hide_input_in_errors=True
+    )
 
     url: str | None = Field(None, description="Redis or Valkey; None is the embedded server in this process")
     archive: str | None = Field(
@@ -60,4 +64,21 @@ class Settings(BaseSettings):
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "settings"
-            raise ConfigurationError(f"{place}: {first['msg']} (given {first.get('input')!r})") from error
+            # Of the rest nothing is repeated: a URL holds a password, and so may what was misspelt.
+            shown = place in cls.model_fields and place not in _SECRET
+            said = f" (given {first.get('input')!r:.80})" if shown else ""
+            raise ConfigurationError(f"{place}: {first['msg']}{said}") from error
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, without_password(value) if name in _SECRET and value else value
+
+
+def without_password(url: str) -> str:
+    """A URL that can be shown: what may hold a password is left out."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url if url == "memory" else "..."
+    place, question, _ = rest.partition("?")
+    # The last @: a password may hold one that was not escaped.
+    return f"{scheme}://{'...@' if '@' in place else ''}{place.rpartition('@')[2]}{'?...' if question else ''}"

@@ -8,39 +8,47 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 import orjson
 from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
-from distributed_state import acting, doctor, record, upkeep
+from distributed_state import acting, doctor, record, reencryption, upkeep
+from distributed_state.access import Action, Guard, Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
+from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.ephemeral import Ephemeral
-from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound, StateError
+from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound, StateError
+from distributed_state.handles import AsyncHandles
 from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
-from distributed_state.sanitizing import Clean, CleanMessage, Sanitizing, sanitizer
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.reencryption import Reencrypted
+from distributed_state.sanitizing import Clean, CleanMessage, sanitizer
+from distributed_state.schema import M, Schema
+from distributed_state.sealing import Encryption, Sealed
+from distributed_state.session import AsyncRecord
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers, mark
 from distributed_state.transaction import Batch
+from distributed_state.typed import Upcast, upcast_many
+from distributed_state.warm import Committed
 
 LAYOUT = 1
 EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
 _open_stores: weakref.WeakSet[AsyncStateStore] = weakref.WeakSet()
 
 
-class AsyncStateStore:
+class AsyncStateStore(AsyncHandles):
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 
     It may be used from several event loops; each gets connections and a hot tier of its own.
@@ -51,9 +59,16 @@ class AsyncStateStore:
         settings: Settings,
         make_port: Callable[[Connections], Port] = asyncio_face.AsyncioPort,
         here: Callable[[], Any] = asyncio_face.here,
+        *,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
     ) -> None:
         self.settings = settings
         self.keys = Keys(settings.namespace, settings.partitions)
+        encryption = encryption or Encryption.from_environment()
+        root = Form(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
+        self.form: Callable[[str], Form] = root.of
+        self.guard = None if access is None else Guard(access)
         self._make_port, self._here = make_port, here
         self._connections = Connections(settings.url, settings.timeout)
         self._homes: dict[Any, Tiers] = {}
@@ -73,6 +88,8 @@ class AsyncStateStore:
         *,
         archive: str | None = None,
         namespace: str | None = None,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
         clean: Clean | None = None,
         clean_messages: CleanMessage | None = None,
         **settings: Any,
@@ -82,16 +99,19 @@ class AsyncStateStore:
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
         `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
         SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
-        `clean(key, value)` and `clean_messages(message)` return what is stored in place of each value and message.
+        `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
+        `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
+        `clean_messages(message)` return what is stored in place of each value and message.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
-        store = cls(resolve(url=url, archive=archive, namespace=namespace, **settings))
+        given = resolve(url=url, archive=archive, namespace=namespace, **settings)
+        store = cls(given, encryption=encryption, access=access)
         store.hook(clean, clean_messages)
         return store
 
     def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
         """Clean everything that is stored from now on."""
-        sanitizer("error", [clean], [clean_messages])
+        sanitizer({}, clean, clean_messages)
         self.clean, self.clean_messages = clean, clean_messages
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -187,7 +207,7 @@ class AsyncStateStore:
         for loop in [loop for loop in list(self._homes) if getattr(loop, "is_closed", bool)()]:
             self._homes.pop(loop, None)
         port = self._make_port(self._connections)
-        home = Tiers(port, self.settings, self.keys, self._cold, _replica(), self._layout)
+        home = Tiers(port, self.settings, self.keys, self.form, self._cold, _replica(), self._layout)
         # Threads of a forked child may come here at once; the first one's is everybody's.
         kept = self._homes.setdefault(self._here(), home)
         if kept is home and self.settings.archiver:
@@ -222,32 +242,13 @@ class AsyncStateStore:
         if self._connections.embedded:
             self._unusable = "an embedded store belongs to the process that opened it, and this one is forked from it"
 
-    # Records
+    def _allow(
+        self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
+    ) -> None:
+        if self.guard is not None:
+            self.guard.ask(action, ref, user=user, scope=scope)
 
-    def session(
-        self, id: str | None = None, *, user: str | None = None, actor: str = "", **options: Unpack[Sanitizing]
-    ) -> AsyncSession:
-        """A conversation by its id, or a new one. No I/O.
-
-        `user` owns it from its first write on; `actor` is noted with every change made through this handle. What is
-        stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any depth;
-        `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
-        store's own hooks come after them.
-        """
-        ref = Ref("session", secrets.token_hex(16) if id is None else id)
-        return AsyncSession(self, ref, user=user, actor=actor, fresh=id is None, **options)
-
-    def user(self, id: str, *, actor: str = "", **options: Unpack[Sanitizing]) -> AsyncRecord:
-        """What is kept about a user, across sessions. No I/O. Options as for `session`."""
-        return AsyncRecord(self, Ref("user", id), user=id, actor=actor, **options)
-
-    def app(self, id: str, *, actor: str = "", **options: Unpack[Sanitizing]) -> AsyncRecord:
-        """What all users of an application share. No I/O. Options as for `session`."""
-        return AsyncRecord(self, Ref("app", id), actor=actor, **options)
-
-    def task(self, id: str, *, user: str | None = None, actor: str = "", **options: Unpack[Sanitizing]) -> AsyncRecord:
-        """The state of a piece of work. No I/O. Options as for `session`."""
-        return AsyncRecord(self, Ref("task", id), user=user, actor=actor, **options)
+    # Several records
 
     def invalidate(self) -> None:
         """Drop everything that this process keeps of records; the next reads ask the server. No I/O."""
@@ -263,9 +264,11 @@ class AsyncStateStore:
 
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
         """Read the fields of several records; what is not hot comes in one round trip."""
-        many = [handle._names for handle in handles]
-        entries = await record.read_many(self.tiers(), many) if many else []
-        return [{} if entry.deleted else entry.all() for entry in entries]
+        many = list(handles)
+        for handle in many:
+            handle._allow("read", None)
+        entries = await record.read_many(self.tiers(), [handle._names for handle in many]) if many else []
+        return [handle._fields(entry) for handle, entry in zip(many, entries, strict=True)]
 
     def batch(self) -> AsyncBatch:
         """Collect changes of many records; they are sent in one round trip at the end of `async with`.
@@ -301,11 +304,13 @@ class AsyncStateStore:
         Writes raise Deleted from then on. Its history stays until `purge` or `forget`.
         """
         tiers, names = self.tiers(), self.keys.of(Ref(scope, id))
+        self._allow("write", names.ref)
         entry = await record.read(tiers, names, fresh=True)
         if entry.version == 0:
             raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
         try:
-            return (await record.commit(tiers, names, upkeep.tombstone(self.settings, "delete"))).version
+            draft = upkeep.tombstone(self.settings, self.form(names.ref.text), "delete")
+            return (await record.commit(tiers, names, draft)).version
         except Deleted:
             return (await record.read(tiers, names, fresh=True)).version
 
@@ -319,18 +324,37 @@ class AsyncStateStore:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         Ref(scope, "any")
         owner = None if user is None else escape(Ref("user", user).id)
+        self._allow("read", user=owner, scope=scope)
         return await upkeep.listing(self.tiers(), scope, owner, limit, after)
 
     async def export(self, id: str, *, scope: str = "session") -> list[str]:
         """Read a record with its whole history as JSON lines, for `import_`."""
-        return await upkeep.export(self.tiers(), self.keys.of(Ref(scope, id)))
+        names = self.keys.of(Ref(scope, id))
+        self._allow("admin", names.ref)
+        return await upkeep.export(self.tiers(), names)
 
     async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
         """Bring an exported record back, with its versions, and return its id. All or nothing.
 
         Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
         """
-        return await upkeep.import_(self.tiers(), lines, id)
+        given = upkeep.Import(lines, id)
+        self._allow("admin", given.ref)
+        return await upkeep.import_(self.tiers(), given)
+
+    async def reencrypt(
+        self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
+    ) -> Reencrypted:
+        """Encrypt anew, under the current key, what is stored under another or, with `accept_plaintext`, not at all.
+
+        History, messages and snapshots included; versions stay as they are. May run beside workers that have the
+        key already, and be broken off and repeated: what is done is skipped. `dry_run` only counts. `progress` is
+        called now and then with the counts so far. A record that cannot be decrypted is left as it is and counted.
+        Not reached are backups, logs of Redis and SQL, and of what was plain once a checksum of 32 bits in the id of
+        its event: `purge` removes those.
+        """
+        self._allow("admin")
+        return await reencryption.reencrypt(self.tiers(), dry_run, progress)
 
     async def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history older than this many seconds; the present state of live records stays readable.
@@ -338,6 +362,7 @@ class AsyncStateStore:
         Versions older than that can no longer be read or restored. Forks keep what they share. Returns counts of
         records, changes and messages.
         """
+        self._allow("admin")
         return await upkeep.purge(self.tiers(), older_than)
 
     async def forget(self, user: str) -> int:
@@ -345,7 +370,27 @@ class AsyncStateStore:
 
         Leaves hashed ids with their last version, so that no version is used twice. Returns the number of records.
         """
+        self._allow("admin", user=escape(Ref("user", user).id))
         return await upkeep.forget(self.tiers(), user)
+
+    async def upcast(
+        self,
+        schema: type[M] | Schema[M],
+        *,
+        scope: str = "session",
+        user: str | None = None,
+        dry_run: bool = False,
+        limit: int | None = None,
+        progress: Callable[[Upcast], None] | None = None,
+    ) -> Upcast:
+        """Bring the records of a scope up to this schema's version, as their next write would; the counts.
+
+        Records that cannot be are counted as failed, stay as they are and do not end it; `dry_run` only counts. At most
+        `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
+        meanwhile is left to the next run. All records of the scope are taken to be of this schema.
+        """
+        self._allow("admin", scope=scope)
+        return await upcast_many(self, schema, scope, user, dry_run, limit, progress)
 
     async def archive(self) -> int:
         """Archive everything written so far, by whomever; how many commits this replica archived for it."""
@@ -390,10 +435,15 @@ class AsyncBatch:
             return
         drafts = self._batch._drafts()
         for handle, draft in drafts:
+            handle._allow_steps(draft)
             draft.owner, draft.actor = handle._owner, handle._actor
-        results = await record.commit_many(self._store.tiers(), [(handle._names, draft) for handle, draft in drafts])
+        attempts = [handle._attempt(draft) for handle, draft in drafts]
+        writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]
+        results = await record.commit_many(self._store.tiers(), writes)
         failed: StateError | None = None
-        for (handle, _), result in zip(drafts, results, strict=True):
+        for (handle, draft), attempt, result in zip(drafts, attempts, results, strict=True):
+            if isinstance(result, Conflict) and attempt is not draft:
+                result = await _outcome(handle._send(draft))
             if isinstance(result, StateError):
                 failed = failed or result
             else:
@@ -401,6 +451,13 @@ class AsyncBatch:
         if failed is not None:
             failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
             raise failed
+
+
+async def _outcome(sending: Awaitable[Committed]) -> Committed | StateError:
+    try:
+        return await sending
+    except StateError as error:
+        return error
 
 
 def resolve(**given: Any) -> Settings:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import logging
 import secrets
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import orjson
 
+from distributed_state.access import Guard
 from distributed_state.archiver import Archiver
 from distributed_state.clock import ServerClock
+from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
+from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
 from distributed_state.hot import Hot
 from distributed_state.keys import Keys, RecordKeys
@@ -21,6 +25,7 @@ from distributed_state.lease import AsyncLease, Leases
 from distributed_state.link import Link
 from distributed_state.model import unpack
 from distributed_state.port import Port
+from distributed_state.sanitizing import Clean, CleanMessage
 from distributed_state.settings import Settings
 from distributed_state.warm import Warm
 
@@ -36,9 +41,17 @@ class Tiers:
     """Hot, warm and cold, with what moves between them."""
 
     def __init__(
-        self, port: Port, settings: Settings, keys: Keys, cold: ColdStore, replica: str, layout: dict[str, Any]
+        self,
+        port: Port,
+        settings: Settings,
+        keys: Keys,
+        form: Callable[[str], Form],
+        cold: ColdStore,
+        replica: str,
+        layout: dict[str, Any],
     ) -> None:
         self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
+        self.form = form
         self.warm, self.clock = Warm(port, settings, replica), ServerClock(port)
         self.hot = Hot(
             port,
@@ -153,3 +166,18 @@ class Tiers:
                 await step()
             except StateError as error:
                 log.warning("close: %s", error)
+
+
+class Home(Protocol):
+    """What a handle needs of its store."""
+
+    settings: Settings
+    keys: Keys
+    form: Callable[[str], Form]
+    guard: Guard | None
+    dress: Callable[[Any], Any]
+    ephemeral: Ephemeral
+    clean: Clean | None
+    clean_messages: CleanMessage | None
+
+    def tiers(self) -> Tiers: ...

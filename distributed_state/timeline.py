@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from distributed_state import codec, lineage, record
+from distributed_state.access import MESSAGES, MOVES
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
@@ -17,12 +20,14 @@ from distributed_state.model import (
     PHASE,
     SEGMENTS,
     START,
+    SUMMARY,
     Change,
     Checkpoint,
     Message,
     Segment,
     Snapshot,
     State,
+    is_value,
     unescape,
     unpack,
 )
@@ -34,25 +39,36 @@ async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | Non
     """The changes between two versions (exclusive), oldest first."""
     await record.reach(tiers, names)
     rows = await tiers.port.sql(_history, tiers, names.ref.text, after, before, limit)
-    return [as_change(row) for row in rows]
+    form = tiers.form(names.ref.text)
+    return [as_change(form, row) for row in rows]
 
 
 def _history(tiers: Tiers, text: str, after: int, before: int | None, limit: int | None) -> Any:
     return tiers.cold.history(text, after=after, before=before, limit=limit)
 
 
-def as_change(entry: Any) -> Change:
+def told(changes: Sequence[Change]) -> dict[str, None]:
+    """What these changes say the contents of, as a policy is asked for it."""
+    names = dict.fromkeys(name for change in changes for name in change.set)
+    if any(change.appended for change in changes):
+        names[MESSAGES] = None
+    if any(change.phase is not None for change in changes):
+        names[MOVES] = None
+    return names
+
+
+def as_change(form: Form, entry: Any) -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
     deleted, appended = [], []
     phase = label = None
     for kind, name, value in unpack(entry.data):
         if kind == b"s" and name[:1] != b"#":
-            fields[codec.decode_key(name)] = codec.decode(value, codec.decode_key(name))
+            fields[codec.decode_key(name)] = form.decode(value, codec.decode_key(name))
         elif kind == b"d" and name[:1] != b"#":
             deleted.append(codec.decode_key(name))
         elif kind == b"m":
-            appended.append(codec.decode_message(value))
+            appended.append(form.decode_message(value, form.record))
         elif kind == b"s" and name == PHASE:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
@@ -74,7 +90,7 @@ def as_change(entry: Any) -> Change:
 async def at(tiers: Tiers, names: RecordKeys, version: int) -> Snapshot:
     """The record as it was at a version, messages and phase included."""
     state = await _state(tiers, names, version)
-    entry = Entry(state.epoch, state.version, state.fields, {})
+    entry = Entry(tiers.form(names.ref.text), state.epoch, state.version, state.fields, {})
     messages = await visible(tiers, names, entry, lineage.segments(names.ref.text, state.fields))
     phase = state.fields.get(PHASE)
     return Snapshot(
@@ -110,22 +126,34 @@ async def messages(tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: 
 
 async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> list[Message]:
     """The messages of these runs: from the entry where it has them, the rest from SQL."""
+    known = await find(tiers, names, entry, runs)
     numbers = [number for run in runs for number in range(run.start, run.stop)]
-    if any(number not in entry.messages for number in numbers):
-        missing = [run for run in runs if any(n not in entry.messages for n in range(run.start, run.stop))]
-        rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing)
-        recent = set(numbers[-tiers.settings.recent_messages :])
-        # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
-        hot = tiers.hot.entries.get(names.ref.text)
-        if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
-            hot.messages.update({number: data for number, data in rows.items() if number in recent})
-        known = {**rows, **entry.messages}
-    else:
-        known = entry.messages
     lacking = [number for number in numbers if number not in known]
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
-    return [codec.decode_message(known[number]) for number in numbers]
+    return [
+        entry.form.decode_message(known[number], run.source) for run in runs for number in range(run.start, run.stop)
+    ]
+
+
+async def find(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> Mapping[int, bytes]:
+    """What is stored of these runs by number: all that the entry has, and from SQL what it lacks and SQL has."""
+    missing = []
+    for run in runs:
+        lacking = [number for number in range(run.start, run.stop) if number not in entry.messages]
+        if lacking:
+            missing.append(Segment(run.source, lacking[0], lacking[-1] + 1))
+    if not missing:
+        return entry.messages
+    rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing)
+    # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
+    hot = tiers.hot.entries.get(names.ref.text)
+    if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
+        shown = lineage.segments(names.ref.text, entry.fields)
+        recent = lineage.last(shown, tiers.settings.recent_messages)
+        kept = {number for run in recent for number in range(run.start, run.stop)}
+        hot.messages.update({number: data for number, data in rows.items() if number in kept})
+    return {**rows, **entry.messages}
 
 
 async def checkpoints(tiers: Tiers, names: RecordKeys) -> list[Checkpoint]:
@@ -157,15 +185,16 @@ async def rollback(
     target = await _state(tiers, names, version)
     if target.deleted:
         raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
-    _restore(changes, names.ref.text, present, target)
+    _restore(changes, present, target)
     changes.undelete()  # and a change even where nothing differs
     draft = changes.draft("rollback")
     draft.expected, draft.epoch, draft.deleted = present.version, present.epoch, "revive"
     return draft
 
 
-def _restore(changes: Changes, text: str, present: Entry, target: State) -> None:
+def _restore(changes: Changes, present: Entry, target: State) -> None:
     """Only what differs. Messages come back by reference: their numbers are never used twice."""
+    form, text = present.form, present.form.record
     past, now = lineage.segments(text, target.fields), lineage.segments(text, present.fields)
     if past != now:
         changes.wipe()
@@ -175,7 +204,7 @@ def _restore(changes: Changes, text: str, present: Entry, target: State) -> None
         changes.reserved(name, None)
     for name, value in target.fields.items():
         if name not in handled and present.fields.get(name) != value:
-            changes.reserved(name, value)
+            changes.reserved(name, _carried(form, form, name, value))
 
 
 async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
@@ -194,12 +223,17 @@ async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: flo
     opened = bool(kept) and present.fields.get(START, b"0") != end
     changes.reserved(START, b"%d" % kept[-1].start if opened else end)
     changes.reserved(SEGMENTS, lineage.dump(kept[:-1] if opened else kept))
+    changes.reserved(SUMMARY, None)  # it tells what they said
     draft = changes.draft("cleanup")
     draft.expected, draft.epoch = present.version, present.epoch
     return draft, hidden
 
 
-async def fork(tiers: Tiers, names: RecordKeys, changes: Changes, version: int | None) -> Draft:
+def _carried(form: Form, to: Form, name: bytes, value: bytes) -> bytes:
+    return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
+
+
+async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Changes, version: int | None) -> Draft:
     """The first change of a record that starts as this one was. Messages are shared, not copied."""
     present = await record.read(tiers, names, fresh=True)
     if present.version == 0:
@@ -207,10 +241,10 @@ async def fork(tiers: Tiers, names: RecordKeys, changes: Changes, version: int |
     state = await _state(tiers, names, present.version if version is None else version)
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
-    fields = state.fields
+    fields, form = state.fields, tiers.form(target.ref.text)
     for name, value in fields.items():
         if name not in (SEGMENTS, START, PARENT, DELETED):
-            changes.reserved(name, value)
+            changes.reserved(name, _carried(present.form, form, name, value))
     changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
     if int(fields.get(NEXT, b"0")):
         changes.reserved(SEGMENTS, lineage.close(names.ref.text, fields))

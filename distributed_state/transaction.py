@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from types import TracebackType
+from typing import Any, Protocol
 
 from distributed_state import codec, deadlines, merging
+from distributed_state.access import MOVES, VERSION, Action
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
 from distributed_state.hot import Entry
@@ -22,8 +24,8 @@ class Transaction(MutableMapping[str, Any]):
     As in a dict, changing a list or object that was read or set here changes the field.
     """
 
-    def __init__(self, entry: Entry, changes: Changes) -> None:
-        self._entry, self._changes = entry, changes
+    def __init__(self, entry: Entry, changes: Changes, allow: Callable[..., None]) -> None:
+        self._entry, self._changes, self._allow = entry, changes, allow
         self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
         self._over = False
 
@@ -35,12 +37,14 @@ class Transaction(MutableMapping[str, Any]):
     @property
     def phase(self) -> str | None:
         """The phase before this transaction."""
+        self._allow("read", MOVES)
         phase = self._entry.fields.get(PHASE)
         return None if phase is None else phase.decode("utf-8", "surrogatepass")
 
     def __getitem__(self, key: str) -> Any:
         value = self._now.get(key, _MISSING)
         if value is _MISSING:
+            self._allow("read", key)
             value = _GONE if self._entry.deleted else self._entry.value(key, _GONE)
             if isinstance(value, (dict, list)):
                 self._now[key] = value
@@ -49,8 +53,7 @@ class Transaction(MutableMapping[str, Any]):
         return value
 
     def __setitem__(self, key: str, value: Any) -> None:
-        self._open().set(key, value)
-        self._now[key] = value
+        self._now[key] = self._open().set(key, value)
 
     def __delitem__(self, key: str) -> None:
         self[key]  # KeyError if it is not there
@@ -93,11 +96,12 @@ class Transaction(MutableMapping[str, Any]):
         draft.expected, draft.epoch = self._entry.version, self._entry.epoch
         return draft
 
-    def _rebased(self, newest: Entry, policies: Mapping[str, merging.Policy]) -> Draft | None:
+    def _rebased(self, newest: Entry, policies: Mapping[str, merging.Merge]) -> Draft | None:
         """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
-        if newest.epoch != self._entry.epoch or newest.deleted or self._entry.deleted:
+        base = self._entry
+        if newest.epoch != base.epoch or newest.deleted or base.deleted:
             return None
-        merged = merging.three_way(self._changes.fields, self._entry.fields, newest.fields, policies)
+        merged = merging.three_way(base.form, self._changes.fields, base.fields, newest.fields, policies)
         if merged is None:
             return None
         changes = self._changes.copy()
@@ -108,20 +112,49 @@ class Transaction(MutableMapping[str, Any]):
         return draft
 
     def _notice(self, key: str, value: Any) -> None:
-        """A list or object that the caller may have changed in place; its deadline stays, unless it was set anew."""
-        name = codec.encode_key(key)
-        if name in self._changes.fields:
-            self._changes.set(key, value)
-            return
-        data = self._changes.encode(key, value)
-        deadline, stored = deadlines.split(self._entry.fields.get(name, b""))
-        if data != stored:
-            self._changes.expire(name, data, deadline)
+        """A list or object that may have been changed in place; its deadline stays, unless it was set anew."""
+        name, form = codec.encode_key(key), self._entry.form
+        given = self._changes.fields.get(name)
+        stored = given[2] if given else self._entry.fields.get(name)
+        try:
+            if stored is not None and form.text(value, key) == form.open(stored, key):
+                return
+        except InvalidValue:
+            pass  # to be prepared, or refused
+        self._changes.set(key, value, until=deadlines.NEVER if given else self._entry.deadline(name))
 
     def _open(self) -> Changes:
         if self._over:
             raise InvalidValue("this transaction is over; nothing can be changed through it any more")
         return self._changes
+
+
+class Handle(Protocol):
+    """What a transaction needs of its record."""
+
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry: ...
+    def _allow(self, action: Action, *fields: str | None) -> None: ...
+    def _changes(self) -> Changes: ...
+    async def _commit(self, draft: Draft) -> Any: ...
+
+
+class AsyncTransaction:
+    """The `async with` around a Transaction."""
+
+    def __init__(self, handle: Handle) -> None:
+        self._handle = handle
+
+    async def __aenter__(self) -> Transaction:
+        entry = await self._handle._entry(True, VERSION)
+        self._view = Transaction(entry, self._handle._changes(), self._handle._allow)
+        return self._view
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        draft = self._view._draft() if error is None else None
+        if draft is not None:
+            await self._handle._commit(draft)
 
 
 class Batch:

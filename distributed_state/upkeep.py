@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distributed_state import codec, lineage, record
+from distributed_state import codec, deadlines, lineage, record
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, NotFound, StateError, WarmUnavailable
 from distributed_state.keys import RecordKeys
 from distributed_state.model import (
@@ -29,6 +30,7 @@ from distributed_state.model import (
     State,
     escape,
     is_state,
+    is_value,
     pack,
     unescape,
     unpack,
@@ -41,9 +43,9 @@ FORMAT = "distributed_state/1"
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
-def tombstone(settings: Settings, kind: str) -> Draft:
+def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
     """The change that deletes a record."""
-    changes = Changes(settings)
+    changes = Changes(settings, form)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
@@ -98,7 +100,7 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
             elif kind == b"s" and name == SEGMENTS:
                 runs += lineage.segments(text, {SEGMENTS: value})
     shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
-    head = {"format": FORMAT, "scope": ref.scope, "id": ref.id, "version": version}
+    head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version}
     lines: list[dict[str, Any]] = [head | {"messages": len(shared), "changes": len(entries)}]
     if base is not None:
         lines.append(
@@ -130,22 +132,30 @@ def _check(name: bytes, value: bytes | None) -> None:
         raise ValueError(f"field {name!r} is reserved")
     if value is None:
         return
-    if name[:1] != b"#":
-        codec.decode(value, codec.decode_key(name))
+    if is_value(name):
+        key, value = codec.decode_key(name), deadlines.split(value)[1]
+        if value[:1] != codec.SEALED:
+            codec.decode(value, key)
     elif name == SEGMENTS:
         lineage.parse(value)
     elif name in (START, NEXT) and not value.isdigit():
         raise ValueError(f"{name!r} is {value!r}, not a number")
 
 
-class Import:
-    """Exported lines, checked whole before anything is touched."""
+def _check_message(data: bytes, name: str = "message") -> None:
+    if data[:1] != codec.SEALED:
+        codec.decode_message(data, name)
 
-    def __init__(self, lines: Iterable[str]) -> None:
+
+class Import:
+    """Exported lines, checked whole before anything is touched. `ref` is the record to be, `origin` the one it was."""
+
+    def __init__(self, lines: Iterable[str], id: str | None) -> None:
         self.base: State | None = None
         self.shared: list[tuple[int, bytes]] = []
         self.entries: list[Entry] = []
-        self.ref: Ref | None = None
+        self.origin: Ref | None = None
+        self.namespace: str | None = None
         self._expected = 0, 0
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -153,8 +163,9 @@ class Import:
                     self._read(json.loads(line))
                 except (ValueError, KeyError, TypeError, AttributeError, CorruptState) as error:
                     raise InvalidValue(f"line {number}: is not of the export format ({error})") from error
-        if self.ref is None:
+        if self.origin is None:
             raise InvalidValue("line 1: the header is missing")
+        self.ref: Ref = self.origin if id is None else Ref(self.origin.scope, id)
         found = len(self.shared), len(self.entries)
         if found != self._expected:
             raise InvalidValue(f"{found} messages and changes, the header says {self._expected}: the file is cut off")
@@ -162,17 +173,18 @@ class Import:
             raise InvalidValue("there is no change in it")
 
     def _read(self, row: dict[str, Any]) -> None:
-        if self.ref is None:
+        if self.origin is None:
             if row["format"] != FORMAT:
                 raise ValueError(f"format {row['format']!r} is not {FORMAT}")
-            self.ref, self._expected = Ref(row["scope"], row["id"]), (int(row["messages"]), int(row["changes"]))
+            self.namespace = None if row.get("namespace") is None else str(row["namespace"])
+            self.origin, self._expected = Ref(row["scope"], row["id"]), (int(row["messages"]), int(row["changes"]))
         elif "base" in row:
             fields = {_bytes(name): _bytes(value) for name, value in row["fields"].items()}
             for name, value in fields.items():
                 _check(name, value)
             self.base = State(str(row["epoch"]), int(row["base"]), fields)
         elif "message" in row:
-            codec.decode_message(_bytes(row["data"]))
+            _check_message(_bytes(row["data"]))
             self.shared.append((int(row["message"]), _bytes(row["data"])))
         else:
             self._change(row)
@@ -186,7 +198,7 @@ class Import:
             if kind not in (b"s", b"d", b"c", b"m", b"w", b"l"):
                 raise ValueError(f"step {kind!r} is unknown")
             if kind == b"m":
-                codec.decode_message(value, f"message {int(name)}")
+                _check_message(value, f"message {int(name)}")
             elif kind == b"w":
                 _check(START, value)
             elif kind in (b"s", b"d"):
@@ -201,12 +213,44 @@ class Import:
             )
         )  # fmt: skip
 
+    def settle(self, form: Callable[[str], Form]) -> None:
+        """Make the values what the record to be stores. Raises DecryptionFailed if a key for that is missing."""
+        assert self.origin is not None
+        target = form(self.ref.text)
+        source = target.of(self.origin.text, self.namespace)
+        moves = (source.namespace, source.record) != (target.namespace, target.record)
+        writers: dict[int, str] = {}
 
-async def import_(tiers: Tiers, lines: Iterable[str], id: str | None) -> str:
+        def settled(name: bytes, value: bytes) -> bytes:
+            if name == SEGMENTS:
+                for run in lineage.parse(value):
+                    writers.update(dict.fromkeys(range(run.start, run.stop), run.source))
+                # Else the same message would be read under one record here and under another there.
+                return lineage.taken_over(value, target.record) if moves and target.seals else value
+            return source.carry(value, codec.decode_key(name), target) if is_value(name) else value
+
+        def written(data: bytes, writer: str) -> bytes:
+            form = source.of(writer)
+            return form.carry(data, codec.MESSAGE, target if moves else form)
+
+        if self.base is not None:
+            fields = {name: settled(name, value) for name, value in self.base.fields.items()}
+            self.base = replace(self.base, fields=fields)
+        for at, entry in enumerate(self.entries):
+            ops = [
+                op._replace(value=written(op.value, source.record) if op.kind == b"m" else settled(op.name, op.value))
+                if op.kind in (b"s", b"m")
+                else op
+                for op in unpack(entry.data)
+            ]
+            self.entries[at] = replace(entry, record=self.ref.text, data=pack(ops))
+        self.shared = [(n, written(data, writers.get(n, source.record))) for n, data in self.shared]
+
+
+async def import_(tiers: Tiers, given: Import) -> str:
     """Insert an exported record into SQL in one transaction; the next access brings it to Redis."""
-    given = Import(lines)
-    assert given.ref is not None
-    ref = given.ref if id is None else Ref(given.ref.scope, id)
+    given.settle(tiers.form)
+    ref, rows = given.ref, given.entries
     names = tiers.keys.of(ref)
     # Alone: nobody may create the record between the look and the transaction.
     async with tiers.lock(names, wait=10.0, ttl=30.0) as lease:
@@ -215,7 +259,6 @@ async def import_(tiers: Tiers, lines: Iterable[str], id: str | None) -> str:
             raise Conflict(f"{ref.text[:200]}: exists already, at version {entry.version}", version=entry.version)
         if lease.lost:
             raise WarmUnavailable(f"{ref.text[:200]}: the lock was lost before the import began; nothing was changed")
-        rows = [replace(row, record=ref.text) for row in given.entries]
 
         def adopt() -> None:
             tiers.cold.adopt(
@@ -252,7 +295,7 @@ async def forget(tiers: Tiers, user: str) -> int:
     records = [tiers.keys.of(Ref.parse(text)) for text in texts]
     versions: dict[RecordKeys, int] = {}
     for names in records:
-        draft = tombstone(tiers.settings, "forget")
+        draft = tombstone(tiers.settings, tiers.form(names.ref.text), "forget")
         draft.deleted = "revive"
         versions[names] = (await record.commit(tiers, names, draft)).version
     for names in records:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
 SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
-MINT, INSTALL, DROP = Script("mint"), Script("install"), Script("drop")
+MINT, INSTALL, DROP, EVICT = Script("mint"), Script("install"), Script("drop"), Script("evict")
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
 _TOKEN_MS = 30_000
@@ -385,8 +385,10 @@ def _remember(ops: Sequence[tuple[str, int, int]]) -> bytes:
     return ";".join(f"{replica} 0 {time} {' '.join(known)}" for replica, (time, known) in groups.items()).encode()
 
 
-def _shown(raw: bytes | None) -> str:
-    return "nothing" if raw is None else repr(raw[:40].decode(errors="replace"))
+def _shown(name: bytes, raw: bytes | None) -> str:
+    # Never what is in a user's field: errors end up in logs.
+    known = "nothing" if raw is None else f"{len(raw)} bytes"
+    return repr(raw[:40].decode(errors="replace")) if raw is not None and name[:1] == b"#" else known
 
 
 def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
@@ -398,7 +400,9 @@ def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     if word == "conflict":
         expected = f"version {draft.expected}"
         if draft.expected is None:
-            expected = ", ".join(f"{name.decode(errors='replace')} = {_shown(raw)}" for name, raw in draft.expectations)
+            expected = ", ".join(
+                f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations
+            )
         return Conflict(f"{record}: expected {expected}, found version {int(rest[0])}",
                         version=int(rest[0]), found=tuple(rest[1:]))  # fmt: skip
     if word == "exists":

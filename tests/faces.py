@@ -146,4 +146,8 @@ def unwrap(value: Any) -> Any:
 
 
 def _belongs(value: Any) -> bool:
-    return type(value).__module__ in ("distributed_state.sync", "distributed_state.bodies")
+    return type(value).__module__ in (
+        "distributed_state.sync",
+        "distributed_state.sync_records",
+        "distributed_state.bodies",
+    )

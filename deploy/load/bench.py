@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from distributed_state import AsyncStateStore, Message, StateStore
+from distributed_state import AgentState, AsyncStateStore, Message, StateStore, ToolCall
 from distributed_state.servers import postgres_server, redis_server
 
 ROUNDS = 9
@@ -240,6 +240,63 @@ def long_conversation(url: str, store: StateStore) -> list[Row]:
     ]
 
 
+def turns(url: str, archive: str) -> list[Row]:
+    """Round trips as the server counts them: how often it read from a socket. Nothing is hot, so that each counts."""
+    settings: dict[str, Any] = {"namespace": "bench-turns", "archiver": False, "max_staleness": 0}
+    with StateStore.open(url, archive=archive, **settings) as store, redis.Redis.from_url(url) as client:
+        session = store.session("turn")
+        session.append({"role": "user", "content": "hello"})
+
+        def turn(number: int) -> None:
+            with session.turn(request_id=f"r{number}") as turn:
+                turn.messages(last=20)
+                for role in ("user", "assistant", "tool", "assistant"):
+                    turn.append({"role": role, "content": "text"})
+                turn["a"], turn["b"], turn["c"] = number, 2, 3
+
+        turn(0)
+        before = client.info("stats")["total_reads_processed"]
+        for number in range(1, 101):
+            turn(number)
+        trips = (client.info("stats")["total_reads_processed"] - before - 1) / 100
+    return [Row("a turn: lease, read, 4 messages, 3 fields", f"{trips:g} round trips", "2 round trips", trips / 2,
+                "<= 2 round trips", trips <= 2)]  # fmt: skip
+
+
+def saving(url: str, archive: str) -> list[Row]:
+    """One more message saved, at 10 and at 1,000 messages with half as many tool calls; nothing is hot."""
+    settings: dict[str, Any] = {"namespace": "bench-saving", "archiver": False, "max_staleness": 0}
+    with StateStore.open(url, archive=archive, **settings) as store:
+        states: dict[int, AgentState] = {}
+        for count in (10, 1000):
+            state = AgentState.from_user_input("question", f"agent-{count}").to_executing()
+            for number in range(count // 2 - 1):
+                call = ToolCall(tool_name="look", call_id=f"c{number}", arguments={"at": number}, result="x" * 100)
+                state = state.record_observation("I look", call)
+            states[count] = store.session(f"agent-{count}").save_state(state)
+
+        def save(count: int) -> None:
+            state = states[count].with_messages({"role": "assistant", "content": "one more"})
+            states[count] = store.session(f"agent-{count}").save_state(state)
+
+        found = interleaved({"10": (lambda: save(10), 20), "1000": (lambda: save(1000), 20)}, rounds=31)
+    return [at_most("save_state at 1,000 messages", found["1000"], found["10"], 1.2, "us", "at 10")]
+
+
+def window(url: str, archive: str) -> list[Row]:
+    """What a bounded context reads of a long conversation, in bytes of stored messages."""
+    settings: dict[str, Any] = {"namespace": "bench-window", "archiver": False, "max_staleness": 0}
+    with StateStore.open(url, archive=archive, **settings) as store:
+        session = store.session("long")
+        messages = [Message(role=("user", "assistant")[n % 2], content="What is the status? " * 5) for n in range(500)]
+        for _ in range(20):
+            session.append(*messages)
+        store.archive()
+        shown = session.window(max_tokens=4000)
+        whole = sum(len(json.dumps(message.to_dict(), separators=(",", ":"))) for message in messages) * 20
+    return [at_most("window(max_tokens=4000) of 10,000", shown.read_bytes, whole, 0.05, "bytes", "the conversation")]
+
+
 def hand_over(lock: Callable[[], Any], waiters: int, rounds: int) -> tuple[float, float, int]:
     """Median and 95th percentile of milliseconds from a release to the next grant, and how many were overtaken.
 
@@ -352,7 +409,9 @@ def plot(rows: list[Row], path: Path) -> None:
 def main(
     png: Annotated[Path | None, typer.Option(help="write the ratios as a picture")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="write the rows as JSON")] = None,
-    only: Annotated[str, typer.Option(help="sections, by comma: hot,set,async,long,lock,archiver,processes")] = "",
+    only: Annotated[
+        str, typer.Option(help="sections, by comma: hot,set,async,long,lock,agent,archiver,processes")
+    ] = "",
 ) -> None:
     """Measure and print ratios; exit 1 if a goal is missed."""
     console, rows, wanted = Console(), list[Row](), set(filter(None, only.split(",")))
@@ -371,6 +430,9 @@ def main(
             run("lock", lambda: hand_off(server.url, store))
         run("async", lambda: asyncio.run(asyncio_set(server.url)))
         sqlite = f"sqlite:///{directory}/bench.db"
+        run("agent", lambda: [
+            *turns(server.url, sqlite), *saving(server.url, sqlite), *window(server.url, sqlite)
+        ])  # fmt: skip
         run("archiver", lambda: [archiver(server.url, sqlite, "SQLite", 15_000)])
         if not wanted or "archiver" in wanted:
             with postgres_server() as postgres:

@@ -12,6 +12,7 @@ from operator import is_
 from typing import Any
 
 from distributed_state import record, timeline
+from distributed_state.access import MESSAGES, MOVES
 from distributed_state.agent.machine import DEFAULT
 from distributed_state.agent.state import AgentState, Saved, ToolCall, WorkingMemory, valid
 from distributed_state.changes import Changes
@@ -36,6 +37,15 @@ async def load(tiers: Tiers, names: RecordKeys) -> AgentState | None:
     """The state as it was last saved, with the version that the next save expects."""
     entry, history = await timeline.messages(tiers, names, None, fresh=True)
     return read(names, entry, history)
+
+
+def told(state: AgentState | None) -> tuple[str, ...]:
+    """What a state shows of its record, as a policy is asked for it."""
+    if state is None:
+        return ()
+    notes = (_NOTE + key for key in state.memory.notes)
+    calls = (f"{_CALL}{number}" for number in range(len(state.memory.tool_calls)))
+    return (*_fields(state), *notes, *calls, MESSAGES, MOVES)
 
 
 def read(names: RecordKeys, entry: Entry, history: list[Message]) -> AgentState | None:

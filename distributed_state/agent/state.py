@@ -246,4 +246,4 @@ def valid(fields: dict[str, Any]) -> AgentState:
     try:
         return AgentState.model_validate(fields)
     except ValidationError as error:
-        raise codec.refused(error, "state") from error
+        raise codec.refused(error, "state") from None  # pydantic repeats what it was given

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 from zlib import crc32
 
 from distributed_state import codec, lineage, record, timeline
+from distributed_state.access import MESSAGES, VERSION, Action
 from distributed_state.agent import effects, saving
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
@@ -35,11 +36,15 @@ class Handle(Protocol):
 
     _names: RecordKeys
     _owner: str
+    _actor: str
 
     @property
     def _home(self) -> Any: ...
     def _changes(self) -> Changes: ...
     def _sign(self, draft: Draft) -> Draft: ...
+    async def _ready(self, entry: Entry) -> Entry: ...
+    def _stamp(self, draft: Draft, entry: Entry) -> Draft: ...
+    def _allow(self, action: Action, *fields: str | None) -> None: ...
 
 
 class AsyncTurn(Transaction):
@@ -61,7 +66,8 @@ class AsyncTurn(Transaction):
         slot: str | None = None,
     ) -> None:
         # `slot`: the name under which the answered request is remembered, if it is not its own
-        super().__init__(Entry("", 0, {}, {}), handle._changes())
+        form = handle._home.form(handle._names.ref.text)
+        super().__init__(Entry(form, "", 0, {}, {}), handle._changes(), handle._allow)
         self._over = True  # until it is entered
         self._handle, self._tiers = handle, _tiers(handle)
         self.request_id, self.repeated = request_id, False
@@ -152,6 +158,7 @@ class AsyncTurn(Transaction):
 
     async def _before(self, last: int | None) -> list[Message]:
         """The last messages, or all, as they were before this turn."""
+        self._allow("read", MESSAGES)
         entry, names = self._entry, self._handle._names
         runs = lineage.segments(names.ref.text, entry.fields)
         runs = runs if last is None else lineage.last(runs, last)
@@ -161,7 +168,10 @@ class AsyncTurn(Transaction):
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state as it was before this turn, None if none was saved."""
-        return saving.read(self._handle._names, self._entry, await self._before(None))
+        self._allow("read", None)
+        state = saving.read(self._handle._names, self._entry, await self._before(None))
+        self._allow("read", *saving.told(state))
+        return state
 
     async def save_state(self, state: AgentState) -> None:
         """Commit an agent's state with this turn: what changed since it was loaded. After the turn `state` holds it.
@@ -245,19 +255,23 @@ class AsyncTurn(Transaction):
         owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
         if not owner:
             raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
-        handle = self._handle._home.user(unescape(owner))
+        handle = self._handle._home.user(unescape(owner), actor=unescape(self._handle._actor))
+        handle._allow("read", VERSION)
         entry = await record.read(self._tiers, handle._names, fresh=True)
-        return handle, Transaction(entry, handle._changes())
+        return handle, Transaction(entry, handle._changes(), handle._allow)
 
     async def __aenter__(self) -> Self:
         names = self._handle._names
+        self._allow("lock", None)
+        self._allow("read", VERSION)
         try:
-            self._entry = await record.hold(self._tiers, names, self._lease)
+            self._entry = await self._handle._ready(await record.hold(self._tiers, names, self._lease))
             if self._entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
             answered = self._entry.fields.get(self._request or b"")
             if answered is not None:
-                _, outcome, request_id, changed = codec.decode(answered, "outcome")
+                name = codec.decode_key(self._request or b"")
+                _, outcome, request_id, changed = self._entry.form.decode(answered, name)
                 if changed:
                     await self._complete(request_id, changed)
                 if request_id == self.request_id:
@@ -297,6 +311,7 @@ class AsyncTurn(Transaction):
             return
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
+        draft = handle._stamp(draft, self._entry)
         if self._user is None or not changed:
             done: Committed | StateError = await record.commit(
                 self._tiers, names, handle._sign(draft), last=self._lease
@@ -348,9 +363,10 @@ class AsyncTurn(Transaction):
 
     def _remember(self, changes: Changes, entry: Entry, request: bytes, kept: list[Any]) -> None:
         """Note that a request was answered, and make room for it."""
-        changes.reserved(request, codec.encode(kept, "outcome"))
+        form = entry.form
+        changes.reserved(request, form.encode(kept, codec.decode_key(request)))
         known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
-        oldest = sorted(known, key=lambda name: int(codec.decode(known[name], "outcome")[0]))
+        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
         for name in oldest[: max(len(known) + 1 - self._tiers.settings.remembered_requests, 0)]:
             changes.reserved(name, None)
 

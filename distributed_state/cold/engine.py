@@ -36,7 +36,7 @@ class Database:
     def __init__(self, url: str) -> None:
         self.memory = url in MEMORY_URLS
         parsed = _parse("sqlite://" if self.memory else url)
-        self.name = "memory" if self.memory else parsed.render_as_string(hide_password=True)
+        self.name = "memory" if self.memory else parsed.set(query={}).render_as_string(hide_password=True)
         self.opened = False
         self._inherited: list[Pool] = []
         # A database in memory has one connection, which one thread at a time may use.

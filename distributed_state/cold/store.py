@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import exc, func, insert, select
 
-from distributed_state.cold import adoption, archive, erasure, heads, history, listing, purging, schema
+from distributed_state.cold import adoption, archive, erasure, heads, history, listing, purging, rewriting, schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import cursors, namespaces, quarantine, records
 from distributed_state.cold.values import Batch, Cursor, Listed, Purged, Quarantined
@@ -156,6 +156,16 @@ class ColdStore:
         with self._database.write() as connection:
             erasure.erase(connection, self.namespace, names)
         self.sync()
+
+    def names(self, after: str) -> list[str]:
+        """Some records that follow this one in the order of their texts, deleted ones too."""
+        with self._database.read() as connection:
+            return rewriting.names(connection, self.namespace, after)
+
+    def rewrite(self, record: str, form: rewriting.Rewrite, *, keep: bool) -> int:
+        """Store all values of a record in another form; how many it were. With `keep` nothing is changed."""
+        with self._database.write() as connection:
+            return rewriting.rewrite(connection, self.namespace, record, form, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
         """Remove history older than `before_ms`; every state at or after it stays readable, and so do forks.

@@ -164,7 +164,7 @@ class BlockingPort(Calls):
         return self._shelter.run(call, *arguments)
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        return await work
+        return self._shelter.run(lambda: finish(work))
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> BlockingJob:
         return BlockingJob(job, name)

@@ -32,11 +32,15 @@ class Connections:
         self._url = url
         try:
             parts = urlsplit(url)
-            self.place = f"{parts.scheme}://{parts.hostname or parts.path}" + (f":{parts.port}" if parts.port else "")
-        except ValueError as error:
-            raise ConfigurationError("the Redis url cannot be read") from error
+            host = parts.hostname or (parts.path if parts.scheme == "unix" else "")
+            self.place = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
+        except ValueError:
+            # Without the cause: of a password with a slash it says a part.
+            raise ConfigurationError("the Redis url cannot be read") from None
         if parts.scheme not in _SCHEMES:
             raise ConfigurationError(f"{self.place}: use redis://, rediss:// or unix://")
+        if parts.scheme != "unix" and "@" in parts.path:
+            raise ConfigurationError("the Redis url cannot be read: write / in a password as %2F, and @ as %40")
 
     def blocking(self) -> Any:
         """A connection for one caller at a time."""

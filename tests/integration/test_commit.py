@@ -25,6 +25,7 @@ from distributed_state import (
     WarmUnavailable,
 )
 from distributed_state.changes import Changes
+from distributed_state.codec import Form
 from distributed_state.warm import COMMIT, READ, Cold, Committed, Draft
 
 real = pytest.mark.only(warm=("valkey", "redis"))
@@ -724,7 +725,7 @@ async def test_a_generated_id_that_a_batch_used_is_not_started_anew(store: Any) 
 
 
 def increment(store: Any) -> Draft:
-    changes = Changes(tiers(store).settings)
+    changes = Changes(tiers(store).settings, Form("", ""))
     changes.increment("n", 1)
     return changes.draft("increment")
 

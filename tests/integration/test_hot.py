@@ -14,6 +14,7 @@ from counting import asked
 from proxy import Proxy
 
 from distributed_state import StateError, WarmUnavailable, link, record
+from distributed_state.codec import Form
 from distributed_state.hot import Entry, Hot
 from distributed_state.tiers import Tiers
 from distributed_state.warm import COMMIT
@@ -359,7 +360,9 @@ async def test_a_record_that_made_room_during_a_read_is_not_kept_unheard(opener:
         await until(lambda: tiers(store).hot._flights)
         hot = tiers(store).hot
         hot.entries["session:s"].used = False
-        for each in hot._put("session:other", Entry("e", 1, {}, {})):  # as another read that landed now would
+        for each in hot._put(
+            "session:other", Entry(Form("", ""), "e", 1, {}, {})
+        ):  # as another read that landed now would
             hot._evicted(each)
         assert "session:s" not in hot.entries
         assert await late == 1
@@ -626,7 +629,7 @@ async def test_a_read_that_takes_silence_for_absence_would_be_noticed(opener: An
         try:
             return await load(home, keys, known)
         except WarmUnavailable:
-            return Entry("", 0, {}, {})
+            return Entry(Form("", ""), "", 0, {}, {})
 
     monkeypatch.setattr(record, "_load", careless)
     with pytest.raises(AssertionError):

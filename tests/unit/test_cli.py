@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from distributed_state import StateStore, cli
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "forget"),
-    *("export", "import", "archiver", "migrate", "replay"),
+    *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay"),
 ]
 
 
@@ -174,6 +175,69 @@ def test_the_store_is_examined_and_migrated(run: Run) -> None:
     done = run("doctor")
     assert done.code in (0, 1)
     assert done.code == int("bad" in done.out)
+
+
+STATE = """
+from pydantic import BaseModel
+from distributed_state import Schema
+
+class Trip(BaseModel):
+    nights: int = 1
+
+TRIP = Schema(Trip, version=2, upcasters={1: lambda fields: {"nights": fields.get("days", 2) - 1}})
+"""
+
+
+def test_records_are_brought_up_to_a_schema(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trips_of_the_test.py").write_text(STATE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for number in range(3):
+        run("set", f"s{number}", "days", str(number + 2))
+    name = "trips_of_the_test:TRIP"
+    assert run("upcast", name, "--dry-run").out == "3 to upcast, 0 unchanged, 0 failed\n"
+    assert run("upcast", name, "--limit", "2").out == "2 upcast, 0 unchanged, 0 failed\n"
+    assert run("upcast", name).out == "1 upcast, 2 unchanged, 0 failed\n"
+    assert json.loads(run("get", "s2").out) == {"nights": 3}
+    run("set", "bad", "days", '"two"')
+    failed = run("upcast", name)
+    assert (failed.code, failed.out) == (1, "0 upcast, 3 unchanged, 1 failed\n")
+    assert "session:bad: the upcaster from version 1 to 2 of Trip raised TypeError" in failed.err
+    assert run("upcast", name, "--scope", "task").out == "0 upcast, 0 unchanged, 0 failed\n"
+    for wrong in ("trips_of_the_test:NONE", "no_such_module:X", ":", "json:loads"):
+        refused = run("upcast", wrong)
+        assert (refused.code, refused.err[:7], lines(refused.err)) == (1, "error: ", 1)
+
+
+def test_bringing_up_ends_cleanly_at_ctrl_c(archive: str, tmp_path: Path) -> None:
+    """The records done are said and stay; the next run does the rest."""
+    slow = STATE.replace("lambda fields: {", "lambda fields: __import__('time').sleep(0.05) or {")
+    (tmp_path / "slow_trips.py").write_text(slow)
+    with StateStore.open(archive=archive) as store:
+        for number in range(100):
+            store.session(f"s{number}").set("days", 3)
+    root = str(Path(cli.__file__).parents[1])
+    command = [sys.executable, "-m", "distributed_state", "--archive", archive, "upcast", "slow_trips:TRIP"]
+    environment = os.environ | {"PYTHONPATH": root}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=tmp_path, env=environment) as process:
+        deadline = time.monotonic() + 30
+        while not _upcast_so_far(archive):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    done = int(out.split()[0])
+    assert process.returncode == 130, err
+    assert 0 < done < 100
+    assert "Traceback" not in err
+    with StateStore.open(archive=archive) as store:
+        assert sum(store.session(f"s{number}").get("nights") == 2 for number in range(100)) == done
+
+
+def _upcast_so_far(archive: str) -> int:
+    with sqlite3.connect(archive.removeprefix("sqlite:///")) as connection:
+        return int(connection.execute("SELECT count(*) FROM changes WHERE kind = 'upcast'").fetchone()[0])
 
 
 def test_the_environment_names_the_store(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from distributed_state.codec import Form
 from distributed_state.hot import Entry
 from distributed_state.model import NEXT, Op
 
@@ -23,8 +24,8 @@ steps = st.one_of(
 @always
 @given(st.lists(st.lists(steps, max_size=5), max_size=6))
 def test_the_size_that_is_carried_on_is_the_size_that_would_be_measured(changes: list[list[Op]]) -> None:
-    entry = Entry("e", 1, {b"a": b"1", NEXT: b"7"}, {})
+    entry = Entry(Form("", ""), "e", 1, {b"a": b"1", NEXT: b"7"}, {})
     for version, ops in enumerate(changes, 2):
         entry = entry.after(version, ops, 3)
-        measured = Entry("e", version, entry.fields, entry.messages)
+        measured = Entry(Form("", ""), "e", version, entry.fields, entry.messages)
         assert (entry.size, entry.fields_size) == (measured.size, measured.fields_size)

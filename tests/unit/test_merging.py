@@ -12,6 +12,7 @@ from distributed_state import Conflict, InvalidValue, codec, merging
 from distributed_state.deadlines import wrap
 from distributed_state.merging import append, last_writer, maximum, minimum, three_way, union
 
+FORM = codec.Form("", "session:s")
 items = st.lists(st.integers(0, 8), max_size=6, unique=True)
 numbers = st.integers(-100, 100)
 
@@ -34,7 +35,7 @@ def steps(base: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, merging.S
 
 def second(base: dict[str, Any], first: dict[str, Any], mine: dict[str, Any], **policies: Any) -> dict[str, Any] | None:
     """The state after both committed, `mine` the later; None if the second's change would run again."""
-    merged = three_way(steps(base, mine), stored(base), stored(first), policies)
+    merged = three_way(FORM, steps(base, mine), stored(base), stored(first), policies)
     if merged is None:
         return None
     state = dict(first)
@@ -114,8 +115,8 @@ def test_a_merge_is_not_made_over_a_deletion_a_deadline_or_a_phase() -> None:
     assert second(base, {"n": 2}, {}, **policies) is None, "I deleted what they changed"
     assert second(base, {}, {}, **policies) == {}, "both deleted it"
     mine = steps(base, {"n": 3})
-    assert three_way(mine, stored(base), {b"n": wrap(b"2", 1e9)}, policies) is None
-    assert three_way(mine, stored(base), stored(base) | {b"#phase": b"done"}, policies) is None
+    assert three_way(FORM, mine, stored(base), {b"n": wrap(b"2", 1e9)}, policies) is None
+    assert three_way(FORM, mine, stored(base), stored(base) | {b"#phase": b"done"}, policies) is None
 
 
 def test_a_policy_that_fails_is_named() -> None:

@@ -1,0 +1,368 @@
+"""Records that keep to a schema. Law: the server checks every commit of theirs against the record's schema version.
+
+So a worker of an older version cannot half overwrite what a newer one wrote, even if its hot copy is older still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Generic, Unpack
+
+from distributed_state import codec, record, upkeep
+from distributed_state.access import VERSION
+from distributed_state.changes import Changes
+from distributed_state.codec import Form
+from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
+from distributed_state.hot import MISSING, Entry
+from distributed_state.model import SCHEMA, Ref, escape
+from distributed_state.sanitizing import Sanitizing
+from distributed_state.schema import M, Schema, TypedChanges
+from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.tiers import Home
+from distributed_state.warm import Committed, Draft
+
+_ROUNDS = 100
+_UNWRITTEN = Entry(Form("", ""), "", 0, {}, {})
+_PAGE, _SHOWN = 500, 100
+
+
+class AsyncTypedRecord(AsyncRecord, Generic[M]):
+    """A record whose fields are those of a pydantic model.
+
+    `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
+    values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
+    a record of a newer schema SchemaMismatch, when its fields are read and on every write. Messages are of no schema. A
+    handle without schema may do everything.
+    """
+
+    def __init__(
+        self,
+        home: Home,
+        ref: Ref,
+        *,
+        schema: type[M] | Schema[M],
+        user: str | None = None,
+        actor: str = "",
+        fresh: bool = False,
+        **options: Unpack[Sanitizing],
+    ) -> None:
+        super().__init__(home, ref, user=user, actor=actor, fresh=fresh, **options)
+        self._schema: Schema[M] = Schema.of(schema)
+
+    # Reading
+
+    def _peek(self, key: str) -> Any:
+        return MISSING  # what is read here is checked first
+
+    async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
+        return self._schema.view(self._text, await super()._entry(fresh, field))
+
+    def _value(self, entry: Entry, key: str, default: Any) -> Any:
+        if codec.encode_key(key) not in entry.fields:
+            return default
+        fields = entry.all()
+        self._schema.check(self._text, entry, fields, (key,))
+        return fields[key]
+
+    def _fields(self, entry: Entry) -> dict[str, Any]:
+        view = self._schema.view(self._text, entry)
+        fields = super()._fields(view)
+        self._schema.check(self._text, view, fields, fields)
+        return fields
+
+    async def load(self, *, fresh: bool = False) -> M:
+        """Read all fields as a validated model.
+
+        Absent fields take the model's defaults; NotFound if nothing was written yet and these do not do. Raises
+        CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
+        """
+        return self._read(await self._entry(fresh))
+
+    def _read(self, entry: Entry) -> M:
+        """The model, if all of it may be read."""
+        self._allow("read", *(codec.decode_key(name) for name in entry.fields if name[:1] != b"#"))
+        return self._schema.read(self._text, entry)
+
+    # Changing
+
+    def _changes(self) -> TypedChanges:
+        settings, form = self._home.settings, self._home.form(self._text)
+        return TypedChanges(settings, form, self._schema, self._prepare, self._prepare_message, self._now)
+
+    def _unchecked(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
+        """What differs between two sets of fields, which were checked as a whole."""
+        changes = super()._changes()
+        for key, value in fields.items():
+            if key not in before or codec.encode(value, key) != codec.encode(before[key], key):
+                changes.set(key, value)
+        for key in before.keys() - fields.keys():
+            changes.delete(key)
+        return changes
+
+    async def create(self, values: M | Mapping[str, Any] | None = None) -> int:
+        """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
+
+        A deleted record starts anew; its version goes on.
+        """
+        fields = self._schema.settle({} if values is None else values)
+        changes = self._unchecked(fields, {})
+        return (await self._commit(self._creation(changes))).version
+
+    def edit(self) -> AsyncEdit[M]:
+        """Open the model for changes: `async with session.edit() as trip: trip.days = 3`.
+
+        It is validated as a whole when the block ends, and the fields that changed are one commit; InvalidValue, or
+        Conflict if the record changed meanwhile, and nothing is written. `modify` repeats.
+        """
+        return AsyncEdit(self)
+
+    async def modify(self, change: Callable[[M], M | None]) -> M:
+        """Run `change(model)` and commit what changed, repeated until nobody was faster; the model as committed.
+
+        `change` alters the model or returns another one, as it must if the model is frozen. It may run several times.
+        """
+
+        async def once() -> M:
+            edit = AsyncEdit(self)
+            model = await edit.__aenter__()
+            changed = change(model)
+            if changed is not None and not isinstance(changed, self._schema.model):
+                kind = type(changed).__name__
+                raise InvalidValue(f"a change returns a {self._schema.model.__name__} or None, not a {kind}")
+            return await edit.finish(model if changed is None else changed)
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    def _counts(self, key: str) -> bool:
+        return super()._counts(key) and self._schema.countable(key)
+
+    async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
+        name, empty, fresh = codec.encode_key(key), self._schema.default(key, empty), False
+        self._allow("write", key)
+
+        async def once() -> tuple[bytes, Committed]:
+            nonlocal fresh
+            stored = await record.read(self._home.tiers(), self._names, fresh=fresh)
+            fresh = True
+            view = self._schema.view(self._text, stored)
+            changes = self._changes()
+            before = empty if view.deleted else view.value(key, empty)
+            value = changes.set(key, change(before), until=view.deadline(name))
+            draft = changes.draft(kind)
+            if view is stored:
+                draft.expectations.append((name, None if stored.deleted else stored.raw(name)))
+            else:
+                draft.expected = stored.version
+            return self._home.form(self._text).encode(value, key), await self._commit(draft)
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    # The guard
+
+    async def _send(self, draft: Draft) -> Committed:
+        known = self._known(draft)
+        for _ in range(_ROUNDS):
+            if known is not None and self._behind(known) and draft.deleted != "revive":
+                await self._upcast_for(draft)
+                known = None
+            attempt = self._guarded(draft, known)
+            try:
+                return await super()._send(attempt)
+            except Conflict as conflict:
+                if not self._ours(draft, attempt, conflict):
+                    raise
+                if conflict.version == 0:
+                    known, draft.creation = _UNWRITTEN, attempt.creation
+                    continue
+            known = await record.read(self._home.tiers(), self._names, fresh=True)
+        raise Conflict(f"{self._text[:200]}: its schema version changes faster than it can be written")
+
+    def _attempt(self, draft: Draft) -> Draft:
+        known = self._known(draft)
+        # Whatever is wrong with this record must not keep the batch from the others: the server says so later.
+        return self._guarded(draft, known if known is not None and not known.version else None)
+
+    async def _ready(self, entry: Entry) -> Entry:
+        if self._behind(entry):
+            await self._upcast()
+            entry = await record.read(self._home.tiers(), self._names, fresh=True)
+        self._schema.version_of(self._text, entry.fields.get(SCHEMA))
+        return entry
+
+    def _stamp(self, draft: Draft, entry: Entry) -> Draft:
+        # No expectation: the turn's lease keeps others out, and what its own task writes beside it is no conflict.
+        if entry.fields.get(SCHEMA) != self._schema.stamp:
+            draft.steps.append((b"s", SCHEMA, self._schema.stamp))
+        return draft
+
+    def _known(self, draft: Draft) -> Entry | None:
+        """What this process takes the record for. The server checks it."""
+        return _UNWRITTEN if draft.creation == "*" else self._home.tiers().hot.entries.get(self._text)
+
+    def _behind(self, entry: Entry) -> bool:
+        return self._schema.view(self._text, entry) is not entry
+
+    def _guarded(self, draft: Draft, known: Entry | None) -> Draft:
+        """The change under the condition that the record's schema is as known; unknown: the present one."""
+        stored = self._schema.stamp if known is None else known.fields.get(SCHEMA)
+        attempt = replace(draft, expectations=[*draft.expectations, (SCHEMA, stored)], steps=list(draft.steps))
+        if known is not None:
+            self._schema.version_of(self._text, stored)
+            if stored != self._schema.stamp and draft.deleted != "revive":
+                attempt.steps.append((b"s", SCHEMA, self._schema.stamp))
+                # There are no fields yet. If an older worker writes some first, they are to be upcast.
+                if self._schema.version > 1 and draft.expected is None:
+                    attempt.expected = known.version
+        return attempt
+
+    def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
+        """Whether a commit was refused for the schema's sake. Raises SchemaMismatch if the record is newer."""
+        if len(conflict.found) != len(attempt.expectations):
+            return False
+        self._schema.version_of(self._text, conflict.found[-1])
+        if draft.expected not in (None, conflict.version):
+            return False
+        return conflict.found[-1] != attempt.expectations[-1][1] or attempt.expected != draft.expected
+
+    async def _upcast_for(self, draft: Draft) -> None:
+        """Make the stored record one of this version before `draft` is applied to it."""
+        entry = await record.read(self._home.tiers(), self._names, fresh=True)
+        if draft.expected not in (None, entry.version):
+            text = f"{self._text[:200]}: expected version {draft.expected}, found version {entry.version}"
+            raise Conflict(text, version=entry.version)
+        done = await self._upcast()
+        # A commit of ours came between; whoever expected the version before it still may.
+        if done is not None and draft.expected == done - 1:
+            draft.expected = done
+
+    async def is_older(self) -> bool:
+        """Tell whether `upcast` would change the record. Raises what it would raise."""
+        self._allow("read", VERSION)
+        return await self._is_older()
+
+    async def _is_older(self) -> bool:
+        stored = await record.read(self._home.tiers(), self._names, fresh=True)
+        return self._upcasting(stored) is not None
+
+    async def upcast(self) -> int | None:
+        """Store the record as its present schema has it; the new version, None if it was stored so already.
+
+        The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
+        """
+        self._allow("write", None)
+        return await self._upcast()
+
+    async def _upcast(self) -> int | None:
+        # Whoever may write a field of an older record brings it up by that.
+        async def once() -> int | None:
+            draft = self._upcasting(await record.read(self._home.tiers(), self._names, fresh=True))
+            return None if draft is None else (await super(AsyncTypedRecord, self)._send(draft)).version
+
+        return await record.until_no_conflict(self._home.tiers(), once)
+
+    def _upcasting(self, entry: Entry) -> Draft | None:
+        """The change that stores a record of an older schema as one of this; it holds for that version alone."""
+        view = self._schema.view(self._text, entry)
+        if view is entry:
+            return None
+        self._schema.read(self._text, view)
+        changes = self._unchecked(view.all(), entry.all())
+        changes.reserved(SCHEMA, self._schema.stamp)
+        draft = changes.draft("upcast")
+        draft.owner, draft.actor = self._owner, self._actor
+        draft.expected, draft.epoch = entry.version, entry.epoch
+        draft.expectations.append((SCHEMA, entry.fields.get(SCHEMA)))
+        return draft
+
+
+class AsyncTypedSession(AsyncTypedRecord[M], AsyncSession):
+    """A session whose fields are those of a pydantic model."""
+
+
+class AsyncEdit(Generic[M]):
+    """The `async with` around a model that is edited."""
+
+    def __init__(self, handle: AsyncTypedRecord[M]) -> None:
+        self._handle, self._schema = handle, handle._schema
+
+    async def __aenter__(self) -> M:
+        self._entry = await self._handle._entry(fresh=True)
+        self._model = self._handle._read(self._entry)
+        self._before = self._schema.dump(self._model)
+        return self._model
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.finish(self._model)
+
+    async def finish(self, model: M) -> M:
+        """Commit what makes of the record this model."""
+        fields = self._schema.settle(model)
+        changes = self._handle._unchecked(fields, self._before)
+        if changes:
+            draft = changes.draft("edit")
+            draft.expected, draft.epoch = self._entry.version, self._entry.epoch
+            await self._handle._commit(draft)
+        return self._schema.parse(fields)
+
+
+# Many records
+
+
+@dataclass(frozen=True, slots=True)
+class Upcast:
+    """How far an `upcast` came: records brought up, found as they should be, and failed; what the first 100 said."""
+
+    upcast: int = 0
+    unchanged: int = 0
+    failed: int = 0
+    failures: tuple[str, ...] = ()
+
+
+async def upcast_many(
+    home: Home,
+    schema: type[M] | Schema[M],
+    scope: str,
+    user: str | None,
+    dry_run: bool,
+    limit: int | None,
+    progress: Callable[[Upcast], None] | None,
+) -> Upcast:
+    """Bring the archived records of a scope up, the last changed first. A server that is away ends it."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
+    schema, tiers, sofar, after = Schema.of(schema), home.tiers(), Upcast(), None
+    owner = None if user is None else escape(Ref("user", user).id)
+    Ref(scope, "any")
+    await tiers.archiver.drain()
+    while rows := await upkeep.listing(tiers, scope, owner, _PAGE, after):
+        for row in rows:
+            if limit is not None and sofar.upcast >= limit:
+                return sofar
+            if not row.deleted:
+                handle = AsyncTypedRecord(home, Ref(scope, row.id), schema=schema)
+                sofar = await _one(handle, dry_run, sofar)
+                if progress is not None:
+                    progress(sofar)
+        # Those brought up are now the last changed: behind us.
+        after = rows[-1].cursor
+    return sofar
+
+
+async def _one(handle: AsyncTypedRecord[Any], dry_run: bool, sofar: Upcast) -> Upcast:
+    try:
+        older = await handle._is_older() if dry_run else await handle._upcast() is not None
+    except Deleted:
+        older = False
+    except Unavailable:
+        raise
+    except StateError as error:
+        failures = (*sofar.failures, str(error))[:_SHOWN]
+        return replace(sofar, failed=sofar.failed + 1, failures=failures)
+    if older:
+        return replace(sofar, upcast=sofar.upcast + 1)
+    return replace(sofar, unchanged=sofar.unchanged + 1)

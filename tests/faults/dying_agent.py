@@ -1,0 +1,108 @@
+"""An agent whose workers die: argv is the place of the store as JSON and how many deaths are wanted.
+
+Each session's first worker is a forked child that is killed before it executes its n-th line, counted over this
+package and this file; n moves through a whole run. A second worker goes on. One line on stdout for each session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import distributed_state
+from distributed_state import AgentState, StateStore, ToolCall, Turn, Workflow, tool
+
+PACKAGE = str(Path(distributed_state.__file__).parent)
+
+
+@tool
+def buy(state: dict[str, Any], user_state: dict[str, Any], item: str) -> int:
+    """Buy one thing: count it for the session and for the user."""
+    state["bought"] = [*state.get("bought", []), item]
+    user_state["bought"] = user_state.get("bought", 0) + 1
+    return len(state["bought"])
+
+
+def plan(state: AgentState, turn: Turn) -> AgentState:
+    """Two things."""
+    return state.with_memory(state.memory.plan("bread", "milk")).to_executing()
+
+
+def work(state: AgentState, turn: Turn) -> AgentState:
+    """Buy the next."""
+    pending = state.memory.pending_steps()
+    if not pending:
+        return state.to_reflecting()
+    call: ToolCall = turn.call(buy, {"item": pending[0]})
+    state = state.record_observation(f"I buy {pending[0]}", call)
+    return state.with_memory(state.memory.complete(pending[0]))
+
+
+def reflect(state: AgentState, turn: Turn) -> AgentState:
+    """Say what was bought."""
+    return state.to_done("bought " + ", ".join(turn["bought"]))
+
+
+AGENT = Workflow({"planning": plan, "executing": work, "reflecting": reflect})
+
+
+def run(place: dict[str, Any], session: str, last_line: int = 0) -> int:
+    """Run the agent and count the lines; be killed before the given one."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.startswith((PACKAGE, __file__)):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == last_line:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    with StateStore.open(**place) as store:
+        sys.settrace(trace)
+        store.run(AGENT, "breakfast", session_id=session, user=session, request_id="r", ttl=0.3, wait=20)
+        sys.settrace(None)
+    return lines
+
+
+def in_child(place: dict[str, Any], session: str, last_line: int = 0) -> tuple[bool, int]:
+    """Whether the child was killed, and how many lines it came to."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, str(run(place, session, last_line)).encode())
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with open(read) as pipe:
+        told = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        return True, last_line
+    if status != 0:
+        raise SystemExit(f"{session}: the worker failed at line {last_line or 'none'}")
+    return False, int(told)
+
+
+def main() -> None:
+    """Let a worker die at points spread over a whole run, each in a session of its own."""
+    place, deaths = json.loads(sys.argv[1]), int(sys.argv[2])
+    _, lines = in_child(place, "whole")
+    for death in range(deaths):
+        session, line = f"s{death}", 1 + lines * death // deaths
+        killed, _ = in_child(place, session, line)
+        in_child(place, session)
+        print(json.dumps([session, line, killed]), flush=True)  # noqa: T201 - the pipe to the test
+
+
+if __name__ == "__main__":
+    main()

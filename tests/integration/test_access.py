@@ -1,0 +1,487 @@
+"""A policy is asked before anything is: every public method is in the table, and none gets past a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from below import tiers, until
+from counting import asked
+from pydantic import BaseModel
+
+from distributed_state import (
+    AccessDenied,
+    AgentState,
+    AsyncTurn,
+    ConfigurationError,
+    InvalidValue,
+    Request,
+    StateMachine,
+    Transaction,
+    Workflow,
+    tool,
+)
+from distributed_state.session import AsyncSession
+from distributed_state.store import AsyncBatch, AsyncStateStore
+from distributed_state.typed import AsyncTypedSession
+
+
+@tool(name="count")
+def count(state: Any, amount: int) -> None:
+    """Add to a field."""
+    state["a"] += amount
+
+
+STEPS = StateMachine({("p", "begin"): "q"}, initial="p", name="steps")
+STATE = ("goal", "plan_steps", "completed_steps", "iteration", "created_at", "updated_at")
+Case = tuple[Callable[[Any], Awaitable[Any]], list[tuple[str, str | None]]]
+M, P, V = "#messages", "#phase", "#version"
+
+
+async def _transaction(session: Any) -> None:
+    async with session.transaction() as view:
+        view["a"] = view["a"]
+        view.append({"role": "user", "content": "x"})
+        view.move_to("b")
+        assert view.phase == "p"
+
+
+async def _batch(store: Any) -> None:
+    async with store.batch() as batch:
+        batch.on(store.session("s")).set("a", 1)
+        batch.on(store.session("t")).append({"role": "user", "content": "x"})
+
+
+async def _locked(session: Any) -> None:
+    async with session.lock():
+        pass
+
+
+async def _applied(session: Any) -> None:
+    await session.apply(lambda view: view.update(a=2))
+
+
+async def _turn(session: Any) -> None:
+    async with session.turn(request_id="r") as turn:
+        turn["b"] = turn.get("a")
+        await turn.messages()
+        turn.append({"role": "user", "content": "y"})
+        turn.transition("begin", machine=STEPS)
+        turn.outcome = 1
+
+
+# What each method of a session asks for, in order: on a record with field a, a message, phase p, checkpoint l.
+SESSION: dict[str, Case] = {
+    "get": (lambda s: s.get("a"), [("read", "a")]),
+    "has": (lambda s: s.has("a"), [("read", "a")]),
+    "get_all": (lambda s: s.get_all(), [("read", None), ("read", "a")]),
+    "version": (lambda s: s.version(), [("read", V)]),
+    "exists": (lambda s: s.exists(), [("read", V)]),
+    "messages": (lambda s: s.messages(), [("read", M)]),
+    "phase": (lambda s: s.phase(), [("read", P)]),
+    "set": (lambda s: s.set("a", 1), [("write", "a")]),
+    "set_many": (lambda s: s.set_many({"a": 1, "b": 2}), [("write", "a"), ("write", "b")]),
+    "delete": (lambda s: s.delete("a"), [("write", "a")]),
+    "clear": (lambda s: s.clear(), [("write", None)]),
+    "update": (lambda s: s.update("d", {}), [("write", "d")]),
+    "append_to": (lambda s: s.append_to("l", 1), [("write", "l")]),
+    "increment": (lambda s: s.increment("n"), [("read", "n"), ("write", "n")]),
+    "write": (
+        lambda s: s.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user"}], phase="q"),
+        [("write", "a"), ("read", "n"), ("write", "n"), ("write", P), ("write", M)],
+    ),
+    "create": (lambda s: s._create(), [("write", "a"), ("write", None)]),
+    "append": (lambda s: s.append({"role": "user"}), [("write", M)]),
+    "transaction": (
+        _transaction,
+        [("read", V), ("read", "a"), ("read", P), ("write", "a"), ("write", P), ("write", M)],
+    ),
+    "apply": (_applied, [("read", V), ("write", "a")]),
+    "lock": (_locked, [("lock", None)]),
+    "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
+    "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
+    "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
+    "checkpoints": (lambda s: s.checkpoints(), [("read", V)]),
+    "rollback": (lambda s: s.rollback(version=1), [("write", None)]),
+    "turn": (
+        _turn,
+        [
+            ("lock", None),
+            ("read", V),
+            ("read", "a"),
+            ("read", M),
+            ("read", P),
+            ("write", "b"),
+            ("write", P),
+            ("write", M),
+        ],
+    ),
+    "call": (
+        lambda s: s.call(count, {"amount": 2}, call_id="c"),
+        [("lock", None), ("read", V), ("read", "a"), ("write", "a")],
+    ),
+    "transition": (lambda s: s.transition("begin", machine=STEPS), [("read", P), ("write", P)]),
+    "load_state": (lambda s: s.load_state(), [("read", None)]),
+    "save_state": (
+        lambda s: s._save(),
+        [("write", f"agent.{name}") for name in STATE] + [("write", P), ("write", M)],
+    ),
+    "fork": (lambda s: s.fork("f"), [("read", None), ("write", None), ("write", "a"), ("write", P)]),
+}
+
+
+class Trip(BaseModel):
+    """A schema for the record of these tests."""
+
+    a: int = 0
+    b: int = 0
+
+
+async def _edit(session: Any) -> None:
+    async with session.edit() as trip:
+        trip.b = 2
+
+
+# What a typed handle has besides, and what it does another way.
+TYPED: dict[str, Case] = {
+    "load": (lambda s: s.load(), [("read", None), ("read", "a")]),
+    "edit": (_edit, [("read", None), ("read", "a"), ("write", "b")]),
+    "modify": (lambda s: s.modify(lambda trip: Trip(b=2, a=trip.a)), [("read", None), ("read", "a"), ("write", "b")]),
+    "is_older": (lambda s: s.is_older(), [("read", V)]),
+    "upcast": (lambda s: s.upcast(), [("write", None)]),
+    "get": (lambda s: s.get("a"), [("read", "a")]),
+    "has": (lambda s: s.has("a"), [("read", "a")]),
+    "get_all": (lambda s: s.get_all(), [("read", None), ("read", "a")]),
+    "set": (lambda s: s.set("a", 2), [("write", "a")]),
+    "increment": (lambda s: s.increment("b"), [("read", "b"), ("write", "b")]),
+}
+STORE: dict[str, Case] = {
+    "get_many": (
+        lambda s: s.get_many([s.session("s"), s.session("t")]),
+        [("read", None), ("read", None), ("read", "a")],
+    ),
+    "batch": (_batch, [("write", "a"), ("write", M)]),
+    "delete": (lambda s: s.delete("s"), [("write", None)]),
+    "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
+    "export": (lambda s: s.export("s"), [("admin", None)]),
+    "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
+    "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
+    "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
+    "run": (
+        lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
+        [("lock", None), ("read", V)],
+    ),
+    "upcast": (lambda s: s.upcast(Trip), [("admin", None)]),
+    "forget": (lambda s: s.forget("u"), [("admin", None)]),
+}
+LINES = [
+    '{"format":"distributed_state/1","scope":"session","id":"x","version":1,"messages":0,"changes":1}',
+    '{"version":1,"time_ms":1,"kind":"set","actor":"","token":0,"event":"a.1.b","ops":[["s","a","1"]]}',
+]
+# What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
+FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close"}
+PLAIN = {"id", "ref", "settings", "keys", "replica", "form", "guard", "tiers", "after_fork", "dress"}
+
+
+def test_every_public_method_is_in_the_table() -> None:
+    """A new method must be put into one of the sets above, and be seen to ask."""
+    session = {name for name in dir(AsyncSession) if not name.startswith("_")}
+    store = {name for name in dir(AsyncStateStore) if not name.startswith("_")}
+    assert session - PLAIN == set(SESSION)
+    assert store - PLAIN == set(STORE) | FREE
+    typed = {name for name in dir(AsyncTypedSession) if not name.startswith("_")}
+    assert typed - session == {"load", "edit", "modify", "is_older", "upcast"}
+    assert {name for name in dir(AsyncBatch) if not name.startswith("_")} == {"on"}
+    view = {name for name, each in vars(Transaction).items() if not name.startswith("_") and callable(each)}
+    assert view == {"append", "move_to"}, "and the methods of a dict, which go through the same doors"
+    turn = {name for name, each in vars(AsyncTurn).items() if not name.startswith("_") and callable(each)}
+    assert turn == {"append", "move_to", "transition", "messages", "load_state", "save_state", "call"}
+
+
+class Rules:
+    """A policy that notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+        self.allow: Callable[[Request], Any] = lambda request: True
+
+    def __call__(self, request: Request) -> bool:
+        self.asked.append(request)
+        return self.allow(request)  # type: ignore[no-any-return]
+
+    def told(self) -> list[tuple[str, str | None]]:
+        return [(request.action, request.field) for request in self.asked]
+
+
+async def guarded(opener: Any) -> tuple[Any, Rules]:
+    rules = Rules()
+    store = await opener(access=rules)
+    session = store.session("s", user="u", actor="a")
+    await session.write(set={"a": 1}, append=[{"role": "user", "content": "x"}], phase="p")
+    await store.archive()
+    rules.asked.clear()
+    return store, rules
+
+
+def new(store: Any, session: Any) -> Any:
+    """For `create` and `save_state`, which need a record that is not there."""
+
+    class New:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(session, name)
+
+        def _create(self) -> Any:
+            return store.session("new", user="u", actor="a").create({"a": 1})
+
+        def _save(self) -> Any:
+            state = AgentState.from_user_input("go", session_id="new")
+            return store.session("new", user="u", actor="a").save_state(state)
+
+    return New()
+
+
+@pytest.mark.parametrize("name", SESSION)
+async def test_a_record_asks_for_what_it_does(opener: Any, name: str) -> None:
+    store, rules = await guarded(opener)
+    call, expected = SESSION[name]
+    await call(new(store, store.session("s", user="u", actor="a")))
+    distinct = list(dict.fromkeys(rules.told()))
+    assert distinct == expected
+    for request in rules.asked:
+        assert (request.actor, request.scope, request.user) == ("a", "session", "u")
+        assert request.id in ("s", "f", "new")
+
+
+@pytest.mark.parametrize("name", SESSION)
+async def test_a_denied_record_does_nothing(opener: Any, name: str) -> None:
+    """Each of the things asked for is denied in turn; of the first nothing reaches the server."""
+    store, rules = await guarded(opener)
+    session = store.session("s", user="u", actor="a")
+    call, expected = SESSION[name]
+    for action, field in expected:
+        rules.allow = lambda request, denied=(action, field): (request.action, request.field) != denied
+        with pytest.raises(AccessDenied):
+            await call(new(store, session))
+    rules.allow = lambda request: True
+    assert await session.version(fresh=True) == 1
+    assert not await store.session("f").exists(fresh=True)
+    assert not await store.session("new").exists(fresh=True)
+
+
+@pytest.mark.parametrize("name", TYPED)
+async def test_a_typed_record_asks_for_what_it_does(opener: Any, name: str) -> None:
+    store, rules = await guarded(opener)
+    session = store.session("s", schema=Trip, actor="a")
+    call, expected = TYPED[name]
+    for action, field in expected:
+        rules.allow = lambda request, denied=(action, field): (request.action, request.field) != denied
+        with pytest.raises(AccessDenied):
+            await call(session)
+    rules.allow = lambda request: True
+    assert await session.version(fresh=True) == 1
+    rules.asked.clear()
+    await call(session)
+    assert list(dict.fromkeys(rules.told())) == expected
+
+
+@pytest.mark.only(warm=("redis", "valkey"))
+async def test_a_denial_costs_no_round_trip(opener: Any) -> None:
+    store, rules = await guarded(opener)
+    session = new(store, store.session("s", user="u", actor="a"))
+    rules.allow = lambda request: False
+    with asked(store) as seen:
+        for call, _ in SESSION.values():
+            with pytest.raises(AccessDenied):
+                await call(session)
+        for call, _ in TYPED.values():
+            with pytest.raises(AccessDenied):
+                await call(store.session("s", schema=Trip))
+        for call, _ in STORE.values():
+            with pytest.raises(AccessDenied):
+                await call(store)
+    assert [each for each in seen.sent if ":r:session:" in each] == []
+    rules.allow = lambda request: True
+    with asked(store) as seen:
+        await session.version(fresh=True)
+    assert [each for each in seen.sent if ":r:session:" in each], "this is how it would look"
+
+
+@pytest.mark.parametrize("name", STORE)
+async def test_the_store_asks_for_what_it_does(opener: Any, name: str) -> None:
+    from distributed_state import Encryption, KeyRing
+
+    rules = Rules()
+    store = await opener(access=rules, encryption=Encryption(KeyRing({"k": bytes(32)}), accept_plaintext=True))
+    await store.session("s", user="u").set("a", 1)
+    await store.archive()
+    call, expected = STORE[name]
+    for action, field in dict.fromkeys(expected):
+        rules.allow = lambda request, denied=(action, field): (request.action, request.field) != denied
+        with pytest.raises(AccessDenied):
+            await call(store)
+    rules.allow = lambda request: True
+    assert await store.session("s").version(fresh=True) == 1
+    assert not await store.session("t").exists(fresh=True)
+    assert not await store.session("copy").exists(fresh=True)
+    rules.asked.clear()
+    await call(store)
+    # A run is turns, which ask on for what its steps read and write.
+    assert (rules.told()[: len(expected)] if name == "run" else rules.told()) == expected
+    whole = rules.asked[0]
+    if name == "sessions":
+        assert whole == Request("", "read", "session", None, None, "u")
+    if name == "forget":
+        assert whole == Request("", "admin", None, None, None, "u")
+    if name == "purge":
+        assert whole == Request("", "admin", None, None, None, None)
+    if name in ("export", "delete"):
+        assert (whole.scope, whole.id) == ("session", "s")
+    if name == "import_":
+        assert (whole.scope, whole.id) == ("session", "copy")
+
+
+async def test_a_hot_read_does_not_get_past_the_policy(opener: Any) -> None:
+    store, rules = await guarded(opener)
+    session = store.session("s", actor="a")
+
+    async def hot() -> bool:
+        await session.get("a")
+        return "session:s" in tiers(store).hot.entries
+
+    if tiers(store).link.up or opener.warm != "fake":
+        await until(hot)
+    assert await session.get("a") == 1
+    rules.allow = lambda request: request.field != "a"
+    for _ in range(2):
+        with pytest.raises(AccessDenied, match=r"'a' may not read 'a' of session:s"):
+            await session.get("a")
+    with pytest.raises(AccessDenied):
+        await session.get_all()
+
+
+@pytest.mark.only(face="blocking")
+async def test_without_a_policy_the_hot_shortcut_is_what_it_was(opener: Any) -> None:
+    free, (bound, _) = await opener(namespace=f"{opener.namespace}-b", archive="memory"), await guarded(opener)
+    assert free.session("s").it._peek.__name__ == "_peek"
+    assert bound.session("s").it._peek.__name__ != "_peek"
+
+
+async def test_a_policy_that_fails_denies(opener: Any) -> None:
+    store, rules = await guarded(opener)
+
+    def broken(request: Request) -> bool:
+        raise LookupError("no such user")
+
+    rules.allow = broken
+    with pytest.raises(AccessDenied, match="the policy failed with LookupError") as caught:
+        await store.session("s").get("a")
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+@pytest.mark.parametrize("answer", [None, 1, "yes", [True]])
+async def test_only_true_allows(opener: Any, answer: Any) -> None:
+    store, rules = await guarded(opener)
+    rules.allow = lambda request: answer
+    with pytest.raises(AccessDenied):
+        await store.session("s").get("a")
+
+
+async def test_a_policy_that_would_have_to_be_awaited_is_refused(opener: Any) -> None:
+    async def later(request: Request) -> bool:
+        return False
+
+    for policy in later, "no function":
+        with pytest.raises(ConfigurationError, match="plain function"):
+            await opener(access=policy)
+    store, rules = await guarded(opener)
+    rules.allow = later
+    with pytest.raises(AccessDenied):
+        await store.session("s").get("a")
+
+
+async def test_a_rule_for_one_field_holds_wherever_the_field_is_read(opener: Any) -> None:
+    """The plainest of policies, which forgets that there are more ways to read than `get`."""
+    store, rules = await guarded(opener)
+    session = store.session("s")
+    await session.set("ssn", "123")
+    await session.set("a", 2)
+    await store.archive()
+    rules.allow = lambda request: request.field != "ssn"
+    for call in (
+        lambda: session.get("ssn"),
+        lambda: session.get_all(),
+        lambda: session.history(),
+        lambda: session.at(version=2),
+        lambda: store.get_many([session]),
+        lambda: session.fork("mine"),
+        lambda: session.increment("ssn"),
+        lambda: session.rollback(version=1),
+        lambda: session.apply(dict),
+    ):
+        with pytest.raises(AccessDenied, match="'ssn' of session:"):
+            await call()
+    assert await session.get("a") == 2
+    assert not await store.session("mine").exists()
+    assert [change.set for change in await session.history(after=2)] == [{"a": 2}]
+
+
+async def test_a_batch_is_denied_before_any_of_it_is_sent(opener: Any) -> None:
+    store, rules = await guarded(opener)
+    rules.allow = lambda request: request.id != "t"
+    with pytest.raises(AccessDenied):
+        await _batch(store)
+    rules.allow = lambda request: True
+    assert await store.session("s").version(fresh=True) == 1
+
+
+async def test_names_reach_the_policy_as_they_were_given(opener: Any) -> None:
+    store, rules = await guarded(opener)
+    await store.session("i:d\x00", user="u%:\x00", actor="a:\ud800").set("f\n", 1)
+    assert rules.asked[-1] == Request("a:\ud800", "write", "session", "i:d\x00", "f\n", "u%:\x00")
+    await store.user("u:1").get("x")
+    assert rules.asked[-1] == Request("", "read", "user", "u:1", "x", "u:1")
+    with pytest.raises((InvalidValue, AccessDenied)):
+        await store.session("s").get(["not a name"])
+
+
+def test_a_request_cannot_be_changed() -> None:
+    request = Request("a", "read", "session", "s", None, None)
+    with pytest.raises(AttributeError):
+        request.actor = "root"  # type: ignore[misc]
+
+
+async def test_a_state_is_read_like_what_it_is_made_of(opener: Any) -> None:
+    rules = Rules()
+    store = await opener(access=rules)
+    state = AgentState.from_user_input("go", session_id="s")
+    state = state.model_copy(update={"memory": state.memory.note("key", "hunter2")})
+    await store.session("s").save_state(state)
+    rules.asked.clear()
+    await store.session("s").load_state()
+    asked_for = {field for action, field in rules.told()}
+    assert {None, M, P, "agent.goal", "agent.note.key"} <= asked_for
+    rules.allow = lambda request: request.field != "agent.note.key"
+    with pytest.raises(AccessDenied):
+        await store.session("s").load_state()
+    with pytest.raises(AccessDenied):
+        async with store.session("s").turn() as turn:
+            await turn.load_state()
+
+
+async def test_what_a_tool_does_to_its_user_is_asked_of_the_user(opener: Any) -> None:
+    @tool(name="like")
+    def like(user_state: Any, what: str) -> None:
+        """Remember what the user likes."""
+        user_state["likes"] = what
+
+    rules = Rules()
+    store = await opener(access=rules)
+    session = store.session("s", user="u", actor="a")
+    rules.allow = lambda request: (request.scope, request.action) != ("user", "write")
+    with pytest.raises(AccessDenied, match="'a' may not write 'likes' of user:u"):
+        await session.call(like, {"what": "tea"}, call_id="1")
+    assert await session.version(fresh=True) == 0
+    rules.allow = lambda request: True
+    await session.call(like, {"what": "tea"}, call_id="1")
+    assert await store.user("u").get("likes", fresh=True) == "tea"
