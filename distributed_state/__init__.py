@@ -51,7 +51,8 @@ from distributed_state.sealing import Encryption, KeyRing
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Record, Session, StateStore, TypedRecord, TypedSession
+from distributed_state.sync import StateStore
+from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession
 from distributed_state.transaction import Transaction
 from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession, Upcast
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distributed_state.errors import AccessDenied, ConfigurationError
-from distributed_state.model import PHASE, REQUEST, SUMMARY, Ref, unescape
+from distributed_state.model import INITIALIZED, PHASE, REQUEST, SEGMENTS, START, SUMMARY, TIMED, Ref, unescape
 
 Action = Literal["read", "write", "lock", "admin"]
 MESSAGES, MOVES, VERSION = "#messages", "#phase", "#version"
@@ -80,12 +80,12 @@ def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, s
     """What a change has to be allowed, in order. Who is told a sum could read as well."""
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in steps:
-        if name[:2] == REQUEST:
-            continue  # what a turn remembers of itself
+        if name[:2] == REQUEST or name in (TIMED, INITIALIZED):
+            continue  # what a turn remembers of itself, and what goes with fields that are asked for
         field: str | None = None
         if kind == b"l":
             field = VERSION
-        elif kind in (b"m", b"w") or name == SUMMARY:
+        elif kind in (b"m", b"w") or name in (SUMMARY, SEGMENTS, START):
             field = MESSAGES
         elif name == PHASE:
             field = MOVES

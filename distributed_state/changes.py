@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
-from distributed_state import codec
+from distributed_state import codec, deadlines
 from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
-from distributed_state.model import DELETED, PHASE, SUMMARY, Message
+from distributed_state.model import DELETED, PHASE, SUMMARY, TIMED, Message
 from distributed_state.settings import Settings
 from distributed_state.warm import Draft
 
@@ -18,11 +19,20 @@ _EXACT = 10**15
 class Changes:
     """Collects what one commit changes. The last word on a field counts.
 
-    `prepare(key, value)` makes of a value what is stored, or raises InvalidValue.
+    `prepare(key, value)` and `prepare_message(message)` make of a value what is stored, or raise InvalidValue. `now`
+    is the clock of deadlines.
     """
 
-    def __init__(self, settings: Settings, form: Form, prepare: Callable[[str, Any], Any] | None = None) -> None:
-        self._settings, self._form, self._prepare = settings, form, prepare
+    def __init__(
+        self,
+        settings: Settings,
+        form: Form,
+        prepare: Callable[[str, Any], Any] | None = None,
+        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self._settings, self._form, self._now = settings, form, now
+        self._prepare, self._prepare_message = prepare, prepare_message
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -32,12 +42,32 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self._fields or self._first or self._last)
 
-    def set(self, key: str, value: Any) -> Any:
-        """Set a field, and return the value as it is stored."""
+    def copy(self) -> Changes:
+        """The same changes, to go on from without touching these."""
+        other = copy(self)
+        other._fields, other._first, other._last = dict(self._fields), list(self._first), list(self._last)
+        other.sums = list(self.sums)
+        return other
+
+    @property
+    def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
+        """The step for each field that is changed, by its stored name."""
+        return self._fields
+
+    def set(self, key: str, value: Any, *, ttl: float | None = None, until: float = deadlines.NEVER) -> Any:
+        """Set a field, for `ttl` seconds or until a time in seconds since 1970; return the value as it is stored."""
         name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
-        self.put(name, self._form.encode(value, key))
+        data = self._form.encode(value, key)
+        if ttl is not None:
+            if self._now is None:
+                raise InvalidValue(f"{key!r}: there is no clock for a ttl here")
+            until = deadlines.after(ttl, self._now())
+        if until != deadlines.NEVER:
+            data = deadlines.wrap(data, until)
+            self.reserved(TIMED, b"1")
+        self.put(name, data)
         return value
 
     def put(self, name: bytes, data: bytes) -> None:
@@ -51,15 +81,20 @@ class Changes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
         self._fields[name] = (b"s", name, data)
 
-    def set_many(self, values: Mapping[str, Any]) -> None:
+    def set_many(self, values: Mapping[str, Any], *, ttl: float | None = None) -> None:
+        """Set several fields."""
         if not isinstance(values, Mapping):
             raise InvalidValue(f"fields must come as a mapping, not as {type(values).__name__}")
         for key, value in values.items():
-            self.set(key, value)
+            self.set(key, value, ttl=ttl)
 
     def delete(self, key: str) -> None:
         name = codec.encode_key(key)
         self._fields[name] = (b"d", name, b"")
+
+    def leave(self, name: bytes) -> None:
+        """Forget what was to become of a field."""
+        self._fields.pop(name, None)
 
     def increment(self, key: str, by: int) -> None:
         """Add a whole number on the server. Several to one field add up."""
@@ -75,12 +110,16 @@ class Changes:
             self.sums.append(key)
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
-    def append(self, message: Message | dict[str, Any]) -> None:
+    def append(self, message: Message | dict[str, Any]) -> Message | dict[str, Any]:
+        """Add a message; what is stored of it."""
+        if self._prepare_message is not None:
+            message = self._prepare_message(message)
         data = self._form.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
         self._last.append((b"m", b"", data))
+        return message
 
     def phase(self, phase: str | None) -> None:
         if phase is not None and (not isinstance(phase, str) or not phase):

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from distributed_state import deadlines
 from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
 from distributed_state.model import Message
 
@@ -22,6 +23,7 @@ _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
 SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
+_FRAMED = (SEALED, b"!")
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 Scalar = (str, int, float, bool, type(None))
 
@@ -159,6 +161,7 @@ def decode_message(data: bytes, name: str = "message") -> Message:
 
 def key_id(data: bytes) -> str:
     """The id of the key that these stored bytes were encrypted with, '' if they are plain."""
+    data = deadlines.split(data)[1]
     return data[2 : 2 + data[1]].decode("ascii", "replace") if data[:1] == SEALED and len(data) > 1 else ""
 
 
@@ -187,7 +190,9 @@ class Form:
         return text
 
     def open(self, data: bytes, name: str) -> bytes:
-        """JSON text, from what is stored. Raises DecryptionFailed."""
+        """JSON text, from what is stored, with a deadline or without. Raises DecryptionFailed."""
+        if data[:1] in _FRAMED:
+            data = deadlines.split(data)[1]
         if data[:1] == SEALED:
             raise self.failed(data, name, "and this store has no keys")
         return data
@@ -199,14 +204,14 @@ class Form:
     def carry(self, data: bytes, name: str, to: Form) -> bytes:
         """The stored bytes that `to` keeps for these. Raises DecryptionFailed."""
         same = (self.namespace, self.record) == (to.namespace, to.record)
-        return data if same else self.open(data, name)
+        return data if same else deadlines.wrap(self.open(data, name), deadlines.split(data)[0])
 
     def failed(self, data: bytes, name: str, why: str) -> DecryptionFailed:
         """The error for stored bytes that cannot be opened."""
         key = key_id(data)
         what = "a message" if name == MESSAGE else f"field {name!r:.80}"
         what = what if name[:2] != "#q" else "the outcome of a turn"
-        how = f"is encrypted with key {key!r}" if data[:1] == SEALED else "is not encrypted"
+        how = f"is encrypted with key {key!r}" if deadlines.split(data)[1][:1] == SEALED else "is not encrypted"
         text = f"{self.record[:200]}: {what} {how} {why}"
         return DecryptionFailed(text, record=self.record, field=name, key=key)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from typing import overload
+from typing import Unpack, overload
 
 from distributed_state.model import Ref
+from distributed_state.sanitizing import Options
 from distributed_state.schema import M, Schema
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.tiers import Home
@@ -17,59 +18,85 @@ class AsyncHandles(Home):
 
     @overload
     def session(
-        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: None = None
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: None = None,
+        **options: Unpack[Options],
     ) -> AsyncSession: ...
     @overload
     def session(
-        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[Options],
     ) -> AsyncTypedSession[M]: ...
     def session(
         self,
         id: str | None = None,
         *,
         user: str | None = None,
-        actor: str = "",
         schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[Options],
     ) -> AsyncSession:
         """A conversation by its id, or a new one. No I/O.
 
         `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
         `schema`, a pydantic model or a Schema of one, its fields are those of the model.
+
+        What is stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any
+        depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
+        store's own hooks come after them.
         """
         ref = Ref("session", secrets.token_hex(16) if id is None else id)
         if schema is not None:
-            return AsyncTypedSession(self, ref, schema=schema, user=user, actor=actor, fresh=id is None)
-        return AsyncSession(self, ref, user=user, actor=actor, fresh=id is None)
+            return AsyncTypedSession(self, ref, schema=schema, user=user, fresh=id is None, **options)
+        return AsyncSession(self, ref, user=user, fresh=id is None, **options)
 
     @overload
-    def user(self, id: str, *, actor: str = "", schema: None = None) -> AsyncRecord: ...
+    def user(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...
     @overload
-    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> AsyncTypedRecord[M]: ...
-    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> AsyncRecord:
-        """What is kept about a user, across sessions. No I/O."""
-        return self._handle(Ref("user", id), id, actor, schema)
+    def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
+    def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
+        """What is kept about a user, across sessions. No I/O. Options as for `session`."""
+        return self._handle(Ref("user", id), id, schema, options)
 
     @overload
-    def app(self, id: str, *, actor: str = "", schema: None = None) -> AsyncRecord: ...
+    def app(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...
     @overload
-    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> AsyncTypedRecord[M]: ...
-    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> AsyncRecord:
-        """What all users of an application share. No I/O."""
-        return self._handle(Ref("app", id), None, actor, schema)
+    def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
+    def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
+        """What all users of an application share. No I/O. Options as for `session`."""
+        return self._handle(Ref("app", id), None, schema, options)
 
-    @overload
-    def task(self, id: str, *, user: str | None = None, actor: str = "", schema: None = None) -> AsyncRecord: ...
     @overload
     def task(
-        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+        self, id: str, *, user: str | None = None, schema: None = None, **options: Unpack[Options]
+    ) -> AsyncRecord: ...
+    @overload
+    def task(
+        self,
+        id: str,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[Options],
     ) -> AsyncTypedRecord[M]: ...
     def task(
-        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M] | None = None
+        self,
+        id: str,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[Options],
     ) -> AsyncRecord:
-        """The state of a piece of work. No I/O."""
-        return self._handle(Ref("task", id), user, actor, schema)
+        """The state of a piece of work. No I/O. Options as for `session`."""
+        return self._handle(Ref("task", id), user, schema, options)
 
-    def _handle(self, ref: Ref, user: str | None, actor: str, schema: type[M] | Schema[M] | None) -> AsyncRecord:
+    def _handle(self, ref: Ref, user: str | None, schema: type[M] | Schema[M] | None, options: Options) -> AsyncRecord:
         if schema is not None:
-            return AsyncTypedRecord(self, ref, schema=schema, user=user, actor=actor)
-        return AsyncRecord(self, ref, user=user, actor=actor)
+            return AsyncTypedRecord(self, ref, schema=schema, user=user, **options)
+        return AsyncRecord(self, ref, user=user, **options)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from distributed_state import codec
+from distributed_state import codec, deadlines
 from distributed_state.codec import Form
 from distributed_state.errors import CorruptState
-from distributed_state.model import DELETED, STATE_FIELDS, Op, fold, is_state
+from distributed_state.model import DELETED, STATE_FIELDS, TIMED, Op, fold, is_state
 from distributed_state.port import Port
 
 MISSING: Any = object()
@@ -22,7 +22,20 @@ _KEEP_DECODED = 1024
 class Entry:
     """A record at one version. Never changed once made, but for the memo of decoded scalars."""
 
-    __slots__ = ("epoch", "fields", "fields_size", "form", "messages", "size", "used", "values", "version")
+    __slots__ = (
+        "_rest",
+        "_whole",
+        "epoch",
+        "expires",
+        "fields",
+        "fields_size",
+        "form",
+        "messages",
+        "size",
+        "used",
+        "values",
+        "version",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,6 +51,10 @@ class Entry:
         self.used = False
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
         self.size = self.fields_size + sum(map(len, messages.values())) + 150 * (len(fields) + len(messages)) + 500
+        # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
+        self.expires = deadlines.earliest(fields.values()) if TIMED in fields else deadlines.NEVER
+        self._rest: Entry | None = None
+        self._whole: Entry | None = None
 
     @classmethod
     def read(cls, form: Form, epoch: str, pairs: Sequence[bytes]) -> Entry:
@@ -64,9 +81,28 @@ class Entry:
         if data is None:
             return default
         value = self.form.decode(data, key)
-        if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar):
+        if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not deadlines.marked(data):
             self.values[key] = value
         return value
+
+    def living(self, now: float) -> Entry:
+        """The same without the fields whose time is over."""
+        if now < self.expires:
+            return self
+        if self._rest is None:
+            fields = {name: data for name, data in self.fields.items() if not deadlines.over(data, now)}
+            rest = Entry(self.form, self.epoch, self.version, fields, self.messages)
+            rest._whole = self
+            self._rest = rest
+        return self._rest.living(now)
+
+    def raw(self, name: bytes) -> bytes | None:
+        """The bytes that are stored for a field, even if its time is over: what a write has to expect."""
+        return self.fields.get(name) if self._whole is None else self._whole.raw(name)
+
+    def deadline(self, name: bytes) -> float:
+        """When a field ends."""
+        return deadlines.split(self.fields.get(name, b""))[0]
 
     def all(self) -> dict[str, Any]:
         """Every field of the user's, decoded."""
@@ -104,10 +140,10 @@ def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:
 class Flight:
     """A load on its way. What it brings is kept only if nothing newer was heard of meanwhile."""
 
-    __slots__ = ("done", "floor", "keepable", "private", "result")
+    __slots__ = ("done", "floor", "keepable", "open", "result")
 
-    def __init__(self, done: Any, keepable: bool, private: bool) -> None:
-        self.done, self.keepable, self.private = done, keepable, private
+    def __init__(self, done: Any, keepable: bool, open: bool) -> None:
+        self.done, self.keepable, self.open = done, keepable, open
         self.floor = ("", 0)
         self.result: Entry | None = None
 
@@ -143,10 +179,10 @@ class Hot:
         """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
         with self._mutex:
             flights = self._flights.setdefault(text, [])
-            joinable = [] if alone else [flight for flight in flights if not flight.private]
+            joinable = [] if alone else [flight for flight in flights if flight.open]
             if joinable:
                 return joinable[-1], False
-            flight = Flight(self._port.signal(), keepable, private)
+            flight = Flight(self._port.signal(), keepable, not private)
             flights.append(flight)
             return flight, True
 
@@ -193,11 +229,11 @@ class Hot:
         self.apply(text, epoch, version, None)
 
     def forget(self, text: str) -> None:
-        """Drop one record; what is in the air is not kept either."""
+        """Drop one record; what is in the air is not kept either, nor joined by later readers."""
         with self._mutex:
             self._drop(text)
             for flight in self._flights.get(text, ()):
-                flight.keepable = False
+                flight.keepable = flight.open = False
 
     def clear(self) -> None:
         """Drop everything; flights in the air are not kept either."""
@@ -207,7 +243,7 @@ class Hot:
             self.bytes = 0
             for flights in self._flights.values():
                 for flight in flights:
-                    flight.keepable = False
+                    flight.keepable = flight.open = False
 
     def _put(self, text: str, entry: Entry) -> list[str]:
         """Keep an entry; the texts of those that had to make room for it.

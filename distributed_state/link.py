@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from distributed_state.errors import StateError
 from distributed_state.port import Job, Port, Wire
@@ -37,6 +38,7 @@ class Link:
         self._pending: dict[bytes, int] = {}
         self._life: bytes | None = None  # the store's mark as last seen: another one each time Redis begins empty
         self.heard: Callable[[float], None] = lambda sent: None
+        self.told: Callable[[Any, float], None] = lambda time, sent: None
         self.up = self._closed = False
 
     def confirmed(self, channel: bytes) -> bool:
@@ -141,9 +143,10 @@ class Link:
             if self.up:
                 sent = self._port.monotonic()
                 try:
-                    here, _ = await self._port.exchange(
-                        [(b"GET", self._store_key), (b"SPUBLISH", self._own, repr(sent).encode())]
+                    time, here, _ = await self._port.exchange(
+                        [(b"TIME",), (b"GET", self._store_key), (b"SPUBLISH", self._own, repr(sent).encode())]
                     )
+                    self.told(time, sent)
                     if here is None or self._life not in (None, here):
                         # Redis was emptied, and perhaps started again since: nothing tells the entries one by one.
                         self._lost()

@@ -22,7 +22,8 @@ MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2
 PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#parent", b"#schema"
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
 SUMMARY = b"#summary"  # of messages that a model is not sent any more
-STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY})
+TIMED, INITIALIZED = b"#timed", b"#initialized"  # some field has or had a deadline; defaults were set
+STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED})
 REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
 
 

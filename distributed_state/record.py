@@ -6,12 +6,14 @@ into hot, and reaches cold through the journal. Law: only a commit changes a rec
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
-from distributed_state import codec
+from distributed_state import acting, codec, deadlines
+from distributed_state.deadlines import NEVER
 from distributed_state.errors import (
     ColdUnavailable,
     Conflict,
@@ -41,7 +43,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
     hot, text = tiers.hot, names.ref.text
     entry = hot.get(text)
     if entry is not None and not fresh:
-        return entry
+        return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
     tiers.listen(names)
     alone = fresh
     for _ in range(_ROUNDS):
@@ -56,10 +58,18 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
             finally:
                 hot.land(text, flight, found)
         if flight.result is not None:
-            return flight.result
+            return await _living(tiers, flight.result)
         # Something newer was heard of on the way, or the leader of the flight failed: look again.
         entry = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
+
+
+async def _living(tiers: Tiers, entry: Entry) -> Entry:
+    """The entry as it is by the server's clock."""
+    if entry.expires == NEVER:
+        return entry
+    await tiers.clock.know()
+    return entry.living(tiers.clock.now())
 
 
 async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
@@ -85,7 +95,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
             tiers.hot.land(names.ref.text, flight, entry)
     for names, flight in zip(missing, flights, strict=True):
         entries[names] = flight.result or await read(tiers, names)
-    return [entry for names in many if (entry := entries[names]) is not None]
+    return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
 
 
 async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> Entry:
@@ -104,7 +114,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> Entry:
     finally:
         hot.land(text, flight, found)
     # None: the lease nests in another of this task, or the read needs to be repeated.
-    return found or await read(tiers, names, fresh=True)
+    return await _living(tiers, found) if found else await read(tiers, names, fresh=True)
 
 
 def _seen(known: Entry | None) -> tuple[str, int | None]:
@@ -160,7 +170,7 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
 
     `last` is a lease that this change is the last under: it is given back in the same round trip.
     """
-    draft.grip = tiers.leases.grip(names.ref.text)
+    _sign(tiers, names, draft)
     behind = last.hand_over() if last else None
     op = tiers.warm.begin(draft)
     try:
@@ -178,6 +188,32 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     return done
 
 
+async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
+    """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
+    entry = tiers.hot.entries.get(names.ref.text)
+    if entry is None or entry.expires == NEVER:
+        return await commit(tiers, names, draft)
+    now, touched = tiers.clock.now(), {name for _, name, _ in draft.steps}
+    gone = {name: data for name, data in entry.fields.items() if deadlines.over(data, now) and name not in touched}
+    if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
+        return await commit(tiers, names, draft)
+    steps, expectations = draft.steps, draft.expectations
+    draft.steps = [*steps, *((b"d", name, b"") for name in gone)]
+    draft.expectations = [*expectations, *gone.items()]
+    try:
+        return await commit(tiers, names, draft)
+    except Conflict:
+        draft.steps, draft.expectations = steps, expectations
+        return await commit(tiers, names, draft)
+
+
+def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
+    """Who writes, and under which lease."""
+    draft.grip = tiers.leases.grip(names.ref.text)
+    if not draft.actor:
+        draft.actor = acting.present()
+
+
 async def commit_many(
     tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]], *, last: AsyncLease | None = None
 ) -> list[Committed | StateError]:
@@ -190,7 +226,7 @@ async def commit_many(
     results: list[Committed | StateError] = []
     try:
         for names, draft in writes:
-            draft.grip = tiers.leases.grip(names.ref.text)
+            _sign(tiers, names, draft)
             sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
         behind = last.hand_over() if last else None
         answers = await tiers.warm.commit_many(sent, behind=behind)
@@ -229,15 +265,35 @@ async def _carry_through(
     for _ in range(_ROUNDS):
         if isinstance(answer, Committed):
             return answer
-        if isinstance(answer, Swap):
+        if isinstance(answer, Swap) and not _added_here(draft, answer, tiers.clock.now()):
             raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
         if isinstance(answer, Cold):
             entry = await _hydrate(tiers, names, answer)
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
-        else:
+        elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
         answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
+
+
+def _added_here(draft: Draft, swap: Swap, now: float) -> bool:
+    """Make an increment of a number with a deadline a swap; False if it holds none, or no plain integer.
+
+    The number keeps its deadline; past it, the field counts as absent.
+    """
+    deadline, number = deadlines.split(swap.raw)
+    if deadline == NEVER:
+        return False
+    if deadline <= now:
+        deadline, number = NEVER, b"0"
+    if not re.fullmatch(rb"-?\d{1,15}", number):
+        return False
+    at, by = next(
+        (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
+    )
+    draft.steps[at] = (b"s", swap.name, deadlines.wrap(b"%d" % (int(number) + int(by)), deadline))
+    draft.expectations.insert(0, (swap.name, swap.raw))  # the last one is the schema's
+    return True
 
 
 def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
@@ -274,15 +330,16 @@ async def _keep(tiers: Tiers, names: RecordKeys, done: Committed) -> None:
             raise DurabilityUnknown(text, version=done.version) from error
 
 
-async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> list[int]:
-    """What the increments of a commit came to, in the order of its steps; from SQL if Redis does not remember."""
+async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:
+    """What the increments of a commit came to; from SQL if Redis does not remember."""
     if done.results is not None:
-        return list(done.results)
-    await reach(tiers, names)
-    rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
-    fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
-    form = tiers.form(names.ref.text)
-    return [form.decode(fields[name], codec.decode_key(name)) for step, name, _ in draft.steps if step == b"i"]
+        results = iter(done.results)
+        fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
+    else:
+        await reach(tiers, names)
+        rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
+        fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
+    return {key: int(deadlines.split(fields[codec.encode_key(key)])[1]) for key in keys}
 
 
 def _history(tiers: Tiers, text: str, version: int) -> Any:
@@ -293,14 +350,14 @@ async def swap(
     tiers: Tiers,
     names: RecordKeys,
     name: bytes,
-    change: Callable[[bytes | None], bytes],
-    draft: Callable[[bytes], Draft],
-) -> tuple[bytes, Committed]:
+    change: Callable[[bytes | None], T],
+    draft: Callable[[T], Draft],
+) -> tuple[T, Committed]:
     """Replace a field by what `change` makes of its stored bytes, atomically: one round trip if hot knew them."""
     entry = await read(tiers, names)
-    raw = None if entry.deleted else entry.fields.get(name)
+    raw = None if entry.deleted else entry.raw(name)
 
-    async def once() -> tuple[bytes, Committed]:
+    async def once() -> tuple[T, Committed]:
         nonlocal raw
         data = change(raw)
         attempt = draft(data)
@@ -345,7 +402,7 @@ async def whole(tiers: Tiers, names: RecordKeys, known: Entry) -> Entry:
     """The record with every message that Redis holds; hot keeps only the recent ones."""
     entry = await _load(tiers, names, None)
     # As everywhere, no step back: what hot knew already must be in it.
-    return entry if entry.version >= known.version or entry.epoch != known.epoch else known
+    return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
 
 
 def add(stored: Any, by: int | float, key: str) -> int | float:

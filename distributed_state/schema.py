@@ -18,7 +18,7 @@ from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
 from distributed_state.hot import Entry
-from distributed_state.model import SCHEMA
+from distributed_state.model import SCHEMA, Message
 from distributed_state.settings import Settings
 
 M = TypeVar("M", bound=BaseModel)
@@ -222,8 +222,19 @@ class Schema(Generic[M]):
 class TypedChanges(Changes):
     """Changes that a schema allows."""
 
-    def __init__(self, settings: Settings, form: Form, schema: Schema[Any]) -> None:
-        super().__init__(settings, form, schema.prepare)
+    def __init__(
+        self,
+        settings: Settings,
+        form: Form,
+        schema: Schema[Any],
+        prepare: Callable[[str, Any], Any] | None = None,
+        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        def prepared(key: str, value: Any) -> Any:
+            return schema.prepare(key, value if prepare is None else prepare(key, value))
+
+        super().__init__(settings, form, prepared, prepare_message, now)
         self._schema = schema
 
     def delete(self, key: str) -> None:

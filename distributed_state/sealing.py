@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from distributed_state import codec
+from distributed_state import codec, deadlines
 from distributed_state.codec import MESSAGE, SEALED, Form
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.model import Message
@@ -210,6 +210,7 @@ class Sealed(Form):
         return SEALED + b"%c%b" % (len(keys.current), keys.current.encode()) + keys.encrypt(text, self._place(name))
 
     def open(self, data: bytes, name: str) -> bytes:
+        data = deadlines.split(data)[1]
         if data[:1] != SEALED:
             if self.covers(name) and not self._encryption.accept_plaintext:
                 raise self.failed(data, name, "as it must be; accept_plaintext allows it during a migration")
@@ -227,17 +228,21 @@ class Sealed(Form):
         return b"".join(b"%d:%b" % (len(part), part) for part in parts)
 
     def stale(self, data: bytes, name: str) -> bool:
+        data = deadlines.split(data)[1]
         if data[:1] != SEALED:
             return self.covers(name)
         return codec.key_id(data) != self._encryption.keys.current
 
     def carry(self, data: bytes, name: str, to: Form) -> bytes:
-        text = self.open(data, name)
+        text, deadline = self.open(data, name), deadlines.split(data)[0]
         same = (self.namespace, self.record) == (to.namespace, to.record)
         if same and not self.stale(data, name):
             return data
         # Never made plain: what was encrypted once stays so, even where it need not be any more.
-        return to.enclose(text, name) if isinstance(to, Sealed) and data[:1] == SEALED else to.seal(text, name)
+        sealed = isinstance(to, Sealed) and deadlines.split(data)[1][:1] == SEALED
+        return deadlines.wrap(
+            to.enclose(text, name) if isinstance(to, Sealed) and sealed else to.seal(text, name), deadline
+        )
 
     # What cannot be stored is complained of without a word of what is in it.
 

@@ -5,11 +5,10 @@ A handle does no I/O when it is made and may be shared by tasks and threads.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
-from distributed_state import codec, record, timeline
+from distributed_state import acting, codec, deadlines, record, timeline
 from distributed_state.access import MESSAGES, MOVES, VERSION, Action, written
 from distributed_state.agent import saving
 from distributed_state.agent.context import Context, checked, look
@@ -19,11 +18,15 @@ from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn, call_once
 from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, of_session
+from distributed_state.applying import Attempts
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.lease import AsyncLease
-from distributed_state.model import OWNER, PHASE, Change, Checkpoint, Message, Ref, Snapshot, Written, escape
+from distributed_state.lifecycle import AsyncLifecycle
+from distributed_state.merging import Merge
+from distributed_state.model import INITIALIZED, OWNER, PHASE, Message, Ref, Written, escape
+from distributed_state.sanitizing import Sanitizing, sanitizer
 from distributed_state.tiers import Home
 from distributed_state.transaction import AsyncTransaction, Transaction
 from distributed_state.warm import Committed, Draft
@@ -31,15 +34,25 @@ from distributed_state.warm import Committed, Draft
 T = TypeVar("T")
 
 
-class AsyncRecord:
+class AsyncRecord(AsyncLifecycle):
     """A versioned map: the state of a user, an app, a task, or the fields of a session."""
 
-    def __init__(self, home: Home, ref: Ref, *, user: str | None = None, actor: str = "", fresh: bool = False) -> None:
+    def __init__(
+        self,
+        home: Home,
+        ref: Ref,
+        *,
+        user: str | None = None,
+        actor: str = "",
+        fresh: bool = False,
+        **options: Unpack[Sanitizing],
+    ) -> None:
         self._ref, self._fresh = ref, fresh
         self._home, self._names, self._text = home, home.keys.of(ref), ref.text
-        if not isinstance(actor, str) or len(actor) > 1024:
-            raise InvalidValue(f"an actor is a str of at most 1024 characters, not {actor!r:.80}")
-        self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), escape(actor)
+        self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
+        chosen = sanitizer(options, home.clean, home.clean_messages)
+        self._prepare = chosen.field if chosen else None
+        self._prepare_message = chosen.message if chosen else None
 
     @property
     def ref(self) -> Ref:
@@ -49,6 +62,14 @@ class AsyncRecord:
     @property
     def id(self) -> str:
         return self.ref.id
+
+    @property
+    def ephemeral(self) -> dict[str, Any]:
+        """A dict of this process alone, shared by all handles of the record; never stored, empty after a fork.
+
+        Kept for the 10,000 records that used it last.
+        """
+        return self._home.ephemeral.of(self._text)
 
     def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
         """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
@@ -78,53 +99,75 @@ class AsyncRecord:
             value = entry.values.get(key, MISSING)
         except TypeError:
             value = MISSING  # not even hashable: refused below
-        return entry.value(key, MISSING) if value is MISSING and not entry.deleted else value
+        if value is MISSING and not entry.deleted and entry.expires == deadlines.NEVER:
+            return entry.value(key, MISSING)
+        return value
 
     async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
         """The record, for one who wants to read this field of it; None: all of it."""
         self._allow("read", field)
         return await record.read(self._home.tiers(), self._names, fresh=fresh)
 
-    async def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
+    def _asks(self, fresh: bool, max_staleness: float | None) -> bool:
+        """Whether a read must ask the server, whatever hot holds."""
+        return fresh if max_staleness is None else not self._home.tiers().within(max_staleness) or fresh
+
+    async def get(
+        self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None
+    ) -> Any:
         """Read one field, or `default` if it is not there.
 
-        Hot answers without I/O, at most `max_staleness` seconds old; `fresh=True` asks the server. Raises
-        CorruptState if stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is away.
+        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or less if given here.
+        `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
+        ColdUnavailable if a server is away.
         """
-        entry = await self._entry(fresh, key)
+        entry = await self._entry(self._asks(fresh, max_staleness), key)
         return default if entry.deleted else self._value(entry, key, default)
 
     def _value(self, entry: Entry, key: str, default: Any) -> Any:
         return entry.value(key, default)
 
-    async def has(self, key: str, *, fresh: bool = False) -> bool:
+    async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there."""
-        entry = await self._entry(fresh, key)
+        entry = await self._entry(self._asks(fresh, max_staleness), key)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
-    async def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
+    async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields."""
-        return self._fields(await self._entry(fresh))
+        return self._fields(await self._entry(self._asks(fresh, max_staleness)))
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
         fields = {} if entry.deleted else entry.all()
         self._allow("read", *fields)
         return fields
 
-    async def version(self, *, fresh: bool = False) -> int:
+    async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 for a record never written."""
-        return (await self._entry(fresh, VERSION)).version
+        return (await self._entry(self._asks(fresh, max_staleness), VERSION)).version
 
-    async def exists(self, *, fresh: bool = False) -> bool:
+    async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since."""
-        entry = await self._entry(fresh, VERSION)
+        entry = await self._entry(self._asks(fresh, max_staleness), VERSION)
         return entry.version > 0 and not entry.deleted
+
+    def invalidate(self, key: str | None = None) -> None:
+        """Drop this process's copy, so that the next read asks the server. No I/O.
+
+        A copy holds the record whole: with `key` it goes as well, and with it every other field.
+        """
+        if key is not None:
+            codec.encode_key(key)
+        self._home.tiers().hot.forget(self._text)
 
     # Changing
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        return Changes(self._home.settings, self._home.form(self._text))
+        form = self._home.form(self._text)
+        return Changes(self._home.settings, form, self._prepare, self._prepare_message, self._now)
+
+    def _now(self) -> float:
+        return self._home.tiers().clock.now()
 
     def _sign(self, draft: Draft) -> Draft:
         """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
@@ -144,7 +187,7 @@ class AsyncRecord:
         return await self._send(draft)
 
     async def _send(self, draft: Draft) -> Committed:
-        return await record.commit(self._home.tiers(), self._names, draft)
+        return await record.commit_and_sweep(self._home.tiers(), self._names, draft)
 
     def _attempt(self, draft: Draft) -> Draft:
         """The change as it goes into a batch; if it is another one and meets a Conflict, `_send` repeats it."""
@@ -162,20 +205,31 @@ class AsyncRecord:
         """Whether whole numbers are added to this field on the server."""
         return not self._home.form(self._text).covers(key)
 
-    async def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
+    async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
 
         `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
+
+        With `ttl` it is there for that many seconds by the server's clock, known to this process within a round trip;
+        then every read and write finds it absent, and it goes with a later commit of a process that has the record
+        hot. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value. `at`
+        and `history` show it as it was written.
         """
         changes = self._changes()
-        changes.set(key, value)
+        if ttl is not None:
+            await self._home.tiers().clock.know()
+        changes.set(key, value, ttl=ttl)
         return (await self._commit(changes.draft("set"), expect_version)).version
 
-    async def set_many(self, values: Mapping[str, Any], *, expect_version: int | None = None) -> int:
+    async def set_many(
+        self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
+    ) -> int:
         """Set several fields in one commit and return the new version."""
         changes = self._changes()
-        changes.set_many(values)
+        if ttl is not None:
+            await self._home.tiers().clock.know()
+        changes.set_many(values, ttl=ttl)
         return (await self._commit(changes.draft("set"), expect_version)).version
 
     async def delete(self, key: str, *, expect_version: int | None = None) -> int:
@@ -188,6 +242,7 @@ class AsyncRecord:
         """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
         changes = self._changes()
         changes.clear(messages=messages)
+        changes.reserved(INITIALIZED, None)
         return (await self._commit(changes.draft("clear"))).version
 
     async def update(self, key: str, values: Mapping[str, Any]) -> int:
@@ -231,7 +286,7 @@ class AsyncRecord:
             draft = changes.draft("increment")
             try:
                 done = await self._commit(draft)
-                return (await record.sums(self._home.tiers(), self._names, draft, done))[0]
+                return (await record.sums(self._home.tiers(), self._names, draft, done, [key]))[key]
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
         self._allow("read", key)
@@ -242,17 +297,23 @@ class AsyncRecord:
         name, form = codec.encode_key(key), self._home.form(self._text)
         self._allow("write", key)
 
-        def changed(raw: bytes | None) -> bytes:
-            return form.encode(change(empty if raw is None else form.decode(raw, key)), key)
-
-        def draft(data: bytes) -> Draft:
+        def changed(raw: bytes | None) -> Changes:
+            until = deadlines.NEVER
+            if raw is not None and deadlines.marked(raw):
+                until = deadlines.split(raw)[0]
+                if until <= self._now():
+                    until, raw = deadlines.NEVER, None
             changes = self._changes()
-            changes.put(name, data)
+            changes.set(key, change(empty if raw is None else form.decode(raw, key)), until=until)
+            return changes
+
+        def draft(changes: Changes) -> Draft:
             draft = changes.draft(kind)
             draft.owner, draft.actor = self._owner, self._actor
             return draft
 
-        return await record.swap(self._home.tiers(), self._names, name, changed, draft)
+        changes, done = await record.swap(self._home.tiers(), self._names, name, changed, draft)
+        return changes.fields[name][2], done
 
     async def write(
         self,
@@ -288,8 +349,9 @@ class AsyncRecord:
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
             draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
         done = await self._commit(draft, expect_version)
-        sums = await record.sums(self._home.tiers(), self._names, draft, done) if increment else []
-        return Written(done.version, dict(zip(changes.sums, sums, strict=True)), done.first_message)
+        tiers = self._home.tiers()
+        sums = await record.sums(tiers, self._names, draft, done, changes.sums) if increment else {}
+        return Written(done.version, sums, done.first_message)
 
     async def create(self, values: Mapping[str, Any] | None = None) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
@@ -314,18 +376,19 @@ class AsyncRecord:
         """
         return AsyncTransaction(self)
 
-    async def apply(self, change: Callable[[Transaction], T | Awaitable[T]]) -> T:
+    async def apply(
+        self, change: Callable[[Transaction], T | Awaitable[T]], *, merge: Mapping[str, Merge] | None = None
+    ) -> T:
         """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; its result.
 
         `change` may run several times. Raises Conflict after `conflict_retries` attempts.
+
+        With `merge`, a policy by field as in `distributed_state.merging`, what it did is first merged with what
+        others did meanwhile: a field that only one side changed is that side's, one that both changed is for its
+        policy, messages go after theirs. It runs again only where no merge can express it: a field without policy,
+        one that a side deleted, a phase that was moved. What `change` read and left as it was is not looked at again.
         """
-
-        async def once() -> T:
-            async with self.transaction() as view:
-                result = change(view)
-                return await result if inspect.isawaitable(result) else result
-
-        return await record.until_no_conflict(self._home.tiers(), once)
+        return await record.until_no_conflict(self._home.tiers(), Attempts(self, change, merge).once)
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> AsyncLease:
         """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
@@ -336,62 +399,6 @@ class AsyncRecord:
         """
         self._allow("lock", None)
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
-
-    # The past
-
-    async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
-        """Read the changes between two versions (exclusive), oldest first: who, when, what.
-
-        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
-        """
-        self._allow("read", None)
-        changes = await timeline.history(self._home.tiers(), self._names, after, before, limit)
-        self._allow("read", *timeline.told(changes))
-        return changes
-
-    async def at(self, *, version: int) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        self._allow("read", None)
-        snapshot = await timeline.at(self._home.tiers(), self._names, version)
-        self._allow("read", *snapshot.fields, MESSAGES, MOVES)
-        return snapshot
-
-    async def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name."""
-        changes = self._changes()
-        changes.label(label)
-        return (await self._commit(changes.draft("checkpoint"))).version
-
-    async def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first."""
-        self._allow("read", VERSION)
-        return await timeline.checkpoints(self._home.tiers(), self._names)
-
-    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` commits ago, at a checkpoint or at a version; return the new version.
-
-        Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
-        """
-        self._allow("write", None)
-
-        async def once() -> int:
-            draft = await timeline.rollback(self._home.tiers(), self._names, self._changes(), steps, label, version)
-            return (await self._commit(draft)).version
-
-        return await record.until_no_conflict(self._home.tiers(), once)
-
-    async def fork(self, new_id: str, *, version: int | None = None) -> int:
-        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
-
-        Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
-        """
-        tiers, target = self._home.tiers(), self._home.keys.of(Ref(self.ref.scope, new_id))
-        self._allow("read", None)
-        self._allow("write", None, ref=target.ref)
-        draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
-        self._allow_steps(draft, target.ref)
-        draft.actor = self._actor
-        return (await record.commit(tiers, target, draft)).version
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._text[:200]}>"
@@ -407,12 +414,15 @@ class AsyncSession(AsyncRecord):
             changes.append(message)
         return (await self._commit(changes.draft("append"))).version
 
-    async def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
+    async def messages(
+        self, *, last: int | None = None, fresh: bool = False, max_staleness: float | None = None
+    ) -> list[Message]:
         """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
         self._allow("read", MESSAGES)
-        return (await timeline.messages(self._home.tiers(), self._names, last, fresh=fresh))[1]
+        asks = self._asks(fresh, max_staleness)
+        return (await timeline.messages(self._home.tiers(), self._names, last, fresh=asks))[1]
 
     async def window(
         self,
@@ -441,9 +451,9 @@ class AsyncSession(AsyncRecord):
             self._allow("write", MESSAGES)
         return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
 
-    async def phase(self, *, fresh: bool = False) -> str | None:
+    async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set."""
-        entry = await self._entry(fresh, MOVES)
+        entry = await self._entry(self._asks(fresh, max_staleness), MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 

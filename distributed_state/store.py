@@ -9,6 +9,7 @@ import os
 import secrets
 import weakref
 from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
 from typing import Any, Self
@@ -17,13 +18,14 @@ import orjson
 from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
-from distributed_state import doctor, record, reencryption, upkeep
+from distributed_state import acting, doctor, record, reencryption, upkeep
 from distributed_state.access import Action, Guard, Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
 from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
+from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound, StateError
 from distributed_state.handles import AsyncHandles
 from distributed_state.keys import Keys
@@ -31,6 +33,7 @@ from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
 from distributed_state.reencryption import Reencrypted
+from distributed_state.sanitizing import Clean, CleanMessage, sanitizer
 from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption, Sealed
 from distributed_state.session import AsyncRecord
@@ -72,6 +75,9 @@ class AsyncStateStore(AsyncHandles):
         self._cold: ColdStore | None = None
         self._lock: FileLock | None = None
         self._layout: dict[str, Any] = {}
+        self.ephemeral = Ephemeral()
+        self.clean: Clean | None = None
+        self.clean_messages: CleanMessage | None = None
         self.dress: Callable[[Any], Any] = lambda twin: twin  # what user code is given in place of our own objects
         self._unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
 
@@ -84,6 +90,8 @@ class AsyncStateStore(AsyncHandles):
         namespace: str | None = None,
         encryption: Encryption | None = None,
         access: Policy | None = None,
+        clean: Clean | None = None,
+        clean_messages: CleanMessage | None = None,
         **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
@@ -92,11 +100,19 @@ class AsyncStateStore(AsyncHandles):
         `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
         SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
-        `access` is asked before everything and may deny it (see Request).
+        `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
+        `clean_messages(message)` return what is stored in place of each value and message.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
-        return cls(given, encryption=encryption, access=access)
+        store = cls(given, encryption=encryption, access=access)
+        store.hook(clean, clean_messages)
+        return store
+
+    def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
+        """Clean everything that is stored from now on."""
+        sanitizer({}, clean, clean_messages)
+        self.clean, self.clean_messages = clean, clean_messages
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._opened().__await__()
@@ -220,6 +236,7 @@ class AsyncStateStore(AsyncHandles):
             home.leases.abandoned = True
             home.port.abandon()
         self._homes.clear()
+        self.ephemeral.forget()
         if self._cold is not None:
             self._cold.abandon()
         if self._connections.embedded:
@@ -232,6 +249,18 @@ class AsyncStateStore(AsyncHandles):
             self.guard.ask(action, ref, user=user, scope=scope)
 
     # Several records
+
+    def invalidate(self) -> None:
+        """Drop everything that this process keeps of records; the next reads ask the server. No I/O."""
+        self.tiers().hot.clear()
+
+    def acting_as(self, actor: str) -> AbstractContextManager[None]:
+        """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.
+
+        `history()` shows it. It is a variable of the context, as in `contextvars`: tasks created inside inherit it; a
+        new thread does if it is started by `asyncio.to_thread` or with `contextvars.copy_context().run`.
+        """
+        return acting.acting_as(actor)
 
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
         """Read the fields of several records; what is not hot comes in one round trip."""

@@ -1,253 +1,36 @@
-"""The blocking face: the same names, one line a method. Law: no logic here but the shortcut of a hot read.
+"""The blocking face: the same names, one line a method. Law: no logic here.
 
 Works in threads, inside a running event loop and after fork(): a call steps the asyncio core by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from distributed_state.access import Policy
-from distributed_state.agent.context import Context
-from distributed_state.agent.machine import DEFAULT, StateMachine
-from distributed_state.agent.state import AgentState, ToolCall
-from distributed_state.agent.tokens import Counter, estimate
-from distributed_state.agent.tools import Tool
+from distributed_state.agent.state import AgentState
 from distributed_state.agent.turn import AsyncTurn
-from distributed_state.agent.window import Strategy, Summarizer, Window
 from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
-from distributed_state.hot import MISSING
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Message, Ref, SessionInfo, Snapshot, Written
+from distributed_state.model import Ref, SessionInfo
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.reencryption import Reencrypted
+from distributed_state.sanitizing import Clean, CleanMessage, Options
 from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
-from distributed_state.transaction import AsyncTransaction, Transaction
+from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession, _record, _session
+from distributed_state.transaction import AsyncTransaction
 from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession, Upcast
 
 T = TypeVar("T")
-
-
-class Record:
-    _kind: type[AsyncRecord] = AsyncRecord
-
-    def __init__(self, twin: AsyncRecord) -> None:
-        self._twin = twin
-        self._peek = twin._shortcut()
-
-    @property
-    def ref(self) -> Ref:
-        return self._twin.ref
-
-    @property
-    def id(self) -> str:
-        return self._twin.id
-
-    def get(self, key: str, default: Any = None, *, fresh: bool = False) -> Any:
-        if not fresh:
-            value = self._peek(key)
-            if value is not MISSING:
-                return value
-        return finish(self._twin.get(key, default, fresh=fresh))
-
-    def has(self, key: str, *, fresh: bool = False) -> bool:
-        return finish(self._twin.has(key, fresh=fresh))
-
-    def get_all(self, *, fresh: bool = False) -> dict[str, Any]:
-        return finish(self._twin.get_all(fresh=fresh))
-
-    def version(self, *, fresh: bool = False) -> int:
-        return finish(self._twin.version(fresh=fresh))
-
-    def exists(self, *, fresh: bool = False) -> bool:
-        return finish(self._twin.exists(fresh=fresh))
-
-    def set(self, key: str, value: Any, *, expect_version: int | None = None) -> int:
-        return finish(self._twin.set(key, value, expect_version=expect_version))
-
-    def set_many(self, values: Mapping[str, Any], *, expect_version: int | None = None) -> int:
-        return finish(self._twin.set_many(values, expect_version=expect_version))
-
-    def delete(self, key: str, *, expect_version: int | None = None) -> int:
-        return finish(self._twin.delete(key, expect_version=expect_version))
-
-    def clear(self, *, messages: bool = False) -> int:
-        return finish(self._twin.clear(messages=messages))
-
-    def update(self, key: str, values: Mapping[str, Any]) -> int:
-        return finish(self._twin.update(key, values))
-
-    def append_to(self, key: str, *items: Any) -> int:
-        return finish(self._twin.append_to(key, *items))
-
-    def increment(self, key: str, by: int | float = 1) -> int | float:
-        return finish(self._twin.increment(key, by))
-
-    def write(
-        self,
-        *,
-        set: Mapping[str, Any] | None = None,
-        delete: Iterable[str] = (),
-        increment: Mapping[str, int] | None = None,
-        append: Iterable[Message | dict[str, Any]] = (),
-        phase: str | None = None,
-        expect_version: int | None = None,
-        expect_phase: str | None = None,
-    ) -> Written:
-        return finish(
-            self._twin.write(
-                set=set, delete=delete, increment=increment, append=append, phase=phase,
-                expect_version=expect_version, expect_phase=expect_phase,
-            )
-        )  # fmt: skip
-
-    def create(self, values: Mapping[str, Any] | None = None) -> int:
-        return finish(self._twin.create(values))
-
-    def transaction(self) -> TransactionBody:
-        return TransactionBody(self._twin.transaction())
-
-    def apply(self, change: Callable[[Transaction], T]) -> T:
-        return finish(self._twin.apply(change))
-
-    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> Lease:
-        return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
-
-    def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
-        return finish(self._twin.history(after=after, before=before, limit=limit))
-
-    def at(self, *, version: int) -> Snapshot:
-        return finish(self._twin.at(version=version))
-
-    def checkpoint(self, label: str) -> int:
-        return finish(self._twin.checkpoint(label))
-
-    def checkpoints(self) -> list[Checkpoint]:
-        return finish(self._twin.checkpoints())
-
-    def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        return finish(self._twin.rollback(steps=steps, label=label, version=version))
-
-    def fork(self, new_id: str, *, version: int | None = None) -> int:
-        return finish(self._twin.fork(new_id, version=version))
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
-
-
-class Session(Record):
-    _twin: AsyncSession
-
-    def append(self, *messages: Message | dict[str, Any]) -> int:
-        return finish(self._twin.append(*messages))
-
-    def messages(self, *, last: int | None = None, fresh: bool = False) -> list[Message]:
-        return finish(self._twin.messages(last=last, fresh=fresh))
-
-    def window(
-        self,
-        *,
-        max_tokens: int,
-        keep_last: int = 6,
-        keep_system: bool = True,
-        counter: Counter = estimate,
-        strategy: Strategy = "drop",
-        summarizer: Summarizer | None = None,
-        wait: float = 60.0,
-    ) -> Window:
-        return finish(
-            self._twin.window(
-                max_tokens=max_tokens, keep_last=keep_last, keep_system=keep_system, counter=counter,
-                strategy=strategy, summarizer=summarizer, wait=wait,
-            )
-        )  # fmt: skip
-
-    def phase(self, *, fresh: bool = False) -> str | None:
-        return finish(self._twin.phase(fresh=fresh))
-
-    def transition(
-        self,
-        event: str,
-        *,
-        machine: StateMachine = DEFAULT,
-        set: Mapping[str, Any] | None = None,
-        append: Iterable[Message | dict[str, Any]] = (),
-    ) -> str:
-        return finish(self._twin.transition(event, machine=machine, set=set, append=append))
-
-    def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
-        return finish(self._twin.context(last=last, beside=[each._twin for each in beside], counter=counter))
-
-    def load_state(self) -> AgentState | None:
-        return finish(self._twin.load_state())
-
-    def save_state(self, state: AgentState) -> AgentState:
-        return finish(self._twin.save_state(state))
-
-    def turn(
-        self,
-        *,
-        request_id: str | None = None,
-        busy: str = "wait",
-        wait: float = 60.0,
-        ttl: float = 30.0,
-        limit: float | None = None,
-        slot: str | None = None,
-    ) -> Turn:
-        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot))
-
-    def call(
-        self,
-        tool: Tool,
-        arguments: dict[str, Any] | str | None = None,
-        *,
-        call_id: str,
-        turn_id: str = "",
-        wait: float = 60.0,
-    ) -> ToolCall:
-        return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
-
-
-class TypedRecord(Record, Generic[M]):
-    _twin: AsyncTypedRecord[M]
-
-    def load(self, *, fresh: bool = False) -> M:
-        return finish(self._twin.load(fresh=fresh))
-
-    def create(self, values: M | Mapping[str, Any] | None = None) -> int:
-        return finish(self._twin.create(values))
-
-    def edit(self) -> Edit[M]:
-        return Edit(self._twin.edit())
-
-    def modify(self, change: Callable[[M], M | None]) -> M:
-        return finish(self._twin.modify(change))
-
-    def is_older(self) -> bool:
-        return finish(self._twin.is_older())
-
-    def upcast(self) -> int | None:
-        return finish(self._twin.upcast())
-
-
-class TypedSession(TypedRecord[M], Session):
-    _twin: AsyncTypedSession[M]
-
-
-def _session(twin: AsyncSession) -> Session:
-    return TypedSession(twin) if isinstance(twin, AsyncTypedSession) else Session(twin)
-
-
-def _record(twin: AsyncRecord) -> Record:
-    return TypedRecord(twin) if isinstance(twin, AsyncTypedRecord) else Record(twin)
 
 
 class Batch:
@@ -294,10 +77,14 @@ class StateStore:
         namespace: str | None = None,
         encryption: Encryption | None = None,
         access: Policy | None = None,
+        clean: Clean | None = None,
+        clean_messages: CleanMessage | None = None,
         **settings: Any,
     ) -> Self:
-        given = resolve(url=url, archive=archive, namespace=namespace, **settings)
-        store = cls(given, encryption=encryption, access=access)
+        store = cls(
+            resolve(url=url, archive=archive, namespace=namespace, **settings), encryption=encryption, access=access
+        )
+        store._twin.hook(clean, clean_messages)
         finish(store._twin.__aenter__())
         return store
 
@@ -314,46 +101,72 @@ class StateStore:
 
     @overload
     def session(
-        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: None = None
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: None = None,
+        **options: Unpack[Options],
     ) -> Session: ...
     @overload
     def session(
-        self, id: str | None = None, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[Options],
     ) -> TypedSession[M]: ...
     def session(
         self,
         id: str | None = None,
         *,
         user: str | None = None,
-        actor: str = "",
         schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[Options],
     ) -> Session:
-        return _session(self._twin.session(id, user=user, actor=actor, schema=schema))
+        return _session(self._twin.session(id, user=user, schema=schema, **options))
 
     @overload
-    def user(self, id: str, *, actor: str = "", schema: None = None) -> Record: ...
+    def user(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> Record: ...
     @overload
-    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> TypedRecord[M]: ...
-    def user(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> Record:
-        return _record(self._twin.user(id, actor=actor, schema=schema))
+    def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> TypedRecord[M]: ...
+    def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> Record:
+        return _record(self._twin.user(id, schema=schema, **options))
 
     @overload
-    def app(self, id: str, *, actor: str = "", schema: None = None) -> Record: ...
+    def app(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> Record: ...
     @overload
-    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M]) -> TypedRecord[M]: ...
-    def app(self, id: str, *, actor: str = "", schema: type[M] | Schema[M] | None = None) -> Record:
-        return _record(self._twin.app(id, actor=actor, schema=schema))
+    def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> TypedRecord[M]: ...
+    def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> Record:
+        return _record(self._twin.app(id, schema=schema, **options))
 
     @overload
-    def task(self, id: str, *, user: str | None = None, actor: str = "", schema: None = None) -> Record: ...
+    def task(self, id: str, *, user: str | None = None, schema: None = None, **options: Unpack[Options]) -> Record: ...
     @overload
     def task(
-        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M]
+        self,
+        id: str,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[Options],
     ) -> TypedRecord[M]: ...
     def task(
-        self, id: str, *, user: str | None = None, actor: str = "", schema: type[M] | Schema[M] | None = None
+        self,
+        id: str,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[Options],
     ) -> Record:
-        return _record(self._twin.task(id, user=user, actor=actor, schema=schema))
+        return _record(self._twin.task(id, user=user, schema=schema, **options))
+
+    def invalidate(self) -> None:
+        return self._twin.invalidate()
+
+    def acting_as(self, actor: str) -> AbstractContextManager[None]:
+        return self._twin.acting_as(actor)
 
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
         return finish(self._twin.get_many([handle._twin for handle in handles]))

@@ -14,15 +14,18 @@ import orjson
 
 from distributed_state.access import Guard
 from distributed_state.archiver import Archiver
+from distributed_state.clock import ServerClock
 from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.ephemeral import Ephemeral
+from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
 from distributed_state.hot import Hot
 from distributed_state.keys import Keys, RecordKeys
 from distributed_state.lease import AsyncLease, Leases
 from distributed_state.link import Link
 from distributed_state.model import unpack
 from distributed_state.port import Port
+from distributed_state.sanitizing import Clean, CleanMessage
 from distributed_state.settings import Settings
 from distributed_state.warm import Warm
 
@@ -49,7 +52,7 @@ class Tiers:
     ) -> None:
         self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
         self.form = form
-        self.warm = Warm(port, settings, replica)
+        self.warm, self.clock = Warm(port, settings, replica), ServerClock(port)
         self.hot = Hot(
             port,
             entries=settings.hot_entries,
@@ -60,7 +63,7 @@ class Tiers:
         self.link = Link(
             port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
         )
-        self.link.heard = self._heard
+        self.link.heard, self.link.told = self._heard, self.clock.heard
         self.leases = Leases(port, self.warm, self.link, self.start)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self._layout = layout
@@ -71,6 +74,12 @@ class Tiers:
 
     def _heard(self, sent: float) -> None:
         self.hot.good_until = max(self.hot.good_until, sent + self.settings.max_staleness)
+
+    def within(self, max_staleness: float) -> bool:
+        """Whether what hot holds is at most this old."""
+        if isinstance(max_staleness, bool) or not isinstance(max_staleness, (int, float)) or not max_staleness >= 0:
+            raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {max_staleness!r:.80}")
+        return self.hot.clock() < self.hot.good_until - self.settings.max_staleness + max_staleness
 
     def _lost(self) -> None:
         self.hot.clear()
@@ -167,5 +176,8 @@ class Home(Protocol):
     form: Callable[[str], Form]
     guard: Guard | None
     dress: Callable[[Any], Any]
+    ephemeral: Ephemeral
+    clean: Clean | None
+    clean_messages: CleanMessage | None
 
     def tiers(self) -> Tiers: ...

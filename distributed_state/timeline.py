@@ -20,6 +20,7 @@ from distributed_state.model import (
     PHASE,
     SEGMENTS,
     START,
+    SUMMARY,
     Change,
     Checkpoint,
     Message,
@@ -204,6 +205,28 @@ def _restore(changes: Changes, present: Entry, target: State) -> None:
     for name, value in target.fields.items():
         if name not in handled and present.fields.get(name) != value:
             changes.reserved(name, _carried(form, form, name, value))
+
+
+async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
+    """The change that hides messages committed before a time, None if there are none; and how many it hides."""
+    present, text = await record.read(tiers, names, fresh=True), names.ref.text
+    shown = [] if present.deleted else lineage.segments(text, present.fields)
+    if not shown:
+        return None, 0
+    await record.reach(tiers, names)
+    kept = await tiers.port.sql(tiers.cold.since, text, shown, int(before * 1000))
+    hidden = lineage.count(shown) - lineage.count(kept)
+    if not hidden:
+        return None, 0
+    # The last run shown is the open one, if that holds anything; it stays open, so that recent messages stay near.
+    end = present.fields.get(NEXT, b"0")
+    opened = bool(kept) and present.fields.get(START, b"0") != end
+    changes.reserved(START, b"%d" % kept[-1].start if opened else end)
+    changes.reserved(SEGMENTS, lineage.dump(kept[:-1] if opened else kept))
+    changes.reserved(SUMMARY, None)  # it tells what they said
+    draft = changes.draft("cleanup")
+    draft.expected, draft.epoch = present.version, present.epoch
+    return draft, hidden
 
 
 def _carried(form: Form, to: Form, name: bytes, value: bytes) -> bytes:

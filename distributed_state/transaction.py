@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import TracebackType
 from typing import Any, Protocol
 
-from distributed_state import codec
+from distributed_state import codec, deadlines, merging
 from distributed_state.access import MOVES, VERSION, Action
 from distributed_state.changes import Changes
 from distributed_state.errors import InvalidValue
@@ -87,8 +87,8 @@ class Transaction(MutableMapping[str, Any]):
     def _draft(self, kind: str = "transaction") -> Draft | None:
         """End the transaction: its change, None if there is none."""
         for key, value in self._now.items():
-            if isinstance(value, (dict, list)) and self._entry.form.text(value, key) != self._stored(key):
-                self._changes.set(key, value)
+            if isinstance(value, (dict, list)):
+                self._notice(key, value)
         self._over = True
         if not self._changes:
             return None
@@ -96,9 +96,32 @@ class Transaction(MutableMapping[str, Any]):
         draft.expected, draft.epoch = self._entry.version, self._entry.epoch
         return draft
 
-    def _stored(self, key: str) -> bytes | None:
-        data = self._entry.fields.get(codec.encode_key(key))
-        return None if data is None else self._entry.form.open(data, key)
+    def _rebased(self, newest: Entry, policies: Mapping[str, merging.Merge]) -> Draft | None:
+        """The change of an ended transaction, merged with what others did since; None if that cannot be expressed."""
+        base = self._entry
+        if newest.epoch != base.epoch or newest.deleted or base.deleted:
+            return None
+        merged = merging.three_way(base.form, self._changes.fields, base.fields, newest.fields, policies)
+        if merged is None:
+            return None
+        changes = self._changes.copy()
+        for key, value in merged.items():
+            changes.set(key, value)
+        draft = changes.draft("transaction")
+        draft.expected, draft.epoch = newest.version, newest.epoch
+        return draft
+
+    def _notice(self, key: str, value: Any) -> None:
+        """A list or object that may have been changed in place; its deadline stays, unless it was set anew."""
+        name, form = codec.encode_key(key), self._entry.form
+        given = self._changes.fields.get(name)
+        stored = given[2] if given else self._entry.fields.get(name)
+        try:
+            if stored is not None and form.text(value, key) == form.open(stored, key):
+                return
+        except InvalidValue:
+            pass  # to be prepared, or refused
+        self._changes.set(key, value, until=deadlines.NEVER if given else self._entry.deadline(name))
 
     def _open(self) -> Changes:
         if self._over:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Generic
+from typing import Any, Generic, Unpack
 
 from distributed_state import codec, record, upkeep
 from distributed_state.access import VERSION
@@ -17,6 +17,7 @@ from distributed_state.codec import Form
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.hot import MISSING, Entry
 from distributed_state.model import SCHEMA, Ref, escape
+from distributed_state.sanitizing import Sanitizing
 from distributed_state.schema import M, Schema, TypedChanges
 from distributed_state.session import AsyncRecord, AsyncSession
 from distributed_state.tiers import Home
@@ -45,8 +46,9 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         user: str | None = None,
         actor: str = "",
         fresh: bool = False,
+        **options: Unpack[Sanitizing],
     ) -> None:
-        super().__init__(home, ref, user=user, actor=actor, fresh=fresh)
+        super().__init__(home, ref, user=user, actor=actor, fresh=fresh, **options)
         self._schema: Schema[M] = Schema.of(schema)
 
     # Reading
@@ -86,7 +88,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     # Changing
 
     def _changes(self) -> TypedChanges:
-        return TypedChanges(self._home.settings, self._home.form(self._text), self._schema)
+        settings, form = self._home.settings, self._home.form(self._text)
+        return TypedChanges(settings, form, self._schema, self._prepare, self._prepare_message, self._now)
 
     def _unchecked(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
         """What differs between two sets of fields, which were checked as a whole."""
@@ -145,10 +148,11 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
             fresh = True
             view = self._schema.view(self._text, stored)
             changes = self._changes()
-            value = changes.set(key, change(empty if view.deleted else view.value(key, empty)))
+            before = empty if view.deleted else view.value(key, empty)
+            value = changes.set(key, change(before), until=view.deadline(name))
             draft = changes.draft(kind)
             if view is stored:
-                draft.expectations.append((name, None if stored.deleted else stored.fields.get(name)))
+                draft.expectations.append((name, None if stored.deleted else stored.raw(name)))
             else:
                 draft.expected = stored.version
             return self._home.form(self._text).encode(value, key), await self._commit(draft)

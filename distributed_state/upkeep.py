@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from distributed_state import codec, lineage, record
+from distributed_state import codec, deadlines, lineage, record
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, NotFound, StateError, WarmUnavailable
 from distributed_state.keys import RecordKeys
 from distributed_state.model import (
     DELETED,
+    INITIALIZED,
     NEXT,
     PHASE,
     SEGMENTS,
@@ -47,6 +48,7 @@ def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
     changes = Changes(settings, form)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
+    changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
     return changes.draft(kind)
 
@@ -131,7 +133,7 @@ def _check(name: bytes, value: bytes | None) -> None:
     if value is None:
         return
     if is_value(name):
-        key = codec.decode_key(name)
+        key, value = codec.decode_key(name), deadlines.split(value)[1]
         if value[:1] != codec.SEALED:
             codec.decode(value, key)
     elif name == SEGMENTS:

@@ -42,6 +42,18 @@ def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
     return found
 
 
+def deaf(store: Any) -> None:
+    """From now on this replica hears no server's time."""
+    home = tiers(store)
+    home.link.told = home.clock.heard = lambda answer, sent: None  # type: ignore[method-assign]
+
+
+def later(store: Any, seconds: float) -> None:
+    """Let time pass, as far as this replica's deadlines are concerned."""
+    deaf(store)
+    tiers(store).clock._ahead += seconds
+
+
 @contextmanager
 def redis_of(store: Any) -> Iterator[Any]:
     """A plain client on the server of a store."""

@@ -14,6 +14,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from distributed_state import acting
+
 
 class Worker(threading.Thread):
     """Runs the blocking calls of one task."""
@@ -60,7 +62,13 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         weakref.finalize(task, worker.calls.put, None)
     loop = asyncio.get_running_loop()
     future = loop.create_future()
-    worker.calls.put((loop, future, call))
+    actor = acting.present()
+
+    def as_the_task() -> Any:
+        acting._present.set(actor)  # a thread has a context of its own, and this one stands for the task
+        return call()
+
+    worker.calls.put((loop, future, as_the_task))
     return await future
 
 
@@ -138,4 +146,8 @@ def unwrap(value: Any) -> Any:
 
 
 def _belongs(value: Any) -> bool:
-    return type(value).__module__ in ("distributed_state.sync", "distributed_state.bodies")
+    return type(value).__module__ in (
+        "distributed_state.sync",
+        "distributed_state.sync_records",
+        "distributed_state.bodies",
+    )

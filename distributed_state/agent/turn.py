@@ -135,8 +135,8 @@ class AsyncTurn(Transaction):
     def append(self, *messages: Message | dict[str, Any]) -> None:
         """Add messages to the conversation with this turn."""
         for message in messages:
-            self._open().append(message)
-            self._pending.append(message if isinstance(message, Message) else codec.as_message(message))
+            stored = self._open().append(message)
+            self._pending.append(stored if isinstance(stored, Message) else codec.as_message(stored))
 
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this turn."""

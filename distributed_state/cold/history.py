@@ -156,6 +156,27 @@ def messages_of(connection: Connection, namespace: str, record: str, runs: Seque
     return found
 
 
+def since(connection: Connection, namespace: str, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
+    """What follows the last message that was committed before a time, in the order of the runs.
+
+    A message whose commit was purged is older than every commit that was not; that is all that is known of it.
+    """
+    m, c = messages.c, changes.c
+    for at, run in enumerate(runs):
+        oldest = select(c.time_ms).where(c.namespace == namespace, c.record == run.source).order_by(c.version).limit(1)
+        begun = connection.execute(oldest).scalar()
+        if begun is None or begun >= since_ms:
+            return list(runs[at:])
+        mine = and_(m.namespace == namespace, m.record == run.source, m.seq >= run.start, m.seq < run.stop)
+        same = and_(c.namespace == m.namespace, c.record == m.record, c.version == m.version, c.epoch == m.epoch)
+        # In the order of the key, so that the search ends at the first: what it passes is hidden and not passed again.
+        query = select(m.seq).join(changes, same).where(mine, c.time_ms >= since_ms).order_by(m.seq).limit(1)
+        first = connection.execute(query).scalar()
+        if first is not None:
+            return [Segment(run.source, first, run.stop), *runs[at + 1 :]]
+    return []
+
+
 def entries(
     connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
 ) -> list[Entry]:

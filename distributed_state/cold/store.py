@@ -108,6 +108,11 @@ class ColdStore:
         with self._database.read() as connection:
             return history.messages_of(connection, self.namespace, record, runs)
 
+    def since(self, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
+        """The runs cut down to the messages that were committed at this time or later."""
+        with self._database.read() as connection:
+            return history.since(connection, self.namespace, record, runs, since_ms)
+
     def history(
         self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
     ) -> list[Entry]:

@@ -12,10 +12,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
+from threading import Lock
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Words = tuple[Any, ...]
+Mutex = Lock  # for what all threads and event loops of a process share
 
 
 @dataclass(frozen=True)
