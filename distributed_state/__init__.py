@@ -45,10 +45,11 @@ from distributed_state.errors import (
 )
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Change, Checkpoint, Message, SessionInfo, Snapshot, Written
+from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.schema import Schema
 from distributed_state.sealing import Encryption, KeyRing
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.session import AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore
 from distributed_state.sync import StateStore

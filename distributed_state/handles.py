@@ -6,9 +6,10 @@ import secrets
 from typing import Unpack, overload
 
 from distributed_state.model import Ref
+from distributed_state.records import AsyncRecord
 from distributed_state.sanitizing import Options
 from distributed_state.schema import M, Schema
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.session import AsyncSession
 from distributed_state.tiers import Home
 from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession
 

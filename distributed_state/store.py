@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
@@ -23,25 +23,24 @@ from distributed_state.access import Action, Guard, Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
+from distributed_state.batch import AsyncBatch
 from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.ephemeral import Ephemeral
-from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound, StateError
+from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound
 from distributed_state.handles import AsyncHandles
 from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
+from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.sanitizing import Clean, CleanMessage, sanitizer
 from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption, Sealed
-from distributed_state.session import AsyncRecord
 from distributed_state.settings import Settings
 from distributed_state.tiers import Tiers, mark
-from distributed_state.transaction import Batch
 from distributed_state.typed import Upcast, upcast_many
-from distributed_state.warm import Committed
 
 LAYOUT = 1
 EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
@@ -412,52 +411,6 @@ class AsyncStateStore(AsyncHandles):
             "unarchived": sum((await tiers.archiver.backlog()).values()),
             "link_up": int(tiers.link.up),
         }
-
-
-class AsyncBatch:
-    """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
-
-    def __init__(self, store: AsyncStateStore) -> None:
-        self._store, self._batch = store, Batch()
-        self.versions: dict[Ref, int] = {}
-
-    def on(self, handle: Any) -> Any:
-        """The changes of one record: `batch.on(session).set("a", 1)`."""
-        return self._batch.on(handle)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            return
-        drafts = self._batch._drafts()
-        for handle, draft in drafts:
-            handle._allow_steps(draft)
-            draft.owner, draft.actor = handle._owner, handle._actor
-        attempts = [handle._attempt(draft) for handle, draft in drafts]
-        writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]
-        results = await record.commit_many(self._store.tiers(), writes)
-        failed: StateError | None = None
-        for (handle, draft), attempt, result in zip(drafts, attempts, results, strict=True):
-            if isinstance(result, Conflict) and attempt is not draft:
-                result = await _outcome(handle._send(draft))
-            if isinstance(result, StateError):
-                failed = failed or result
-            else:
-                self.versions[handle.ref] = result.version
-        if failed is not None:
-            failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
-            raise failed
-
-
-async def _outcome(sending: Awaitable[Committed]) -> Committed | StateError:
-    try:
-        return await sending
-    except StateError as error:
-        return error
 
 
 def resolve(**given: Any) -> Settings:

@@ -14,18 +14,20 @@ from distributed_state.access import Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
+from distributed_state.batch import AsyncBatch
 from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Ref, SessionInfo
 from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.sanitizing import Clean, CleanMessage, Options
 from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.session import AsyncSession
 from distributed_state.settings import Settings
-from distributed_state.store import AsyncBatch, AsyncStateStore, resolve
+from distributed_state.store import AsyncStateStore, resolve
 from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession, _record, _session
 from distributed_state.transaction import AsyncTransaction
 from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession, Upcast

@@ -16,8 +16,9 @@ from distributed_state.hot import MISSING
 from distributed_state.merging import Merge
 from distributed_state.model import Change, Checkpoint, Message, Ref, Snapshot, Written
 from distributed_state.port.blocking import finish
+from distributed_state.records import AsyncRecord
 from distributed_state.schema import M
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.session import AsyncSession
 from distributed_state.transaction import Transaction
 from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession
 

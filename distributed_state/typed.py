@@ -17,9 +17,10 @@ from distributed_state.codec import Form
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.hot import MISSING, Entry
 from distributed_state.model import SCHEMA, Ref, escape
+from distributed_state.records import AsyncRecord
 from distributed_state.sanitizing import Sanitizing
 from distributed_state.schema import M, Schema, TypedChanges
-from distributed_state.session import AsyncRecord, AsyncSession
+from distributed_state.session import AsyncSession
 from distributed_state.tiers import Home
 from distributed_state.warm import Committed, Draft
 

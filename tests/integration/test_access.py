@@ -22,8 +22,9 @@ from distributed_state import (
     Workflow,
     tool,
 )
+from distributed_state.batch import AsyncBatch
 from distributed_state.session import AsyncSession
-from distributed_state.store import AsyncBatch, AsyncStateStore
+from distributed_state.store import AsyncStateStore
 from distributed_state.typed import AsyncTypedSession
 
 pytestmark = pytest.mark.brief("embedded")

@@ -25,7 +25,7 @@ from distributed_state import (
     SchemaMismatch,
     StateError,
 )
-from distributed_state.session import AsyncRecord
+from distributed_state.records import AsyncRecord
 from distributed_state.typed import AsyncTypedRecord
 
 pytestmark = pytest.mark.brief("servers")

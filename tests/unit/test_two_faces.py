@@ -13,9 +13,11 @@ import pytest
 
 from distributed_state import sync
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.batch import AsyncBatch
 from distributed_state.lease import AsyncLease
-from distributed_state.session import AsyncRecord, AsyncSession
-from distributed_state.store import AsyncBatch, AsyncStateStore
+from distributed_state.records import AsyncRecord
+from distributed_state.session import AsyncSession
+from distributed_state.store import AsyncStateStore
 from distributed_state.transaction import AsyncTransaction
 from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession
 
