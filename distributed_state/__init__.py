@@ -1,6 +1,7 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
 from distributed_state.access import Policy, Request
+from distributed_state.agent.context import Context
 from distributed_state.agent.formats import (
     from_anthropic,
     from_langchain,
@@ -74,6 +75,7 @@ __all__ = [
     "ColdUnavailable",
     "ConfigurationError",
     "Conflict",
+    "Context",
     "CorruptState",
     "DecryptionFailed",
     "Deleted",

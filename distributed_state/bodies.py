@@ -8,8 +8,10 @@ from typing import Any, Generic, Self
 
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.window import Strategy, Summarizer, Window
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Message, Written
 from distributed_state.port.blocking import finish
@@ -155,6 +157,23 @@ class Turn(MutableMapping[str, Any]):
 
     def messages(self, *, last: int | None = None) -> list[Message]:
         return finish(self._twin.messages(last=last))
+
+    def window(
+        self,
+        *,
+        max_tokens: int,
+        keep_last: int = 6,
+        keep_system: bool = True,
+        counter: Counter = estimate,
+        strategy: Strategy = "drop",
+        summarizer: Summarizer | None = None,
+    ) -> Window:
+        return finish(
+            self._twin.window(
+                max_tokens=max_tokens, keep_last=keep_last, keep_system=keep_system, counter=counter,
+                strategy=strategy, summarizer=summarizer,
+            )
+        )  # fmt: skip
 
     def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
         return finish(self._twin.call(tool, arguments, call_id=call_id))

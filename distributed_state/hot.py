@@ -109,6 +109,10 @@ class Entry:
         pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
         return {key: self.form.decode(data, key) for key, data in pairs}
 
+    def with_field(self, name: bytes, data: bytes) -> Entry:
+        """The same version, if this field were already in it."""
+        return Entry(self.form, self.epoch, self.version, {**self.fields, name: data}, self.messages)
+
     def after(self, version: int, ops: Iterable[Op], recent: int) -> Entry:
         """The entry that follows this one."""
         fields, messages = dict(self.fields), dict(self.messages)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, Unpack
 from distributed_state import acting, codec, deadlines, record, timeline
 from distributed_state.access import MESSAGES, MOVES, VERSION, Action, written
 from distributed_state.agent import saving
+from distributed_state.agent.context import Context, checked, look
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tokens import Counter, estimate
@@ -475,6 +476,20 @@ class AsyncSession(AsyncRecord):
         return await transition(
             tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
         )
+
+    async def context(
+        self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
+    ) -> Context:
+        """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+
+        `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
+        messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
+        """
+        handles: list[AsyncRecord] = [self, *checked(beside)]
+        for handle in handles:
+            handle._allow("read", None)
+        self._allow("read", MESSAGES, MOVES)
+        return await look(self._home.tiers(), handles, last, counter)
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""

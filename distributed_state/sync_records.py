@@ -1,10 +1,11 @@
-"""Records and sessions on the blocking face. Law: one line a method; the shortcut of a hot read is the one exception."""
+"""Records and sessions on the blocking face. Law: one line a method; only a hot read has a shortcut."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
+from distributed_state.agent.context import Context
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tokens import Counter, estimate
@@ -192,6 +193,9 @@ class Session(Record):
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
         return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+
+    def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
+        return finish(self._twin.context(last=last, beside=[each._twin for each in beside], counter=counter))
 
     def load_state(self) -> AgentState | None:
         return finish(self._twin.load_state())

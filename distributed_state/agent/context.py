@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from distributed_state import codec, lineage, record, timeline
 from distributed_state.agent.tokens import Counter, counted
@@ -45,24 +45,32 @@ class Context:
         return [*([Message(role="system", content=text)] if text else []), *self.messages]
 
 
-async def look(tiers: Tiers, many: list[tuple[str, RecordKeys]], last: int, counter: Counter) -> Context:
+class Handle(Protocol):
+    """What a look needs of a record."""
+
+    _names: RecordKeys
+
+    def _fields(self, entry: Entry) -> dict[str, Any]: ...
+
+
+async def look(tiers: Tiers, handles: Sequence[Handle], last: int, counter: Counter) -> Context:
     """The session, which comes first, and the others: what is not hot comes in one exchange."""
     if type(last) is not int or last < 0:
         raise InvalidValue(f"last is an int from 0 on, not {last!r}")
-    entries = await record.read_many(tiers, [names for _, names in many])
-    shown = [{} if entry.deleted else _shown(entry) for entry in entries]
-    messages = tuple(await _messages(tiers, many[0][1], entries[0], last))
-    phase = None if entries[0].deleted else entries[0].fields.get(PHASE)
-    text = None if phase is None else phase.decode("utf-8", "surrogatepass")
-    facts = {name: fields for (name, _), fields in zip(many[1:], shown[1:], strict=True)}
-    rendered = _render(shown[0], text, facts)
+    entries = await record.read_many(tiers, [handle._names for handle in handles])
+    shown = [_shown(handle, entry) for handle, entry in zip(handles, entries, strict=True)]
+    messages = tuple(await _messages(tiers, handles[0]._names, entries[0], last))
+    stored = None if entries[0].deleted else entries[0].fields.get(PHASE)
+    phase = None if stored is None else stored.decode("utf-8", "surrogatepass")
+    facts = {handle._names.ref.text: fields for handle, fields in zip(handles[1:], shown[1:], strict=True)}
+    rendered = _render(shown[0], phase, facts)
     head = [Message(role="system", content=rendered)] if rendered else []
     tokens = sum(counted(counter, message) for message in (*head, *messages))
-    return Context(messages, shown[0], text, facts, tokens)
+    return Context(messages, shown[0], phase, facts, tokens)
 
 
-def _shown(entry: Entry) -> dict[str, Any]:
-    return {key: value for key, value in sorted(entry.all().items()) if not key.startswith(_OWN)}
+def _shown(handle: Handle, entry: Entry) -> dict[str, Any]:
+    return {key: value for key, value in sorted(handle._fields(entry).items()) if not key.startswith(_OWN)}
 
 
 async def _messages(tiers: Tiers, names: RecordKeys, entry: Entry, last: int) -> list[Message]:
@@ -94,11 +102,10 @@ def _json(value: Any) -> str:
     return codec.encode(value).decode().strip()
 
 
-def beside(handles: Iterable[Any]) -> list[tuple[str, RecordKeys]]:
-    """The records that a look takes in, by the names that it shows them under."""
-    found = []
+def checked(handles: Iterable[Any]) -> list[Any]:
+    """Raise InvalidValue unless these are records of a store."""
+    handles = list(handles)
     for handle in handles:
         if not hasattr(handle, "_names"):
             raise InvalidValue(f"a context takes records of a store, as store.user('u1'), not {handle!r:.80}")
-        found.append((handle._names.ref.text, handle._names))
-    return found
+    return handles

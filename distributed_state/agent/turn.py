@@ -18,12 +18,14 @@ from distributed_state.access import MESSAGES, VERSION, Action
 from distributed_state.agent import effects, saving
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
+from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Scratch, Tool
+from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, summarized
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
-from distributed_state.model import OWNER, REQUEST, Message, Written, unescape
+from distributed_state.model import OWNER, REQUEST, SUMMARY, Message, Written, unescape
 from distributed_state.tiers import Tiers
 from distributed_state.transaction import Transaction
 from distributed_state.warm import Committed, Draft
@@ -79,6 +81,7 @@ class AsyncTurn(Transaction):
         self._calls: dict[str, ToolCall] = {}
         self._user: tuple[Any, Transaction] | None = None
         self._state: AgentState | None = None
+        self._summary: bytes | None = None
         self.session: Any = handle._home.dress(handle)
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
@@ -165,6 +168,35 @@ class AsyncTurn(Transaction):
         if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
             entry = await record.whole(self._tiers, names, entry)
         return await timeline.visible(self._tiers, names, entry, runs)
+
+    async def window(
+        self,
+        *,
+        max_tokens: int,
+        keep_last: int = 6,
+        keep_system: bool = True,
+        counter: Counter = estimate,
+        strategy: Strategy = "drop",
+        summarizer: Summarizer | None = None,
+    ) -> Window:
+        """Read what to send to a model, the messages that this turn adds included: see `session.window`.
+
+        A summary that has to be made is committed with this turn.
+        """
+        self._allow("read", MESSAGES)
+        bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer)
+
+        async def look() -> Entry:
+            it = self._entry
+            return it if self._summary is None else it.with_field(SUMMARY, self._summary)
+
+        async def keep(entry: Entry, data: bytes) -> None:
+            self._open().put(SUMMARY, data)
+            self._summary = data
+
+        return await summarized(
+            self._tiers, self._handle._names, bounds, look=look, keep=keep, pending=tuple(self._pending)
+        )
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state as it was before this turn, None if none was saved."""

@@ -319,7 +319,7 @@ async def _summarize(fitted: _Fitted, bounds: Bounds, record: str, keep: Keep) -
             await keep(entry, data)
         except Conflict:
             return
-        entry = Entry(entry.form, entry.epoch, entry.version, {**entry.fields, SUMMARY: data}, entry.messages)
+        entry = entry.with_field(SUMMARY, data)
         place = stop
 
 

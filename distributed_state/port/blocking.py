@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -206,26 +207,49 @@ class BlockingJob:
 
 
 class BlockingSignal:
-    """An event that also ends when its thread is asked to stop."""
+    """An event that also ends when its thread is asked to stop.
+
+    Not threading.Event, whose waiting is Python code: Ctrl-C in the middle of it breaks the event for other threads.
+    """
 
     def __init__(self) -> None:
-        self._event = threading.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self._set = False
+        self._waiters: list[threading.Lock] = []
+
+    def set(self) -> None:
+        self._set = True
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            with suppress(RuntimeError):  # another set() was faster
+                waiter.release()
+
+    def clear(self) -> None:
+        self._set = False
 
     async def wait(self, seconds: float | None = None) -> bool:
         stop: threading.Event | None = getattr(_here, "stop", None)
-        if stop is None:
-            return self._event.wait(seconds)
-        # A background thread waits in short steps, so that it hears its own stop as well.
         end = None if seconds is None else time.monotonic() + seconds
-        while True:
-            if stop.is_set():
+        while not self._set:
+            if stop is not None and stop.is_set():
                 raise Stopped
-            left = 0.1 if end is None else min(0.1, end - time.monotonic())
-            if self._event.wait(max(left, 0)):
-                return True
-            if end is not None and time.monotonic() >= end:
-                return False
+            # In short steps: a background thread hears its own stop, and nobody depends on being woken.
+            left = 0.1 if stop is not None else 1.0
+            if end is not None:
+                left = min(left, end - time.monotonic())
+                if left <= 0:
+                    return False
+            self._doze(left)
+        return True
+
+    def _doze(self, seconds: float) -> None:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        # Looked at again: set() may have taken the list of waiters before this one was in it.
+        if not self._set:
+            waiter.acquire(timeout=seconds)
+        with suppress(ValueError):
+            self._waiters.remove(waiter)
 
 
 class BlockingWire:

@@ -66,6 +66,7 @@ async def _turn(session: Any) -> None:
     async with session.turn(request_id="r") as turn:
         turn["b"] = turn.get("a")
         await turn.messages()
+        await turn.window(max_tokens=100)
         turn.append({"role": "user", "content": "y"})
         turn.transition("begin", machine=STEPS)
         turn.outcome = 1
@@ -79,6 +80,17 @@ SESSION: dict[str, Case] = {
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
+    "window": (
+        lambda s: s.window(
+            max_tokens=9,
+            keep_last=0,
+            counter=lambda message: 1 if message.role == "system" else 10,
+            strategy="summarize",
+            summarizer=lambda messages, previous: "they met",
+        ),
+        [("read", M), ("lock", None), ("write", M)],
+    ),
+    "context": (lambda s: s.context(), [("read", None), ("read", M), ("read", P), ("read", "a")]),
     "phase": (lambda s: s.phase(), [("read", P)]),
     "set": (lambda s: s.set("a", 1), [("write", "a")]),
     "set_many": (lambda s: s.set_many({"a": 1, "b": 2}), [("write", "a"), ("write", "b")]),
@@ -196,7 +208,7 @@ def test_every_public_method_is_in_the_table() -> None:
     view = {name for name, each in vars(Transaction).items() if not name.startswith("_") and callable(each)}
     assert view == {"append", "move_to"}, "and the methods of a dict, which go through the same doors"
     turn = {name for name, each in vars(AsyncTurn).items() if not name.startswith("_") and callable(each)}
-    assert turn == {"append", "move_to", "transition", "messages", "load_state", "save_state", "call"}
+    assert turn == {"append", "move_to", "transition", "messages", "window", "load_state", "save_state", "call"}
 
 
 class Rules:

@@ -455,3 +455,35 @@ async def test_a_turn_whose_answer_is_lost_is_applied_once(opener: Any) -> None:
         assert (await session.get("n"), await session.version()) == (4, 4)
         assert await contents(session) == ["0", "1", "2"]
         await opener.close()
+
+
+# A bounded context
+
+
+async def test_a_turns_window_holds_what_it_adds(store: Any) -> None:
+    session = store.session("s")
+    for number in range(8):
+        await session.append(said(f"question {number}"), said(f"answer {number}", "assistant"))
+    told: list[Any] = []
+
+    def summarize(messages: Any, previous: str | None) -> str:
+        told.append((len(messages), previous))
+        return f"{len(told)} summaries"
+
+    async with session.turn(request_id="r") as turn:
+        turn.append(said("now"))
+        dropped = await turn.window(max_tokens=40, keep_last=1)
+        assert dropped.messages[-1].content == "now"
+        assert len(dropped.messages) < 17
+        bounds = {"max_tokens": 60, "keep_last": 1, "strategy": "summarize", "summarizer": summarize}
+        first = await turn.window(**bounds)
+        assert first.messages[0].role == "system"
+        assert first.messages[-1].content == "now"
+        assert first.tokens <= 60
+        again = await turn.window(**bounds)
+        assert (again.messages, len(told)) == (first.messages, len(told)), "the summary is there already"
+        made = len(told)
+        assert await session.version(fresh=True) == 8, "and nothing is written before the end"
+    assert (await session.window(**bounds)).summary == first.summary
+    assert len(told) == made, "the turn has committed its summary"
+    assert len(await session.messages()) == 17, "raw messages stay"

@@ -216,7 +216,7 @@ def test_bringing_up_ends_cleanly_at_ctrl_c(archive: str, tmp_path: Path) -> Non
     with StateStore.open(archive=archive) as store:
         for number in range(100):
             store.session(f"s{number}").set("days", 3)
-    root = str(Path(cli.__file__).parents[1])
+    root = str(Path(cli.__file__).parents[2])
     command = [sys.executable, "-m", "distributed_state", "--archive", archive, "upcast", "slow_trips:TRIP"]
     environment = os.environ | {"PYTHONPATH": root}
     pipe = subprocess.PIPE
