@@ -1,4 +1,4 @@
-"""Records and sessions on the blocking face. Law: one line a method; only a hot read has a shortcut."""
+"""Records and sessions on the blocking face. Law: one line a method; a hot read's shortcut is the one exception."""
 
 from __future__ import annotations
 

@@ -73,6 +73,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "combination" in metafunc.fixturenames:
         chosen = [c for c in PRODUCT if _wanted(c, metafunc.definition)]
         default = [c for c in chosen if c in DEFAULT] or chosen[:1]
+        brief = metafunc.definition.get_closest_marker("brief")
+        if brief is not None:
+            default = [c for c in default if c.fleet == (brief.args == ("servers",))] or default
         metafunc.parametrize(
             "combination",
             [pytest.param(c, marks=() if c in default else pytest.mark.full) for c in chosen],

@@ -21,6 +21,8 @@ from distributed_state import (
 )
 from distributed_state.warm import COMMIT
 
+pytestmark = pytest.mark.brief("servers")
+
 CHECK = "if mismatch then return {'conflict', version or '0', unpack(found)} end"
 TELL = "if listening[2] > listening[4] then"
 ORDER = StateMachine(

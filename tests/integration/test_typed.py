@@ -28,6 +28,8 @@ from distributed_state import (
 from distributed_state.session import AsyncRecord
 from distributed_state.typed import AsyncTypedRecord
 
+pytestmark = pytest.mark.brief("servers")
+
 
 class Old(BaseModel):
     n: int = 0

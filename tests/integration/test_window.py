@@ -26,6 +26,8 @@ from distributed_state.agent import window as module
 from distributed_state.hot import Entry
 from distributed_state.model import SUMMARY
 
+pytestmark = pytest.mark.brief("servers")
+
 
 def count(message: Message) -> int:
     """One token a letter, so that tests can be read."""
