@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distributed_state.errors import AccessDenied, ConfigurationError
-from distributed_state.model import INITIALIZED, PHASE, REQUEST, SEGMENTS, START, SUMMARY, TIMED, Ref, unescape
+from distributed_state.model import INITIALIZED, PHASE, REQUEST, SUMMARY, TIMED, Ref, unescape
 
 Action = Literal["read", "write", "lock", "admin"]
 MESSAGES, MOVES, VERSION = "#messages", "#phase", "#version"
@@ -85,7 +85,7 @@ def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, s
         field: str | None = None
         if kind == b"l":
             field = VERSION
-        elif kind in (b"m", b"w") or name in (SUMMARY, SEGMENTS, START):
+        elif kind in (b"m", b"w") or name == SUMMARY:
             field = MESSAGES
         elif name == PHASE:
             field = MOVES

@@ -146,8 +146,5 @@ def unwrap(value: Any) -> Any:
 
 
 def _belongs(value: Any) -> bool:
-    return type(value).__module__ in (
-        "distributed_state.sync",
-        "distributed_state.sync_records",
-        "distributed_state.bodies",
-    )
+    package, _, module = type(value).__module__.partition(".")
+    return package == "distributed_state" and module in ("sync", "sync_records", "bodies")

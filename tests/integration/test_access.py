@@ -106,6 +106,13 @@ SESSION: dict[str, Case] = {
         lambda s: s.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user"}], phase="q"),
         [("write", "a"), ("read", "n"), ("write", "n"), ("write", P), ("write", M)],
     ),
+    "initialize": (lambda s: s.initialize({"new": 1}), [("read", None), ("write", "new")]),
+    "export_state": (
+        lambda s: s.export_state(messages=True),
+        [("read", P), ("read", M), ("read", None), ("read", "a")],
+    ),
+    "restore_state": (lambda s: s.restore_state({"fields": {"b": 1}}), [("write", None), ("write", "b")]),
+    "cleanup": (lambda s: s.cleanup(days=0), [("write", M), ("write", None)]),
     "create": (lambda s: s._create(), [("write", "a"), ("write", None)]),
     "append": (lambda s: s.append({"role": "user"}), [("write", M)]),
     "transaction": (
@@ -196,7 +203,24 @@ LINES = [
 ]
 # What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
 FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close"}
-PLAIN = {"id", "ref", "settings", "keys", "replica", "form", "guard", "tiers", "after_fork", "dress"}
+PLAIN = {
+    "id",
+    "ref",
+    "ephemeral",
+    "invalidate",
+    "acting_as",
+    "hook",
+    "clean",
+    "clean_messages",
+    "settings",
+    "keys",
+    "replica",
+    "form",
+    "guard",
+    "tiers",
+    "after_fork",
+    "dress",
+}
 
 
 def test_every_public_method_is_in_the_table() -> None:

@@ -11,9 +11,16 @@ from counting import asked
 from faces import core
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from distributed_state import InvalidValue, Transaction, codec, deadlines
+from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, codec, deadlines
 from distributed_state.deadlines import NEVER
+
+
+class Login(BaseModel):
+    otp: str | None = None
+    items: list[int] = []
+
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 
@@ -311,3 +318,30 @@ async def test_a_record_without_deadlines_pays_nothing(store: Any) -> None:
     assert entry.expires == NEVER
     assert b"#timed" not in entry.fields
     assert core(session)._peek("n") == 1
+
+
+async def test_encrypted_and_typed_fields_have_deadlines_too(opener: Any) -> None:
+    keys = KeyRing({"k": b"k" * 32})
+    store = await opener(encryption=Encryption(keys=keys, fields=("otp", "items")))
+    session = store.session("s", schema=Login)
+    await session.set("otp", "4711", ttl=60)
+    await session.set("items", [1], ttl=60)
+    await session.append_to("items", 2)
+    async with session.transaction() as tx:
+        tx["items"].append(3)
+    await session.fork("f")
+    await store.import_(await store.export("s"), id="i")
+    with redis_of(store) as client:
+        stored = client.hget(names(store, "s").record, "otp")
+    assert deadlines.marked(stored)
+    assert b"4711" not in stored
+    copies = [store.session(each, schema=Login) for each in "sfi"]
+    for each in copies:
+        assert await each.get_all(fresh=True) == {"otp": "4711", "items": [1, 2, 3]}
+    later(store, 61)
+    for each in copies:
+        assert await each.get_all(fresh=True) == await each.get_all() == {}
+    await session.append_to("items", 9)
+    await session.apply(lambda tx: tx.update(otp="0815"), merge={"otp": lambda base, theirs, mine: mine})
+    later(store, 1000)
+    assert await session.get_all(fresh=True) == {"otp": "0815", "items": [9]}
