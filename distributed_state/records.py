@@ -66,8 +66,9 @@ class AsyncRecord(AsyncLifecycle):
     def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
         """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
         if self._home.guard is not None:
+            actor = self._actor or acting.present()
             for each in fields:
-                self._home.guard.ask(action, ref or self._ref, each, actor=self._actor, user=self._owner)
+                self._home.guard.ask(action, ref or self._ref, each, actor=actor, user=self._owner)
 
     def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
         for action, each in written(draft.steps) if self._home.guard is not None else ():

@@ -245,7 +245,7 @@ class AsyncStateStore(AsyncHandles):
         self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
     ) -> None:
         if self.guard is not None:
-            self.guard.ask(action, ref, user=user, scope=scope)
+            self.guard.ask(action, ref, actor=acting.present(), user=user, scope=scope)
 
     # Several records
 

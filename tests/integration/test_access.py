@@ -524,3 +524,15 @@ async def test_what_a_tool_does_to_its_user_is_asked_of_the_user(opener: Any) ->
     rules.allow = lambda request: True
     await session.call(like, {"what": "tea"}, call_id="1")
     assert await store.user("u").get("likes", fresh=True) == "tea"
+
+
+async def test_whoever_acts_is_whom_the_policy_hears_of(opener: Any) -> None:
+    store, rules = await guarded(opener)
+    rules.allow = lambda request: request.actor in ("user:7", "handle")
+    session = store.session("s")
+    with store.acting_as("user:7"):
+        await session.set("a", 1)
+        await store.sessions()
+    with pytest.raises(AccessDenied, match="nobody in particular"):
+        await session.set("a", 2)
+    await store.session("s", actor="handle").set("a", 3)

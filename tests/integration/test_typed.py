@@ -438,7 +438,7 @@ async def test_what_is_encrypted_is_typed_all_the_same(opener: Any) -> None:
     assert await session.load() == New(total=1004, name="hunter2", limited=6, tags=["a", "b"], options={"x": 1})
     assert await stamp(store) == b"2"
     with redis_of(store) as client:
-        assert b"hunter2" not in everything_in_redis(client)
+        assert b"hunter2" not in everything_in_redis(client, core(store).settings.namespace)
 
 
 async def test_a_policy_is_asked_for_the_fields_of_a_model(opener: Any) -> None:
@@ -451,7 +451,6 @@ async def test_a_policy_is_asked_for_the_fields_of_a_model(opener: Any) -> None:
         session.load,
         session.get_all,
         session.upcast,
-        session.is_older,
         lambda: session.set("limited", 1),
         lambda: session.increment("limited"),
         lambda: session.modify(lambda model: None),
