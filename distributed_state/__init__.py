@@ -10,6 +10,7 @@ from distributed_state.agent.formats import (
     to_langchain,
     to_openai,
 )
+from distributed_state.agent.kinds import TaskState, UserState
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
 from distributed_state.agent.tokens import tiktoken_counter
@@ -108,6 +109,7 @@ __all__ = [
     "StateMachine",
     "StateStore",
     "TOOLBOX",
+    "TaskState",
     "Summary",
     "TooLarge",
     "Tool",
@@ -117,6 +119,7 @@ __all__ = [
     "TypedRecord",
     "TypedSession",
     "Unavailable",
+    "UserState",
     "Upcast",
     "WarmUnavailable",
     "Workflow",
