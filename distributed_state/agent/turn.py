@@ -340,6 +340,8 @@ class AsyncTurn(Transaction):
             self._remember(self._changes, self._entry, self._request, kept)
         draft = self._draft("turn")
         if draft is None:
+            if changed:
+                await self._complete(None, changed)
             return
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
@@ -361,6 +363,7 @@ class AsyncTurn(Transaction):
         assert self._user is not None
         user, view = self._user
         writes = [(self._handle._names, self._handle._sign(draft))]
+        draft.creation = ""  # sent again if an answer is lost, and by then the record may be there
         theirs = self._effect(user, view, self.request_id)
         if theirs is not None:
             writes.append((user._names, theirs))

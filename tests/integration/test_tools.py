@@ -102,6 +102,20 @@ async def test_a_tool_that_needs_a_user_needs_one(store: Any) -> None:
     assert await store.user("u%1:é").get("visits", fresh=True) == 1
 
 
+async def test_a_tool_may_change_its_user_alone(store: Any) -> None:
+    for request_id in (None, "r1", "r1", "r2"):
+        async with store.session("s", user="u1").turn(request_id=request_id) as turn:
+            if not turn.repeated:
+                await turn.call(toolbox.set_preference, {"name": f"seat {request_id}", "value": "aisle"})
+    preferences = await store.user("u1").get("preferences", fresh=True)
+    assert preferences == {"seat None": "aisle", "seat r1": "aisle", "seat r2": "aisle"}
+    fresh = store.session(user="u2")
+    async with fresh.turn() as turn:
+        await turn.call(visit, {"city": "Oslo"})
+    assert await fresh.get("visits") == ["Oslo"]
+    assert await store.user("u2").get("visits") == 1
+
+
 async def test_a_turn_that_fails_drops_its_tools_changes(store: Any) -> None:
     session = store.session("s", user="u1")
     with pytest.raises(ZeroDivisionError):
