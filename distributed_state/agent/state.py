@@ -85,6 +85,17 @@ class ToolCall(BaseModel):
         arguments = codec.encode(self.arguments).decode().strip()
         return {"id": self.call_id, "type": "function", "function": {"name": self.tool_name, "arguments": arguments}}
 
+    def to_message(self) -> Message:
+        """The answer to the model, a tool message; what the call was, its duration and error are in the metadata."""
+        known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
+        return Message(
+            role="tool",
+            tool_call_id=self.call_id,
+            content=self.to_observation(),
+            timestamp=self.timestamp,
+            metadata={"tool_call": {**known, "duration_ms": self.duration_ms}},
+        )
+
 
 class WorkingMemory(BaseModel):
     """The notepad of one task: its goal, the plan, what is done, notes, and the tools that were called."""

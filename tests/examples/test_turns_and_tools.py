@@ -57,7 +57,7 @@ async def answer(store: Any, session_id: str, request_id: str, text: str) -> Any
             for each in said["tool_calls"]:
                 function = each["function"]
                 call = await turn.call(TOOLS[function["name"]], function["arguments"], call_id=each["id"])
-                turn.append({"role": "tool", "tool_call_id": each["id"], "content": call.to_observation()})
+                turn.append(call.to_message())
         turn["requests"] = turn.get("requests", 0) + 1
         turn.outcome = said["content"]
         return turn.outcome
@@ -72,6 +72,13 @@ async def test_each_request_is_served_once(store: Any) -> None:
     assert await store.user("u1").get("items_ever", fresh=True) == 4
     assert [message.role for message in await session.messages()] == ["user", "assistant", "tool", "assistant"] * 2
     assert await session.version() == 2, "a turn is one commit"
+    told = (await session.messages())[2].metadata["tool_call"]
+    assert (told["tool_name"], told["arguments"], told["error"]) == (
+        "add_to_cart",
+        {"item": "tea", "quantity": 2},
+        None,
+    )
+    assert told["duration_ms"] >= 0
 
 
 async def test_a_second_request_meanwhile_is_told_to_wait_or_to_go(store: Any) -> None:
