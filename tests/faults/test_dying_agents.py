@@ -15,7 +15,7 @@ DYING = Path(__file__).with_name("dying_agent.py")
 
 
 @pytest.mark.only(face="blocking", warm=("valkey", "redis"))
-@pytest.mark.parametrize("deaths", [30, pytest.param(400, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("deaths", [20, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.timeout(1200)
 async def test_whoever_dies_between_two_lines_loses_at_most_a_step(opener: Any, deaths: int) -> None:
     store = await opener()

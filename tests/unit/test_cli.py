@@ -232,7 +232,8 @@ def test_bringing_up_ends_cleanly_at_ctrl_c(archive: str, tmp_path: Path) -> Non
     assert 0 < done < 100
     assert "Traceback" not in err
     with StateStore.open(archive=archive) as store:
-        assert sum(store.session(f"s{number}").get("nights") == 2 for number in range(100)) == done
+        stored = sum(store.session(f"s{number}").get("nights") == 2 for number in range(100))
+    assert stored - done in (0, 1), "what was being written at that moment is written to its end"
 
 
 def _upcast_so_far(archive: str) -> int:
