@@ -24,6 +24,19 @@ class Asked:
 
 
 @contextmanager
+def round_trips(client: redis.Redis) -> Iterator[list[int]]:
+    """How often a server read from a socket while the block ran, in the list after the block.
+
+    The server is to be the test's own: it counts what everybody sends.
+    """
+    counted: list[int] = []
+    before = client.info("stats")["total_reads_processed"]
+    yield counted
+    # The one more is this question.
+    counted.append(client.info("stats")["total_reads_processed"] - before - 1)
+
+
+@contextmanager
 def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
     """What this store's namespace was asked for while the block ran; read it after the block."""
     settings = core(store).settings

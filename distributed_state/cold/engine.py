@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Pool, StaticPool, create_engine, event, exc, make_url
+from sqlalchemy import Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, exc, make_url
 from sqlalchemy.engine import URL
 
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
-_BUSY_SECONDS = 30.0
+_BUSY_SECONDS, _LAST_SECONDS = 30.0, 5.0
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
 _REFUSED = re.compile(
@@ -37,7 +37,7 @@ class Database:
         self.memory = url in MEMORY_URLS
         parsed = _parse("sqlite://" if self.memory else url)
         self.name = "memory" if self.memory else parsed.set(query={}).render_as_string(hide_password=True)
-        self.opened = False
+        self.opened = self._closed = False
         self._inherited: list[Pool] = []
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
@@ -56,14 +56,19 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads; all its statements see the database at one moment."""
-        with self._gate, self._translated(), self._reader.begin() as connection:
+        with self._gate, self._translated(), self._open(self._reader).begin() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that writes: committed at the end of the block, undone by an exception."""
-        with self._gate, self._translated(), self._writer.begin() as connection:
+        with self._gate, self._translated(), self._open(self._writer).begin() as connection:
             yield connection
+
+    def _open(self, engine: Engine) -> Engine:
+        if self._closed:
+            raise ColdUnavailable(f"{self.name}: closed, with the store that opened it")
+        return engine
 
     def checkpoint(self) -> bool:
         """Move SQLite's write-ahead log into the database file, leaving it empty; False if a reader was in the way."""
@@ -78,9 +83,19 @@ class Database:
         return bool(row[0] == 0)
 
     def close(self) -> None:
-        """Close every connection."""
-        with self._gate:
-            self._engine.dispose()
+        """Close every connection, those that are still at work when they are done."""
+        self._closed = True
+        if self.memory:
+            with self._gate:
+                self._engine.dispose()
+            return
+        pool, deadline = self._engine.pool, time.monotonic() + _LAST_SECONDS
+        pool.dispose()
+        # A thread whose task was cancelled goes on to the end of its transaction.
+        while isinstance(pool, QueuePool) and pool.checkedout() and time.monotonic() < deadline:
+            time.sleep(0.005)
+            pool.dispose()
+        pool.dispose()
 
     def abandon(self) -> None:
         """In a forked child: forget the parent's connections without a word on the wire."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from below import redis_of, until
+from below import own_server, redis_of, until
+from counting import round_trips
 
 from distributed_state import Context, InvalidValue, Message
 
@@ -72,22 +73,24 @@ async def test_an_agents_own_fields_are_left_out(store: Any) -> None:
 
 @pytest.mark.only(warm=("valkey", "redis"))
 async def test_a_context_is_one_round_trip_or_none(opener: Any) -> None:
-    writer = await opener(archiver=False, max_staleness=0)
-    session, beside = await filled(writer)
-    with redis_of(writer) as client:
-        before = client.info("stats")["total_reads_processed"]
-        for _ in range(10):
-            await session.context(last=5, beside=beside[:3])
-        assert client.info("stats")["total_reads_processed"] - before == 10 + 1, "nothing is hot"
-    reader = await opener(archiver=False)
-    session, beside = reader.session("s"), [reader.user("u1"), reader.task("t1"), reader.app("shop")]
+    with own_server(opener) as server:
+        writer = await opener(url=server.url, archiver=False, max_staleness=0)
+        session, beside = await filled(writer)
+        await session.context()  # from here on the server knows the script
+        with redis_of(writer) as client, round_trips(client) as trips:
+            for _ in range(10):
+                await session.context(last=5, beside=beside[:3])
+        assert trips == [10], "nothing is hot"
+        reader = await opener(url=server.url, archiver=False)
+        session, beside = reader.session("s"), [reader.user("u1"), reader.task("t1"), reader.app("shop")]
 
-    async def all_hot() -> bool:
-        before = (await reader.stats())["hot_hits"]
-        await session.context(last=5, beside=beside)
-        return bool((await reader.stats())["hot_hits"] - before == 4)
+        async def all_hot() -> bool:
+            before = (await reader.stats())["hot_hits"]
+            await session.context(last=5, beside=beside)
+            return bool((await reader.stats())["hot_hits"] - before == 4)
 
-    await until(all_hot)
+        await until(all_hot)
+        await opener.close()
 
 
 async def test_what_is_no_record_is_refused(store: Any) -> None:

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, until
+from below import names, own_server, redis_of, until
+from counting import round_trips
 
 from distributed_state import (
     AgentState,
@@ -236,13 +237,13 @@ async def test_workers_that_run_one_session_share_its_steps(opener: Any) -> None
 
 @pytest.mark.only(warm=("valkey", "redis"))
 async def test_a_step_is_two_round_trips(opener: Any) -> None:
-    store = await opener(max_staleness=0, archiver=False)
-    await store.run(AGENT, "look", session_id="s")
-    with redis_of(store) as client:
-        before = client.info("stats")["total_reads_processed"]
-        await store.run(AGENT, "look again", session_id="s")
-        reads = client.info("stats")["total_reads_processed"] - before
-    assert reads == 7 * 2 + 1, "the one more is the question itself"
+    with own_server(opener) as server:
+        store = await opener(url=server.url, max_staleness=0, archiver=False)
+        await store.run(AGENT, "look", session_id="s")
+        with redis_of(store) as client, round_trips(client) as trips:
+            await store.run(AGENT, "look again", session_id="s")
+        assert trips == [7 * 2]
+        await opener.close()
 
 
 async def test_bad_workflows_are_refused(store: Any) -> None:
