@@ -14,7 +14,15 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
-from distributed_state.errors import ConfigurationError, Fenced, Interrupted, Locked, LockTimeout, StateError
+from distributed_state.errors import (
+    ConfigurationError,
+    Fenced,
+    Interrupted,
+    InvalidValue,
+    Locked,
+    LockTimeout,
+    StateError,
+)
 from distributed_state.keys import RecordKeys
 from distributed_state.link import Link
 from distributed_state.port import Call, Guard, Job, Port, Signal
@@ -50,7 +58,8 @@ class Leases:
         lease = self.of(text)
         if lease is None:
             return ""
-        if lease.lost:
+        # The clock as well: a body that never yields keeps the deadlines from being watched.
+        if lease.lost or self.port.monotonic() >= lease.ends:
             raise lease.gone("nothing was sent")
         return lease.grip
 
@@ -185,6 +194,9 @@ class AsyncLease:
         turn: str | None = None,
         seize: bool = False,
     ) -> None:
+        for name, seconds in ("wait", wait), ("ttl", ttl), ("limit", limit):
+            if seconds is not None or name != "limit":
+                _check(name, seconds)
         if ttl < 0.05:
             raise ConfigurationError(f"a lease of {ttl} s is too short; use at least 0.05")
         self.names, self.text, self.ttl, self.ttl_ms = names, names.ref.text, ttl, int(ttl * 1000)
@@ -345,3 +357,10 @@ class AsyncLease:
             raise self.gone("its body was ended") from cause
         if cause is not error and cause is not None:
             raise cause
+
+
+def _check(name: str, seconds: Any) -> None:
+    """Raise InvalidValue unless this is a time to wait, to live or to end after."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= (math.inf if name == "wait" else 1e9) or (name == "limit" and not seconds):
+        raise InvalidValue(f"{name} is a number of seconds, not {seconds!r:.80}")

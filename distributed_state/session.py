@@ -8,12 +8,13 @@ from typing import Any
 from distributed_state import timeline
 from distributed_state.access import MESSAGES, MOVES
 from distributed_state.agent import saving
+from distributed_state.agent.calling import call_once
 from distributed_state.agent.context import Context, checked, look
 from distributed_state.agent.machine import DEFAULT, StateMachine, transition
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Tool
-from distributed_state.agent.turn import AsyncTurn, call_once
+from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, of_session
 from distributed_state.errors import InvalidValue
 from distributed_state.model import PHASE, Message
@@ -156,4 +157,4 @@ class AsyncSession(AsyncRecord):
 
         A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
         """
-        return await call_once(self.turn(request_id=f"{turn_id}/{call_id}", wait=wait), tool, arguments, call_id)
+        return await call_once(self, tool, arguments, call_id, turn_id, wait)

@@ -18,12 +18,14 @@ from distributed_state.model import (
     OWNER,
     PARENT,
     PHASE,
+    REQUEST,
     SEGMENTS,
     START,
     SUMMARY,
     Change,
     Checkpoint,
     Message,
+    Ref,
     Segment,
     Snapshot,
     State,
@@ -200,6 +202,9 @@ def _restore(changes: Changes, present: Entry, target: State) -> None:
         changes.wipe()
         changes.reserved(SEGMENTS, lineage.close(text, target.fields))
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT}
+    if Ref.parse(text).scope == "user":
+        # What sessions have changed of their user: forgotten, it would be done once more.
+        handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
     for name in present.fields.keys() - target.fields.keys() - handled:
         changes.reserved(name, None)
     for name, value in target.fields.items():

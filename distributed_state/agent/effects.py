@@ -7,12 +7,35 @@ request completes what a crash left out; the other remembers the request, so tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict
 
+from distributed_state import codec
+from distributed_state.hot import Entry
+from distributed_state.model import REQUEST
 from distributed_state.transaction import _GONE as GONE
 from distributed_state.transaction import Transaction
 
 Effects = dict[str, dict[str, Any]]
+
+
+class Effect(TypedDict):
+    """What a turn remembers of it: whose record, its version then, the name under which that remembers the request."""
+
+    user: str
+    version: int
+    mark: str | None
+    fields: Effects
+
+
+def forgotten(effect: Effect, entry: Entry, remembered: int) -> bool:
+    """Whether this record may have been changed so already and remember it no more: too much came after.
+
+    Then it is taken for changed: both commits were sent together, and a crash in between is the rare case.
+    """
+    if entry.version < effect["version"]:
+        return True  # purged since
+    marks = [(data, codec.decode_key(name)) for name, data in entry.fields.items() if name[:2] == REQUEST]
+    return len(marks) >= remembered and all(entry.form.decode(*mark)[0] > effect["version"] for mark in marks)
 
 
 def changed(view: Transaction) -> Effects:

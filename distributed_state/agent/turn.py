@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import secrets
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 from zlib import crc32
@@ -70,7 +69,7 @@ class AsyncTurn(Transaction):
         # `slot`: the name under which the answered request is remembered, if it is not its own
         form = handle._home.form(handle._names.ref.text)
         super().__init__(Entry(form, "", 0, {}, {}), handle._changes(), handle._allow)
-        self._over = True  # until it is entered
+        self._over, self._entered = True, False
         self._handle, self._tiers = handle, _tiers(handle)
         self.request_id, self.repeated = request_id, False
         self.written: Written | None = None  # after the end: the version and the number of the first message
@@ -235,6 +234,8 @@ class AsyncTurn(Transaction):
         already is not run again. Errors of the store itself are raised.
         """
         self._open()
+        if not isinstance(tool, Tool):
+            raise InvalidValue(f"a turn calls a Tool, as @tool makes it of a function, not {tool!r:.80}")
         if inspect.iscoroutinefunction(tool.function) and not self.suspends:
             raise InvalidValue(f"{tool.name}: a coroutine function is a tool for asyncio only, not for blocking code")
         given = tool.read(arguments)
@@ -287,13 +288,20 @@ class AsyncTurn(Transaction):
         owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
         if not owner:
             raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
-        handle = self._handle._home.user(unescape(owner), actor=unescape(self._handle._actor))
-        handle._allow("read", VERSION)
-        entry = await record.read(self._tiers, handle._names, fresh=True)
-        return handle, Transaction(entry, handle._changes(), handle._allow)
+        user, entry = await self._user_entry(unescape(owner))
+        if entry.deleted:
+            raise Deleted(f"{user.ref.text[:200]}: deleted at version {entry.version}")
+        return user, Transaction(entry, user._changes(), user._allow)
+
+    async def _user_entry(self, id: str) -> tuple[Any, Entry]:
+        user = self._handle._home.user(id, actor=unescape(self._handle._actor))
+        user._allow("read", VERSION)
+        return user, await record.read(self._tiers, user._names, fresh=True)
 
     async def __aenter__(self) -> Self:
         names = self._handle._names
+        if self._entered:
+            raise InvalidValue(f"{names.ref.text[:200]}: a turn is entered once; session.turn() makes another")
         self._allow("lock", None)
         self._allow("read", VERSION)
         try:
@@ -303,14 +311,15 @@ class AsyncTurn(Transaction):
             answered = self._entry.fields.get(self._request or b"")
             if answered is not None:
                 name = codec.decode_key(self._request or b"")
-                _, outcome, request_id, changed = self._entry.form.decode(answered, name)
-                if changed:
-                    await self._complete(request_id, changed)
+                _, outcome, request_id, effect = self._entry.form.decode(answered, name)
+                if effect:
+                    await self._complete(effect)
                 if request_id == self.request_id:
                     self.repeated, self._outcome = True, outcome
         except BaseException:
             await self._lease.release()
             raise
+        self._entered = True
         if self.repeated:
             await self._lease.release()
         else:
@@ -334,65 +343,80 @@ class AsyncTurn(Transaction):
 
     async def _commit(self) -> None:
         handle, names = self._handle, self._handle._names
-        changed = effects.changed(self._user[1]) if self._user else {}
+        effect = self._effect()
         if self._request is not None and self.request_id is not None:
-            kept = [self._entry.version, self._outcome, self.request_id, changed]
+            kept = [self._entry.version, self._outcome, self.request_id, effect]
             self._remember(self._changes, self._entry, self._request, kept)
         draft = self._draft("turn")
         if draft is None:
-            if changed:
-                await self._complete(None, changed)
+            if effect:
+                self._tiers.leases.grip(names.ref.text)  # raises Fenced if the turn is over
+                await self._complete(effect, doubted=False)
             return
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
         draft = handle._stamp(draft, self._entry)
-        if self._user is None or not changed:
+        if effect is None:
             done: Committed | StateError = await record.commit(
                 self._tiers, names, handle._sign(draft), last=self._lease
             )
         else:
-            done = await self._commit_both(draft, changed)
+            done = await self._commit_both(draft, effect)
         if isinstance(done, StateError):
             raise done
         self.written = Written(done.version, first_message=done.first_message)
         if self._state is not None:
             self._state = saving.saved(self._state, names, done.epoch, done.version)
 
-    async def _commit_both(self, draft: Draft, changed: effects.Effects) -> Committed | StateError:
+    def _effect(self) -> effects.Effect | None:
+        """What this turn changes of its user."""
+        changed = effects.changed(self._user[1]) if self._user else {}
+        if self._user is None or not changed:
+            return None
+        user, view = self._user
+        mark = None if self.request_id is None else f"{self.request_id} {self._handle._names.ref.text}"
+        return {"user": user.ref.id, "version": view.version, "mark": mark, "fields": changed}
+
+    async def _commit_both(self, draft: Draft, effect: effects.Effect) -> Committed | StateError:
         """The turn and what it changes of its user: two records, two commits, sent together."""
         assert self._user is not None
         user, view = self._user
         writes = [(self._handle._names, self._handle._sign(draft))]
         draft.creation = ""  # sent again if an answer is lost, and by then the record may be there
-        theirs = self._effect(user, view, self.request_id)
+        theirs = self._change(user, view, effect["mark"])
         if theirs is not None:
             writes.append((user._names, theirs))
         done, *other = await record.commit_many(self._tiers, writes, last=self._lease)
         if other and isinstance(other[0], Conflict) and isinstance(done, Committed):
-            await self._complete(self.request_id, changed)
+            await self._complete(effect, doubted=False)
         elif other and isinstance(other[0], StateError):
             raise other[0]
         return done
 
-    async def _complete(self, request_id: str | None, changed: effects.Effects) -> None:
+    async def _complete(self, effect: effects.Effect, *, doubted: bool = True) -> None:
         """Apply what a request changes of its user, if that was not done yet, on what is there now."""
 
+        most = self._tiers.settings.remembered_requests
+
         async def once() -> None:
-            user, view = await self._user_view()
-            effects.apply(changed, view)
-            draft = self._effect(user, view, request_id)
+            user, entry = await self._user_entry(effect["user"])
+            if entry.deleted or (doubted and effects.forgotten(effect, entry, most)):
+                return
+            view = Transaction(entry, user._changes(), user._allow)
+            effects.apply(effect["fields"], view)
+            draft = self._change(user, view, effect["mark"])
             if draft is not None:
                 await record.commit(self._tiers, user._names, draft)
 
         await record.until_no_conflict(self._tiers, once)
 
-    def _effect(self, user: Any, view: Transaction, request_id: str | None) -> Draft | None:
+    def _change(self, user: Any, view: Transaction, mark: str | None) -> Draft | None:
         """The commit of the user's record; None if this request has changed it already."""
-        if request_id is not None:
-            request = REQUEST + f"{request_id} {self._handle._names.ref.text}".encode("utf-8", "surrogatepass")
+        if mark is not None:
+            request = REQUEST + mark.encode("utf-8", "surrogatepass")
             if request in view._entry.fields:
                 return None
-            self._remember(view._changes, view._entry, request, [view._entry.version, None, request_id, {}])
+            self._remember(view._changes, view._entry, request, [view._entry.version])
         draft = view._draft("turn")
         return None if draft is None else user._sign(draft)
 
@@ -409,25 +433,6 @@ class AsyncTurn(Transaction):
         if self.repeated:
             raise InvalidValue(f"request {self.request_id!r:.200} was answered already: see `repeated` and `outcome`")
         return super()._open()
-
-
-class _Failed(Exception):
-    """Ends the turn of a tool that failed without a commit."""
-
-
-async def call_once(turn: AsyncTurn, tool: Tool, arguments: dict[str, Any] | str | None, call_id: str) -> ToolCall:
-    """Run a tool as a whole turn, or return what it returned when it ran before."""
-    call: ToolCall | None = None
-    with suppress(_Failed):
-        async with turn:
-            if turn.repeated:
-                return ToolCall.model_validate(turn.outcome)
-            call = await turn.call(tool, arguments, call_id=call_id)
-            if not call.succeeded:
-                raise _Failed
-            turn.outcome = dict(call.__dict__)
-    assert call is not None
-    return call
 
 
 def _tiers(handle: Handle) -> Tiers:

@@ -7,9 +7,10 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
+from faces import core
 from proxy import Proxy
 
-from distributed_state import TOOLBOX, InvalidValue, ToolCall, WarmUnavailable, record, tool
+from distributed_state import TOOLBOX, Deleted, InvalidValue, ToolCall, WarmUnavailable, record, tool
 from distributed_state.agent import toolbox
 from distributed_state.warm import COMMIT
 
@@ -327,3 +328,79 @@ async def test_a_tool_is_given_the_session_of_its_face(store: Any) -> None:
         assert (await turn.call(ask)).result is True
         with pytest.raises(InvalidValue, match="asyncio"):
             await turn.call(no)
+
+
+async def _visit(session: Any, request_id: str) -> bool:
+    async with session.turn(request_id=request_id) as turn:
+        if not turn.repeated:
+            await turn.call(visit, {"city": "Oslo"})
+        return bool(turn.repeated)
+
+
+@pytest.mark.replicas
+async def test_what_the_users_record_has_forgotten_is_not_counted_again(opener: Any) -> None:
+    store = await opener(remembered_requests=3)
+    session, user = store.session("s", user="u1"), store.user("u1")
+    async with session.turn(slot="step") as turn:
+        core(turn).request_id = "s/1"
+        await turn.call(visit, {"city": "Oslo"})
+    await _visit(session, "r")
+    for number in range(5):
+        await _visit(store.session("other", user="u1"), f"r{number}")
+    assert await user.get("visits", fresh=True) == 7
+    assert await _visit(session, "r"), "remembered by the session"
+    async with session.turn(slot="step") as turn:
+        turn["x"] = 1
+    assert await user.get("visits", fresh=True) == 7
+
+
+async def test_a_fork_does_not_count_what_its_origin_counted(store: Any) -> None:
+    await _visit(store.session("s", user="u1"), "r")
+    await store.session("s").fork("t")
+    assert await _visit(store.session("t"), "r")
+    assert await store.user("u1").get("visits", fresh=True) == 1
+
+
+async def test_a_user_that_was_rolled_back_stays_so(store: Any) -> None:
+    session, user = store.session("s", user="u1"), store.user("u1")
+    await user.set("visits", 10)
+    await _visit(session, "r")
+    await user.rollback(version=1)
+    assert await _visit(session, "r")
+    assert await user.get("visits", fresh=True) == 10
+
+
+async def test_a_user_that_was_deleted_stops_tools_before_anything_is_written(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a request that was answered before finds its outcome, even if its change of the user was lost in a crash."""
+    session, user = store.session("s", user="u1"), store.user("u1")
+    await user.set("visits", 10)
+    commit_many = record.commit_many
+
+    async def half(tiers: Any, writes: Any, **more: Any) -> Any:
+        await commit_many(tiers, writes[:1], **more)
+        raise WarmUnavailable("the worker died here")
+
+    monkeypatch.setattr(record, "commit_many", half)
+    with pytest.raises(WarmUnavailable):
+        await _visit(session, "r")
+    monkeypatch.setattr(record, "commit_many", commit_many)
+    await store.delete("u1", scope="user")
+    assert await _visit(session, "r")
+    with pytest.raises(Deleted, match="user:u1"):
+        await _visit(session, "another")
+    assert await session.get("visits", fresh=True) == ["Oslo"]
+
+
+async def test_call_ids_do_not_collide(store: Any) -> None:
+    session = store.session("s", user="u1")
+    await session.call(visit, {"city": "Oslo"}, turn_id="a/b", call_id="c")
+    assert (await session.call(visit, {"city": "Rome"}, turn_id="a", call_id="b/c")).arguments == {"city": "Rome"}
+    with pytest.raises(InvalidValue, match="was visit, not fail"):
+        await session.call(fail, turn_id="a", call_id="b/c")
+    for bad in ("", None, 5):
+        with pytest.raises(InvalidValue, match="call_id"):
+            await session.call(visit, {"city": "Oslo"}, call_id=bad)
+    with pytest.raises(InvalidValue, match="a Tool"):
+        await session.call(visit.function, {"city": "Oslo"}, call_id="d")

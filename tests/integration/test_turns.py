@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -369,6 +370,39 @@ async def test_a_turn_that_never_ends_is_given_up(store: Any) -> None:
             turn["n"] = 2
             await until(lambda: turn.lost, 10)
     assert await session.get("n", fresh=True) == 1
+
+
+async def test_a_turn_that_never_yields_is_given_up_as_well(store: Any) -> None:
+    session = store.session("s")
+    with pytest.raises(Fenced):
+        async with session.turn(limit=0.1) as turn:
+            turn["n"] = 2
+            time.sleep(0.3)
+    assert await session.get("n", fresh=True) is None
+
+
+async def test_a_turn_is_entered_once(store: Any) -> None:
+    session = store.session("s")
+    turn = session.turn()
+    async with turn:
+        turn.append(said("once"))
+        with pytest.raises(InvalidValue, match="entered once"):
+            await turn.__aenter__()
+        assert not turn.lost
+    with pytest.raises(InvalidValue, match="entered once"):
+        await turn.__aenter__()
+    assert await contents(session) == ["once"]
+
+
+async def test_times_of_a_turn_are_numbers(store: Any) -> None:
+    session, nan = store.session("s"), float("nan")
+    for name, bad in {"wait": ("1", None, -1, nan), "ttl": ("1", None, nan, 1e30), "limit": ("1", 0, -1, nan)}.items():
+        for each in bad:
+            with pytest.raises(InvalidValue, match=f"{name} is a number"):
+                session.turn(**{name: each})
+    with pytest.raises(InvalidValue, match="wait is a number"):
+        session.lock(wait=nan)
+    assert await session.version() == 0
 
 
 async def test_a_turn_may_stand_inside_a_lock(store: Any) -> None:
