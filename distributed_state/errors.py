@@ -54,7 +54,14 @@ class LockTimeout(Locked):
 
 
 class Fenced(StateError):
-    """The write carried a lease that is no longer held. Nothing was written."""
+    """The write carried a lease that is no longer held. Nothing was written.
+
+    `holder` names the lease that the server found in its place, '' if there is none or the server was not asked.
+    """
+
+    def __init__(self, message: str, *, holder: str = "") -> None:
+        super().__init__(message)
+        self.holder = holder
 
 
 class Interrupted(Fenced):

@@ -225,6 +225,13 @@ class AsyncLease:
         kind, why = (Interrupted, "taken over by another request") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
+    def taken(self, refused: Fenced) -> Fenced:
+        """What a refused commit comes to: before it can have run out, only another request's turn takes a lease."""
+        if not refused.holder or self._leases.port.monotonic() >= min(self.deadline, self.ends):
+            return refused
+        self.seized = True
+        return self.gone("nothing was written")
+
     def lose(self) -> None:
         self._lost = True
         if self._guard is not None:

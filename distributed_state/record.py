@@ -214,29 +214,20 @@ def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
         draft.actor = acting.present()
 
 
-async def commit_many(
-    tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]], *, last: AsyncLease | None = None
-) -> list[Committed | StateError]:
-    """Apply one change each to many records, in one round trip. What was refused comes back as its error.
-
-    `last` is a lease that the first change is the last under.
-    """
-    behind: Call | None = None
+async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
+    """Apply one change each to many records, in one round trip. What was refused comes back as its error."""
     sent = []
     results: list[Committed | StateError] = []
     try:
         for names, draft in writes:
             _sign(tiers, names, draft)
             sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
-        behind = last.hand_over() if last else None
-        answers = await tiers.warm.commit_many(sent, behind=behind)
+        answers = await tiers.warm.commit_many(sent)
         for (names, draft, op, _), answer in zip(sent, answers, strict=True):
             try:
                 if isinstance(answer, StateError):
                     raise answer
-                done = await _carry_through(tiers, names, draft, op, answer, None if results else behind)
-                if behind and last and not results:
-                    last.released = True
+                done = await _carry_through(tiers, names, draft, op, answer)
                 _tell_hot(tiers, names, draft, done)
                 await _keep(tiers, names, done)
                 results.append(done)

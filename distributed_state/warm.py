@@ -166,16 +166,16 @@ class Warm:
         return self.committed(names, draft, answer)
 
     async def commit_many(
-        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]], *, behind: Call | None = None
+        self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
     ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         calls = [
             (COMMIT, names.commit_keys, self._arguments(names, draft, op, listening))
             for names, draft, op, listening in writes
         ]
-        answers = await self.patiently(self.port.scripts, [*calls, behind] if behind else calls)
+        answers = await self.patiently(self.port.scripts, calls)
         results: list[Committed | Cold | Swap | Uninitialised | StateError] = []
-        for (names, draft, _, _), answer in zip(writes, answers, strict=False):
+        for (names, draft, _, _), answer in zip(writes, answers, strict=True):
             try:
                 results.append(answer if isinstance(answer, StateError) else self.committed(names, draft, answer))
             except StateError as error:
@@ -410,8 +410,9 @@ def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     if word == "deleted":
         return Deleted(f"{record}: deleted at version {int(rest[0])}")
     if word == "fenced":
-        held = rest[0].decode(errors="replace") or "nobody"
-        return Fenced(f"{record}: the lease {draft.grip[:40]} is not held any more, {held[:80]} holds it")
+        held = rest[0].decode(errors="replace")
+        text = f"{record}: the lease {draft.grip[:40]} is not held any more, {held[:80] or 'nobody'} holds it"
+        return Fenced(text, holder=held)
     if word == "locked":
         return Locked(f"{record}: held by {rest[0].decode(errors='replace')[:80]}")
     if word == "backpressure":

@@ -1,7 +1,8 @@
 """What a turn changes in its user's record, beside its own. Law: once for each request, on top of what others wrote.
 
-The two records are two commits, sent together. The turn's own carries what the other one is to be, so that a repeated
-request completes what a crash left out; the other remembers the request, so that it is never applied twice.
+The two records are two commits, the turn's first: one that is refused leaves its user alone. It carries what the other
+is to be, so that a repeated request completes what a crash left out; the other remembers the request, so that it is
+never applied twice.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Effect(TypedDict):
 def forgotten(effect: Effect, entry: Entry, remembered: int) -> bool:
     """Whether this record may have been changed so already and remember it no more: too much came after.
 
-    Then it is taken for changed: both commits were sent together, and a crash in between is the rare case.
+    Then it is taken for changed: one commit follows the other at once, and a crash in between is the rare case.
     """
     if entry.version < effect["version"]:
         return True  # purged since

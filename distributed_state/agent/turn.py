@@ -21,13 +21,13 @@ from distributed_state.agent.tokens import Counter, estimate
 from distributed_state.agent.tools import Scratch, Tool
 from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, summarized
 from distributed_state.changes import Changes
-from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError
+from distributed_state.errors import Conflict, Deleted, Fenced, InvalidValue, StateError
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
 from distributed_state.model import OWNER, REQUEST, SUMMARY, Message, Written, unescape
 from distributed_state.tiers import Tiers
 from distributed_state.transaction import Transaction
-from distributed_state.warm import Committed, Draft
+from distributed_state.warm import Draft
 
 BUSY = ("wait", "reject", "interrupt")
 
@@ -356,17 +356,21 @@ class AsyncTurn(Transaction):
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
         draft = handle._stamp(draft, self._entry)
-        if effect is None:
-            done: Committed | StateError = await record.commit(
-                self._tiers, names, handle._sign(draft), last=self._lease
-            )
-        else:
-            done = await self._commit_both(draft, effect)
-        if isinstance(done, StateError):
-            raise done
+        signed = handle._sign(draft)
+        theirs = self._change(*self._user, effect["mark"]) if self._user and effect else None
+        try:
+            done = await record.commit(self._tiers, names, signed, last=self._lease)
+        except Fenced as error:
+            raise self._lease.taken(error) from None
         self.written = Written(done.version, first_message=done.first_message)
         if self._state is not None:
             self._state = saving.saved(self._state, names, done.epoch, done.version)
+        if self._user and effect and theirs:
+            # After the turn's own: they are two commits, and one that is refused must not leave the other behind.
+            try:
+                await record.commit(self._tiers, self._user[0]._names, theirs)
+            except Conflict:
+                await self._complete(effect, doubted=False)
 
     def _effect(self) -> effects.Effect | None:
         """What this turn changes of its user."""
@@ -377,25 +381,8 @@ class AsyncTurn(Transaction):
         mark = None if self.request_id is None else f"{self.request_id} {self._handle._names.ref.text}"
         return {"user": user.ref.id, "version": view.version, "mark": mark, "fields": changed}
 
-    async def _commit_both(self, draft: Draft, effect: effects.Effect) -> Committed | StateError:
-        """The turn and what it changes of its user: two records, two commits, sent together."""
-        assert self._user is not None
-        user, view = self._user
-        writes = [(self._handle._names, self._handle._sign(draft))]
-        draft.creation = ""  # sent again if an answer is lost, and by then the record may be there
-        theirs = self._change(user, view, effect["mark"])
-        if theirs is not None:
-            writes.append((user._names, theirs))
-        done, *other = await record.commit_many(self._tiers, writes, last=self._lease)
-        if other and isinstance(other[0], Conflict) and isinstance(done, Committed):
-            await self._complete(effect, doubted=False)
-        elif other and isinstance(other[0], StateError):
-            raise other[0]
-        return done
-
     async def _complete(self, effect: effects.Effect, *, doubted: bool = True) -> None:
         """Apply what a request changes of its user, if that was not done yet, on what is there now."""
-
         most = self._tiers.settings.remembered_requests
 
         async def once() -> None:

@@ -10,7 +10,7 @@ import pytest
 from faces import core
 from proxy import Proxy
 
-from distributed_state import TOOLBOX, Deleted, InvalidValue, ToolCall, WarmUnavailable, record, tool
+from distributed_state import TOOLBOX, Deleted, InvalidValue, TooLarge, ToolCall, WarmUnavailable, record, tool
 from distributed_state.agent import toolbox
 from distributed_state.warm import COMMIT
 
@@ -183,14 +183,13 @@ async def test_tools_of_many_sessions_add_up_in_one_user(opener: Any) -> None:
 @pytest.mark.replicas
 async def test_without_the_expected_version_changes_would_be_lost(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    commit_many = record.commit_many
+    commit = record.commit
 
-    async def careless(tiers: Any, writes: Any, **more: Any) -> Any:
-        for _, draft in writes:
-            draft.expected = None
-        return await commit_many(tiers, writes, **more)
+    async def careless(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
+        draft.expected = None
+        return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit_many", careless)
+    monkeypatch.setattr(record, "commit", careless)
     with pytest.raises((AssertionError, ExceptionGroup)):
         await add_up(opener)
 
@@ -231,17 +230,18 @@ async def test_what_a_lost_connection_cut_off_is_completed(opener: Any) -> None:
 async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session, user = store.session("s", user="u1"), store.user("u1")
     await user.set_many({"visits": 10, "other": 1})
-    commit_many = record.commit_many
+    commit = record.commit
 
-    async def half(tiers: Any, writes: Any, **more: Any) -> Any:
-        await commit_many(tiers, writes[:1], **more)
-        raise WarmUnavailable("the worker died here")
+    async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
+        if names.ref.scope == "user":
+            raise WarmUnavailable("the connection broke here")
+        return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit_many", half)
+    monkeypatch.setattr(record, "commit", half)
     with pytest.raises(WarmUnavailable):
         async with session.turn(request_id="r") as turn:
             await turn.call(visit, {"city": "Oslo"})
-    monkeypatch.setattr(record, "commit_many", commit_many)
+    monkeypatch.setattr(record, "commit", commit)
     assert await session.get("visits", fresh=True) == ["Oslo"]
     await user.increment("visits", 5)
     for _ in range(3):
@@ -250,28 +250,20 @@ async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, mo
     assert await user.get_all(fresh=True) == {"visits": 16, "other": 1}
 
 
-async def test_a_turn_that_was_refused_after_its_user_was_written_is_repeated_once(
-    store: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two records are two commits: the user's may come first. The repeated turn does not count again there."""
+@pytest.mark.replicas
+async def test_a_turn_that_is_refused_leaves_its_user_alone(opener: Any) -> None:
+    store = await opener(max_record_bytes=2000)
     session, user = store.session("s", user="u1"), store.user("u1")
-    await session.set("n", 1)
-    commit_many = record.commit_many
-
-    async def other_half(tiers: Any, writes: Any, **more: Any) -> Any:
-        await commit_many(tiers, writes[1:])
-        raise WarmUnavailable("the connection broke here")
-
-    monkeypatch.setattr(record, "commit_many", other_half)
-    with pytest.raises(WarmUnavailable):
-        async with session.turn(request_id="r") as turn:
-            await turn.call(visit, {"city": "Oslo"})
-    monkeypatch.setattr(record, "commit_many", commit_many)
+    await session.set("text", "x" * 1500)
+    for _ in range(2):
+        with pytest.raises(TooLarge):
+            async with session.turn(request_id="r") as turn:
+                await turn.call(visit, {"city": "y" * 800})
+    assert await user.version(fresh=True) == 0
     async with session.turn(request_id="r") as turn:
         assert not turn.repeated
         await turn.call(visit, {"city": "Oslo"})
     assert await user.get("visits", fresh=True) == 1
-    assert await session.get("visits", fresh=True) == ["Oslo"]
 
 
 async def test_the_ready_tools(store: Any) -> None:
@@ -376,16 +368,17 @@ async def test_a_user_that_was_deleted_stops_tools_before_anything_is_written(
     """And a request that was answered before finds its outcome, even if its change of the user was lost in a crash."""
     session, user = store.session("s", user="u1"), store.user("u1")
     await user.set("visits", 10)
-    commit_many = record.commit_many
+    commit = record.commit
 
-    async def half(tiers: Any, writes: Any, **more: Any) -> Any:
-        await commit_many(tiers, writes[:1], **more)
-        raise WarmUnavailable("the worker died here")
+    async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
+        if names.ref.scope == "user":
+            raise WarmUnavailable("the connection broke here")
+        return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit_many", half)
+    monkeypatch.setattr(record, "commit", half)
     with pytest.raises(WarmUnavailable):
         await _visit(session, "r")
-    monkeypatch.setattr(record, "commit_many", commit_many)
+    monkeypatch.setattr(record, "commit", commit)
     await store.delete("u1", scope="user")
     assert await _visit(session, "r")
     with pytest.raises(Deleted, match="user:u1"):

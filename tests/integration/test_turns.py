@@ -372,6 +372,22 @@ async def test_a_turn_that_never_ends_is_given_up(store: Any) -> None:
     assert await session.get("n", fresh=True) == 1
 
 
+async def test_a_turn_that_was_taken_over_unheard_is_interrupted_as_well(store: Any) -> None:
+    """Not heard of before the commit, because the link was silent. A lease that is merely gone is no interruption."""
+    session = store.session("s")
+    lock = names(store, "s").lock
+    for holder, expected in (b"x9:another.1.turn!", Interrupted), (None, Fenced):
+        with pytest.raises(Fenced) as raised:
+            async with session.turn() as turn:
+                turn["n"] = 2
+                with redis_of(store) as client:
+                    client.set(lock, holder) if holder else client.delete(lock)
+        assert raised.type is expected
+        with redis_of(store) as client:
+            client.delete(lock)
+    assert await session.get("n", fresh=True) is None
+
+
 async def test_a_turn_that_never_yields_is_given_up_as_well(store: Any) -> None:
     session = store.session("s")
     with pytest.raises(Fenced):

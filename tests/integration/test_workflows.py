@@ -202,17 +202,16 @@ async def test_tools_of_a_step_count_once(store: Any, monkeypatch: pytest.Monkey
         return work(state, turn)
 
     agent = Workflow({**STEPS, "executing": blocking_step if blocking else step})
-    commit_many = record.commit_many
+    commit = record.commit
     died: list[int] = []
 
-    async def half(tiers: Any, writes: Any, **more: Any) -> Any:
-        if len(died) < 3:
+    async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
+        if names.ref.scope == "user" and len(died) < 3:
             died.append(1)
-            await commit_many(tiers, writes[:1], **more)
             raise WarmUnavailable("the worker died here")
-        return await commit_many(tiers, writes, **more)
+        return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit_many", half)
+    monkeypatch.setattr(record, "commit", half)
     for _ in range(3):
         with pytest.raises(WarmUnavailable):
             await store.run(agent, "look", session_id="s", user="u1")
