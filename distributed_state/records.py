@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
 from distributed_state import acting, codec, deadlines, record
-from distributed_state.access import VERSION, Action, written
+from distributed_state.access import MOVES, VERSION, Action, written
 from distributed_state.applying import Attempts
 from distributed_state.changes import Changes
 from distributed_state.errors import Conflict, InvalidValue
@@ -340,6 +340,7 @@ class AsyncRecord(AsyncLifecycle):
         if expect_phase is not None:
             if not isinstance(expect_phase, str):
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
+            self._allow("read", MOVES)  # who learns that it is another one has read it
             draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
         done = await self._commit(draft, expect_version)
         tiers = self._home.tiers()

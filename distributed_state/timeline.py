@@ -39,6 +39,9 @@ from distributed_state.warm import Draft
 
 async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | None, limit: int | None) -> list[Change]:
     """The changes between two versions (exclusive), oldest first."""
+    for name, value in ("after", after), ("before", before), ("limit", limit):
+        if (value is not None or name == "after") and (type(value) is not int or not 0 <= value < 2**63):
+            raise InvalidValue(f"{name} is an int from 0 on{'' if name == 'after' else ' or None'}, not {value!r:.80}")
     await record.reach(tiers, names)
     rows = await tiers.port.sql(_history, tiers, names.ref.text, after, before, limit)
     form = tiers.form(names.ref.text)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pydantic import ValidationError
+
 from distributed_state import codec
 from distributed_state.agent.calls import Call, calls
 from distributed_state.agent.pairing import Orphans, as_openai, paired, plain, text_of
@@ -183,7 +185,10 @@ def from_anthropic(system: Any, messages: Iterable[Any]) -> list[Message]:
 def to_langchain(messages: Iterable[Message | dict[str, Any]], *, orphans: Orphans = "repair") -> list[Any]:
     """Write messages as LangChain's objects (extra `langchain`). Orphans: as in `to_openai`."""
     core = _langchain()
-    return [_to_langchain(core, message) for message in paired(messages, orphans)]
+    try:
+        return [_to_langchain(core, message) for message in paired(messages, orphans)]
+    except ValidationError as error:
+        raise codec.refused(error, "message") from None
 
 
 def _langchain() -> Any:

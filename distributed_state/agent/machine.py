@@ -38,7 +38,11 @@ class StateMachine:
     def __post_init__(self) -> None:
         _check(self.name, self.table, self.initial)
         table = MappingProxyType(dict(self.table))
-        final = frozenset(self.final) or frozenset(table.values()) - {state for state, _ in table}
+        try:
+            final = frozenset(self.final)
+        except TypeError:
+            raise InvalidValue(f"{self.name}: final is a set of states, not {self.final!r:.80}") from None
+        final = final or frozenset(table.values()) - {state for state, _ in table}
         if strangers := final - {*table.values(), self.initial}:
             raise InvalidValue(f"{self.name}: final state {sorted(strangers, key=str)[0]!r} is in no row of the table")
         object.__setattr__(self, "table", table)

@@ -52,9 +52,12 @@ class Tool:
         try:
             given = codec.decode(arguments.encode()) if isinstance(arguments, str) and arguments else arguments or {}
         except (CorruptState, UnicodeEncodeError) as error:
-            raise InvalidValue(f"{self.name}: the arguments are not JSON: {arguments!r:.200}") from error
+            # Not a word of them: they may be a secret, and errors are logged.
+            raise InvalidValue(
+                f"{self.name}: the {len(str(arguments))} characters of arguments are not JSON"
+            ) from error
         if not isinstance(given, dict):
-            raise InvalidValue(f"{self.name}: the arguments are an object, not {given!r:.80}")
+            raise InvalidValue(f"{self.name}: the arguments are an object, not a {type(given).__name__}")
         return given
 
     def bind(self, given: dict[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,10 @@ class Workflow:
                 raise InvalidValue(f"the step of phase {phase!r} is a function, not {step!r:.80}")
         if type(self.max_steps) is not int or self.max_steps < 1:
             raise InvalidValue(f"max_steps is an int from 1 on, not {self.max_steps!r:.80}")
-        if self.step_timeout is not None and not self.step_timeout > 0:
+        seconds = self.step_timeout
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
+        ):
             raise InvalidValue(f"step_timeout is in seconds and more than 0, not {self.step_timeout!r:.80}")
 
 
@@ -142,6 +145,8 @@ async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dress: C
         following = await following
     if not isinstance(following, AgentState):
         raise InvalidValue(f"the step of phase {state.phase!r} returned {following!r:.80}, not the next AgentState")
+    if following.phase not in DEFAULT.states:
+        raise InvalidValue(f"the step of phase {state.phase!r} returned a state in phase {following.phase!r:.80}")
     if turn.pending or turn.phase != state.phase:
         raise InvalidValue("messages and phase of a step belong into the AgentState that it returns, not into its turn")
     await turn.save_state(following)

@@ -536,3 +536,10 @@ async def test_whoever_acts_is_whom_the_policy_hears_of(opener: Any) -> None:
     with pytest.raises(AccessDenied, match="nobody in particular"):
         await session.set("a", 2)
     await store.session("s", actor="handle").set("a", 3)
+
+
+async def test_an_expected_phase_is_a_phase_read(opener: Any) -> None:
+    """Who is told that it is another one, and which, has read it."""
+    store = await opener(access=lambda request: (request.action, request.field) != ("read", "#phase"))
+    with pytest.raises(AccessDenied, match="may not read '#phase'"):
+        await store.session("s").write(set={"n": 1}, expect_phase="planning")

@@ -493,3 +493,14 @@ async def test_a_server_that_becomes_a_replica_loses_nothing(opener: Any) -> Non
 
         await until(settled)
         await store.close()
+
+
+async def test_bounds_of_a_history_are_versions(store: Any) -> None:
+    session = store.session("s")
+    await session.set("n", 1)
+    for name in ("after", "before", "limit"):
+        for bad in ("1", -1, True, 2**63):
+            with pytest.raises(InvalidValue, match=f"{name} is an int"):
+                await session.history(**{name: bad})
+    with pytest.raises(InvalidValue, match="after is an int"):
+        await session.history(after=None)

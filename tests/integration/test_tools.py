@@ -397,3 +397,10 @@ async def test_call_ids_do_not_collide(store: Any) -> None:
             await session.call(visit, {"city": "Oslo"}, call_id=bad)
     with pytest.raises(InvalidValue, match="a Tool"):
         await session.call(visit.function, {"city": "Oslo"}, call_id="d")
+
+
+async def test_arguments_that_are_refused_are_not_shown(store: Any) -> None:
+    for bad in ('{"city": "secret', '["secret"]'):
+        with pytest.raises(InvalidValue) as raised:
+            await store.session("s", user="u1").call(visit, bad, call_id="c")
+        assert "secret" not in str(raised.value)

@@ -287,3 +287,14 @@ async def test_blocking_code_has_plain_steps(store: Any) -> None:
 
     with pytest.raises(InvalidValue, match="asyncio"):
         await store.run(Workflow({**STEPS, "planning": later}), "look")
+
+
+async def test_a_step_cannot_lead_into_a_phase_that_nobody_knows(store: Any) -> None:
+    """Saved once, it would be the end of the session's work."""
+    lost = Workflow({**STEPS, "planning": lambda state, turn: state.model_copy(update={"phase": "nowhere"})})
+    with pytest.raises(InvalidValue, match="nowhere"):
+        await store.run(lost, "look", session_id="s")
+    assert (await store.run(AGENT, None, session_id="s")).phase == "done"
+    for bad in ("1", 0, True, float("nan")):
+        with pytest.raises(InvalidValue, match="step_timeout"):
+            Workflow(STEPS, step_timeout=bad)

@@ -327,3 +327,8 @@ def test_langchain_missing_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
     for convert in (to_langchain, from_langchain):
         with pytest.raises(ConfigurationError, match=r"distributed-state\[langchain\]"):
             convert([])
+
+
+def test_content_that_langchain_does_not_take_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="message"):
+        to_langchain([Message(role="user", content=[1])])
