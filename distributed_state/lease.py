@@ -168,6 +168,13 @@ class Leases:
             log.warning("lease of %s with token %d lost: it %s", lease.text[:200], lease.token, why)
             lease.lose()
 
+    def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
+        """What a refused commit comes to: before it can have run out, only another request's turn takes a lease."""
+        if not refused.holder or self.port.monotonic() >= min(lease.deadline, lease.ends):
+            return refused
+        lease.seized = True
+        return lease.gone("nothing was written")
+
     async def close(self) -> None:
         """Stop renewing; what is still held runs out by itself."""
         jobs, self._jobs = self._jobs, []
@@ -224,13 +231,6 @@ class AsyncLease:
         """The error that says so."""
         kind, why = (Interrupted, "taken over by another request") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
-
-    def taken(self, refused: Fenced) -> Fenced:
-        """What a refused commit comes to: before it can have run out, only another request's turn takes a lease."""
-        if not refused.holder or self._leases.port.monotonic() >= min(self.deadline, self.ends):
-            return refused
-        self.seized = True
-        return self.gone("nothing was written")
 
     def lose(self) -> None:
         self._lost = True

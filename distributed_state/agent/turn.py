@@ -361,7 +361,7 @@ class AsyncTurn(Transaction):
         try:
             done = await record.commit(self._tiers, names, signed, last=self._lease)
         except Fenced as error:
-            raise self._lease.taken(error) from None
+            raise self._tiers.leases.judge(self._lease, error) from None
         self.written = Written(done.version, first_message=done.first_message)
         if self._state is not None:
             self._state = saving.saved(self._state, names, done.epoch, done.version)
