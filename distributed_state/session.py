@@ -139,8 +139,8 @@ class AsyncSession(AsyncRecord):
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
         first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
         "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
-        After `limit` seconds the turn is given up, however alive: Fenced. Of one `slot` only the last request is
-        remembered, else of each id.
+        After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
+        time counts. Of one `slot` only the last request is remembered, else of each id.
         """
         return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot)
 

@@ -175,7 +175,8 @@ async def transition(
         try:
             await commit(draft)
         except Conflict as conflict:
-            raw = conflict.found[0]
+            if conflict.found:
+                raw = conflict.found[0]
             raise
         return following
 

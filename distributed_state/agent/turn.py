@@ -73,7 +73,7 @@ class AsyncTurn(Transaction):
         self._handle, self._tiers = handle, _tiers(handle)
         self.request_id, self.repeated = request_id, False
         self.written: Written | None = None  # after the end: the version and the number of the first message
-        self._request = _request(slot or request_id)
+        self._request = REQUEST + b"#" + slot.encode() if slot else _request(request_id)
         self._outcome: Any = None
         self._pending: list[Message] = []
         self._moved: list[str] = []
@@ -432,4 +432,6 @@ def _request(request_id: str | None) -> bytes | None:
         return None
     if not isinstance(request_id, str) or not 0 < len(request_id.encode("utf-8", "surrogatepass")) <= 256:
         raise InvalidValue(f"a request id is a str of 1 to 256 bytes, not {request_id!r:.80}")
+    if request_id[0] == "#":
+        raise InvalidValue(f"request id {request_id!r:.80}: those that begin with '#' are slots")
     return REQUEST + request_id.encode("utf-8", "surrogatepass")

@@ -98,7 +98,13 @@ async def test_values_that_cannot_be_stored_are_refused_where_they_are_given(sto
             turn["a"].append(turn["a"])
     assert await session.version(fresh=True) == 0
     await session.set("n", 1)
-    for bad in ({"request_id": ""}, {"request_id": 5}, {"request_id": "x" * 300}, {"busy": "maybe"}):
+    for bad in (
+        {"request_id": ""},
+        {"request_id": 5},
+        {"request_id": "x" * 300},
+        {"request_id": "#workflow step"},
+        {"busy": "maybe"},
+    ):
         with pytest.raises(InvalidValue):
             session.turn(**bad)
 
