@@ -20,6 +20,8 @@ from distributed_state import (
     ToolCall,
 )
 
+pytestmark = pytest.mark.brief("embedded")
+
 PRICES = {"Oslo": 140, "Bergen": 95}
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from distributed_state import TOOLBOX, InvalidValue, LockTimeout, Tool, tool
 
+pytestmark = pytest.mark.brief("servers")
+
 State = MutableMapping[str, Any]
 
 

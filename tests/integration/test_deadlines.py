@@ -16,6 +16,8 @@ from pydantic import BaseModel
 from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, codec, deadlines
 from distributed_state.deadlines import NEVER
 
+pytestmark = pytest.mark.brief("servers")
+
 
 class Login(BaseModel):
     otp: str | None = None

@@ -21,6 +21,8 @@ from distributed_state.cold.tables import changes, records
 from distributed_state.ephemeral import RECORDS, Ephemeral
 from distributed_state.hot import Hot
 
+pytestmark = pytest.mark.brief("servers")
+
 real = pytest.mark.only(warm=("valkey", "redis"))
 
 

@@ -13,6 +13,8 @@ from controls import sabotage
 from distributed_state import Conflict, Deleted, InvalidValue, StateStore, Transaction
 from distributed_state.merging import append, last_writer, maximum, union
 
+pytestmark = pytest.mark.brief("servers")
+
 # Actors
 
 

@@ -14,6 +14,8 @@ from distributed_state import TOOLBOX, Deleted, InvalidValue, TooLarge, ToolCall
 from distributed_state.agent import toolbox
 from distributed_state.warm import COMMIT
 
+pytestmark = pytest.mark.brief("servers")
+
 State = MutableMapping[str, Any]
 
 

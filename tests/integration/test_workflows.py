@@ -22,6 +22,8 @@ from distributed_state import (
     tool,
 )
 
+pytestmark = pytest.mark.brief("servers")
+
 
 @tool
 def tick(state: Any, user_state: Any) -> int:
