@@ -506,6 +506,7 @@ async def test_writers_do_not_stop_for_re_encryption(opener: Any) -> None:
             await store.session(f"s{number}").increment("n")
             await store.session(f"s{number}").append({"role": "user", "content": str(written)})
             written += 1
+            await asyncio.sleep(0.001)  # a loop that never rests leaves the threads of SQL no time
         return written
 
     writers = [asyncio.create_task(write(number)) for number in range(4)]
