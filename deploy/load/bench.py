@@ -224,7 +224,7 @@ def long_conversation(url: str, store: StateStore) -> list[Row]:
             "append 40": (lambda: short.append(message), 100),
             "append 10000": (lambda: long.append(message), 100),
         },
-        rounds=15,
+        rounds=41,
     )
     store.archive()
     found |= interleaved(
