@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
@@ -85,6 +86,7 @@ class Op(NamedTuple):
 
     s set a field   d delete a field   c clear the user's fields   m append a message (name: its sequence number)
     w wipe the messages (value: sequence number of the next)   l label, changes nothing
+    e an event told with the change, changes nothing (name: offset, type and subject; value: JSON text of its data)
     i add an integer (in requests only; the journal keeps the result as s)
     """
 
@@ -263,3 +265,52 @@ class SessionInfo:
     updated: float
     deleted: bool
     cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a conversation, an agent or the fleet.
+
+    `subject` is the text of the record that it is about (`session:` and the escaped id), or what `emit` was given;
+    `time` is in seconds since 1970 by the server's clock; `source` is the replica that told of it. `sequence` counts
+    the events of a `partition` without a gap, within an `epoch`. `version` is the record's, as the change made it, and
+    0 for an event that was written alone. `id` stays the same when an event is handed over again.
+    """
+
+    id: str
+    type: str
+    subject: str
+    time: float
+    data: dict[str, Any]
+    source: str
+    sequence: int
+    epoch: str
+    partition: int
+    version: int
+    actor: str
+
+    @property
+    def conversation_id(self) -> str:
+        """The id of the session that it is about, "" if it is about something else."""
+        scope, _, name = self.subject.partition(":")
+        return unescape(name) if scope == "session" else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as JSON values in the names of CloudEvents 1.0, our own attributes as extensions."""
+        moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")
+        # An empty subject is left out: CloudEvents has no such thing.
+        return {
+            "specversion": "1.0",
+            "id": self.id,
+            "source": self.source,
+            "type": self.type,
+            "time": moment.replace("+00:00", "Z"),
+            **({"subject": self.subject} if self.subject else {}),
+            "datacontenttype": "application/json",
+            "data": self.data,
+            "sequence": self.sequence,
+            "epoch": self.epoch,
+            "partition": self.partition,
+            "version": self.version,
+            "actor": self.actor,
+        }

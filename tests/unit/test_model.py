@@ -16,6 +16,7 @@ from distributed_state.model import (
     SCOPES,
     SEGMENTS,
     START,
+    Event,
     Op,
     Ref,
     escape,
@@ -184,3 +185,28 @@ def test_each_kind_of_step() -> None:
     wiped = {name: value for name, value in start.items() if name != SEGMENTS}
     assert folded([(b"w", b"", b"3")], start=start) == {**wiped, START: b"3"}
     assert folded([(b"l", b"", b"name")], start=start) == start
+
+
+def told(subject: str = "session:a%3Ab", time: float = 1_700_000_000.007) -> Event:
+    return Event("r.4.0", "conversation.cleared", subject, time, {"messages": True}, "r", 12, "1-x", 5, 3, "worker")
+
+
+def test_an_event_knows_its_conversation() -> None:
+    assert told().conversation_id == "a:b"
+    assert told("user:a").conversation_id == told("").conversation_id == told("client:session:x").conversation_id == ""
+
+
+def test_an_event_is_a_cloud_event() -> None:
+    fields = told().to_dict()
+    assert fields["time"] == "2023-11-14T22:13:20.007Z"
+    assert fields["specversion"] == "1.0"
+    assert {"id", "source", "type", "time", "subject", "datacontenttype", "data"} < set(fields)
+    assert (fields["sequence"], fields["epoch"], fields["partition"], fields["version"]) == (12, "1-x", 5, 3)
+    assert fields["data"] == {"messages": True}
+    assert "subject" not in told("").to_dict()
+
+
+def test_steps_that_tell_of_an_event_change_nothing() -> None:
+    fields = {b"a": b"1"}
+    fold(fields, unpack(pack([(b"e", b"7 conversation.created session:a", b"{}")])))
+    assert fields == {b"a": b"1"}
