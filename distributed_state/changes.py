@@ -37,16 +37,17 @@ class Changes:
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
         self._size = 0
+        self._told: list[tuple[bytes, bytes, bytes]] = []
         self.sums: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._fields or self._first or self._last)
+        return bool(self._fields or self._first or self._last or self._told)
 
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
         other = copy(self)
         other._fields, other._first, other._last = dict(self._fields), list(self._first), list(self._last)
-        other.sums = list(self.sums)
+        other.sums, other._told = list(self.sums), list(self._told)
         return other
 
     @property
@@ -128,6 +129,8 @@ class Changes:
             self._fields[PHASE] = (b"d", PHASE, b"")
         else:
             self._fields[PHASE] = (b"s", PHASE, phase.encode("utf-8", "surrogatepass"))
+        self._told = [each for each in self._told if each[1] != b"session.phase"]
+        self.tell("session.phase", {"phase": phase})
 
     def clear(self, *, messages: bool) -> None:
         self._first = [step for step in self._first if step[0] == b"w"]
@@ -156,8 +159,13 @@ class Changes:
             raise InvalidValue(f"a label is a str of 1 to 500 characters, not {label!r:.80}")
         self._last.append((b"l", b"", label.encode("utf-8", "surrogatepass")))
 
+    def tell(self, type: str, data: Mapping[str, Any]) -> None:
+        """Write a lifecycle event with the change, if it is one of a session."""
+        if self._form.record.startswith("session:"):
+            self._told.append((b"e", type.encode(), codec.encode(data, "data")))
+
     def draft(self, kind: str) -> Draft:
         """The change as it is sent."""
         if not self:
             raise InvalidValue("nothing to change")
-        return Draft(kind, [*self._first, *self._fields.values(), *self._last])
+        return Draft(kind, [*self._first, *self._fields.values(), *self._last], told=list(self._told))

@@ -12,7 +12,7 @@ from functools import lru_cache
 from zlib import crc32
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.model import Ref
+from distributed_state.model import Ref, escape
 
 SLOTS = 16384
 _NAMESPACE = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -40,6 +40,9 @@ class PartitionKeys:
     meta: bytes
     mint: bytes
     archiver: bytes
+    events: bytes
+    events_channel: bytes
+    lifetimes: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class RecordKeys:
     meta: bytes
     channel: bytes
     lock_channel: bytes
+    event_keys: tuple[bytes, bytes, bytes]
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,8 +96,13 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        names = (f"{prefix}:{name}".encode() for name in ("journal", "meta", "mint", "archiver"))
-        return PartitionKeys(partition, *names)
+        named = ("journal", "meta", "mint", "archiver", "events", "e", "lifetimes")
+        return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
+
+    def group(self, partition: int, group: str) -> tuple[bytes, bytes]:
+        """Who of a group of consumers handles a partition's events, and how far they are."""
+        prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}:g:{escape(group)}"
+        return f"{prefix}:owner".encode(), f"{prefix}:position".encode()
 
     def _record(self, ref: Ref) -> RecordKeys:
         partition = self.partition_of(ref.text)
@@ -111,4 +120,5 @@ class Keys:
             meta=f"{prefix}:meta".encode(),
             channel=f"{prefix}:c:{ref.text}".encode(),
             lock_channel=f"{prefix}:l:{ref.text}".encode(),
+            event_keys=(f"{prefix}:events".encode(), f"{prefix}:e".encode(), f"{prefix}:lifetimes".encode()),
         )

@@ -236,6 +236,7 @@ class AsyncRecord(AsyncLifecycle):
         changes = self._changes()
         changes.clear(messages=messages)
         changes.reserved(INITIALIZED, None)
+        changes.tell("conversation.cleared", {"messages": messages})
         return (await self._commit(changes.draft("clear"))).version
 
     async def update(self, key: str, values: Mapping[str, Any]) -> int:

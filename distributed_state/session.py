@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from distributed_state import timeline
-from distributed_state.access import MESSAGES, MOVES
+from distributed_state import lineage, timeline
+from distributed_state.access import MESSAGES, MOVES, VERSION
 from distributed_state.agent import saving
 from distributed_state.agent.calling import call_once
 from distributed_state.agent.context import Context, checked, look
@@ -17,7 +17,7 @@ from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, of_session
 from distributed_state.errors import InvalidValue
-from distributed_state.model import PHASE, Message
+from distributed_state.model import MAX_ID_BYTES, PHASE, Message
 from distributed_state.records import AsyncRecord
 
 
@@ -123,6 +123,22 @@ class AsyncSession(AsyncRecord):
         successor of already, a history that is not the stored one and more, or a value that is not valid.
         """
         return await saving.save(self._home.tiers(), self._names, self._changes, self._commit, state)
+
+    async def switch(self, *, previous_id: str = "", client: str = "") -> int:
+        """Tell every replica that a client goes on with this conversation; return the record's new version.
+
+        One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
+        number of messages shown and the client. Which conversation a client is at is the client's to know.
+        """
+        for name, value in ("previous_id", previous_id), ("client", client):
+            if not isinstance(value, str) or len(value) > MAX_ID_BYTES:
+                raise InvalidValue(f"{name} is a str of at most {MAX_ID_BYTES} characters, not {value!r:.80}")
+        self._allow("write", VERSION)
+        entry, changes = await self._entry(field=VERSION), self._changes()
+        count = 0 if entry.deleted else lineage.count(lineage.segments(self._text, entry.fields))
+        place = {"conversation_id": self._ref.id, "previous_id": previous_id}
+        changes.tell("conversation.switched", {**place, "message_count": count, "client": client})
+        return (await self._commit(changes.draft("switch"))).version
 
     def turn(
         self,

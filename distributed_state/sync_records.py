@@ -204,6 +204,9 @@ class Session(Record):
     def save_state(self, state: AgentState) -> AgentState:
         return finish(self._twin.save_state(state))
 
+    def switch(self, *, previous_id: str = "", client: str = "") -> int:
+        return finish(self._twin.switch(previous_id=previous_id, client=client))
+
     def turn(
         self,
         *,

@@ -192,6 +192,7 @@ async def rollback(
         raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
     _restore(changes, present, target)
     changes.undelete()  # and a change even where nothing differs
+    changes.tell("session.rollback", {"version": version})
     draft = changes.draft("rollback")
     draft.expected, draft.epoch, draft.deleted = present.version, present.epoch, "revive"
     return draft

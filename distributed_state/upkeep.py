@@ -50,6 +50,7 @@ def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
+    changes.tell("conversation.deleted", {})
     return changes.draft(kind)
 
 

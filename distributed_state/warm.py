@@ -31,14 +31,19 @@ log = logging.getLogger(__name__)
 COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
 SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
 MINT, INSTALL, DROP, EVICT = Script("mint"), Script("install"), Script("drop"), Script("evict")
+EMIT, ADVANCE = Script("emit"), Script("advance")
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
 _TOKEN_MS = 30_000
+_CREATED = (b"E", b"conversation.created", b"{}")
 
 
 @dataclass(slots=True)
 class Draft:
-    """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes."""
+    """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes.
+
+    `told` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e').
+    """
 
     kind: str
     steps: list[tuple[bytes, bytes, bytes]]
@@ -50,6 +55,7 @@ class Draft:
     actor: str = ""
     owner: str = ""
     grip: str = ""
+    told: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
 
 
 class OpId(NamedTuple):
@@ -114,6 +120,7 @@ class Warm:
             b"%d" % settings.journal_bytes,
             b"%d" % settings.max_record_bytes,
             b"%d" % math.ceil(settings.op_window),
+            b"%d" % settings.kept_events,
         )
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
@@ -157,12 +164,12 @@ class Warm:
         if draft.creation == "*" and self._settings.retry_for > 0:
             arguments = self._arguments(names, draft, op, listening)
             try:
-                answer, _ = await self._ask((COMMIT, names.commit_keys, arguments), behind)
+                answer, _ = await self._ask((COMMIT, self._keys(names, draft), arguments), behind)
                 return self.committed(names, draft, answer)
             except WarmUnavailable:
                 draft.creation = ""  # the record may be there, or have been archived and evicted: only SQL knows
         arguments = self._arguments(names, draft, op, listening)
-        answer, _ = await self.ask((COMMIT, names.commit_keys, arguments), behind)
+        answer, _ = await self.ask((COMMIT, self._keys(names, draft), arguments), behind)
         return self.committed(names, draft, answer)
 
     async def commit_many(
@@ -170,7 +177,7 @@ class Warm:
     ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         calls = [
-            (COMMIT, names.commit_keys, self._arguments(names, draft, op, listening))
+            (COMMIT, self._keys(names, draft), self._arguments(names, draft, op, listening))
             for names, draft, op, listening in writes
         ]
         answers = await self.patiently(self.port.scripts, calls)
@@ -193,7 +200,16 @@ class Warm:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
+        for step in self._told(names, draft):
+            arguments += step
         return arguments
+
+    def _told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
+        begins = names.ref.scope == "session" and (draft.creation or draft.deleted == "create")
+        return [_CREATED, *draft.told] if begins else draft.told
+
+    def _keys(self, names: RecordKeys, draft: Draft) -> Sequence[bytes]:
+        return (*names.commit_keys, *names.event_keys) if self._told(names, draft) else names.commit_keys
 
     def committed(self, names: RecordKeys, draft: Draft, answer: list[Any]) -> Committed | Cold | Swap | Uninitialised:
         """Read the answer of commit.lua."""
@@ -291,7 +307,7 @@ class Warm:
 
     async def install(self, keys: PartitionKeys, token: str, epoch: str) -> str:
         """Start a partition: 'ok', 'live' or 'lost'."""
-        names = [keys.meta, keys.mint, keys.journal]
+        names = [keys.meta, keys.mint, keys.journal, keys.events]
         return _word(await self.patiently(self.port.script, INSTALL, names, [token, epoch]))
 
     async def mark(self, keys: PartitionKeys, epoch: str) -> None:

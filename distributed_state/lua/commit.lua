@@ -1,6 +1,7 @@
 --[[
   Change one record: every check first, then every write, because a script does not roll back.
-  KEYS  record  lock  hydration  journal  meta  channel
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes
+        the last three only if there are steps 'e', 'E' or 'x'
   ARGV  epoch           '' = whichever it is
         replica, sequence, oldest, digest     the op id: see remembered() below
         grip            the lock's value as acquired, '' = none
@@ -13,27 +14,30 @@
         publish_bytes   changes up to this size are published whole
         journal_entries, journal_bytes, record_bytes     limits
         window          seconds, how long op ids of other replicas are kept
+        kept_events     how many lifecycle events stay in the stream
         expectations, then that many pairs: field, '=' .. raw value | '-'
-        then triples: step, name, value (steps as in model.Op)
+        then triples: step, name, value (steps as in model.Op, and 'E': an event only if the record begins with this;
+        'x': look at the record's lifetime at this time in ms)
   Returns {'ok', version, epoch, first message's number, results, journal offset}   '?' for a number that only SQL knows
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
         | {'forgotten'} | {'misused', version}
 ]]
-local record, lock, hydration, journal, meta, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local epoch, replica, sequence, oldest, digest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local grip, creation, token, token_ms, expected, deleted = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 local kind, actor, owner, text, own_channel = ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19])
-local record_bytes, window, expectations = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
-local first_step = 23 + 2 * expectations
+local record_bytes, window, kept_events = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
+local expectations = tonumber(ARGV[23])
+local first_step = 24 + 2 * expectations
 local call, format = redis.call, string.format
 
 local function whole(number) return format('%d', number) end
 
 local now = call('TIME')
-local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes')
+local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event')
 if not place[1] then return {'uninitialised'} end
 if epoch ~= '' and epoch ~= place[1] then return {'epoch', place[1]} end
 epoch = place[1]
@@ -93,10 +97,10 @@ local mismatch = expected ~= '' and expected ~= (version or '0')
 local found = {}
 if expectations > 0 then
   local names = {}
-  for i = 1, expectations do names[i] = ARGV[21 + 2 * i] end
+  for i = 1, expectations do names[i] = ARGV[22 + 2 * i] end
   found = call('HMGET', record, unpack(names))
   for i = 1, expectations do
-    local wanted = ARGV[22 + 2 * i]
+    local wanted = ARGV[23 + 2 * i]
     if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
   end
 end
@@ -135,8 +139,10 @@ if growth > 0 and size + growth > record_bytes then return {'toolarge', whole(si
 local first_message = head[4] or '0'
 local next_message, last_message = first_message + 0, first_message
 local fields, gone, change, results = {}, {}, {}, ''
+local event, types, told = tonumber(place[6] or '0'), {}, {}
 for i = first_step, #ARGV, 3 do
   local step, name, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if step == 'E' and (not version or head[3]) then step = 'e' end
   if step == 's' or step == 'i' then
     if step == 'i' then
       step, value = 's', sums[name]
@@ -165,8 +171,15 @@ for i = first_step, #ARGV, 3 do
       fields[#fields + 1] = first_message
       value = first_message
     end
+  elseif step == 'e' then
+    types[#types + 1], told[#told + 1] = name, value
+    name = whole(event + #types) .. ' ' .. name .. ' ' .. text
+  elseif step == 'x' then
+    call('ZADD', lifetimes, name, text)
   end
-  change[#change + 1] = step .. #name .. ':' .. #value .. ':' .. name .. value
+  if step ~= 'E' and step ~= 'x' then
+    change[#change + 1] = step .. #name .. ':' .. #value .. ':' .. name .. value
+  end
 end
 if owner ~= '' and not head[6] then
   fields[#fields + 1] = '#owner'
@@ -203,6 +216,24 @@ local token_held = grip ~= '' and string.match(grip, '^%a(%d+)') or '0'
 call('XADD', journal, offset .. '-0', 'h', replica .. '.' .. ARGV[3] .. '.' .. digest .. '\n' .. text .. '\n' .. version
   .. '\n' .. now[1] .. ' ' .. now[2] .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message,
   'd', data)
+if types[1] then
+  for i, type in ipairs(types) do
+    local number = whole(event + i)
+    local head = replica .. '.' .. ARGV[3] .. '.' .. whole(i - 1) .. '\n' .. type .. '\n' .. text .. '\n' .. now[1] .. ' ' .. now[2]
+      .. '\n' .. version .. '\n' .. actor
+    call('XADD', events, number .. '-0', 'h', head, 'd', told[i])
+    local small = #told[i] <= publish_bytes
+    call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. told[i] or ''))
+  end
+  event = event + #types
+  call('HSET', meta, 'event', whole(event))
+  -- In steps, because a stream is trimmed cheaply by whole blocks only; exact, so that the floor is known.
+  local floor = event - kept_events
+  if floor > 0 and event % 64 < #types then
+    call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
+    call('HSET', meta, 'event_floor', whole(floor))
+  end
+end
 -- The writer need not be told. Whether it listens only the server knows: its link may have ended without a word.
 local listening = call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if listening[2] > listening[4] then

@@ -1,14 +1,15 @@
 --[[
   Start a partition under a new epoch, which SQL knows already. Offsets begin anew.
-  KEYS  meta  mint  journal
+  KEYS  meta  mint  journal  events
   ARGV  token, epoch
   Returns {'ok'} | {'live', epoch} | {'lost'}
 ]]
-local meta, mint, journal = KEYS[1], KEYS[2], KEYS[3]
+local meta, mint, journal, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, epoch = ARGV[1], ARGV[2]
 local current = redis.call('HGET', meta, 'epoch')
 if current then return {'live', current} end
 if redis.call('GET', mint) ~= token then return {'lost'} end
-redis.call('DEL', mint, journal)
-redis.call('HSET', meta, 'epoch', epoch, 'offset', '0', 'bytes', '0', 'archived_offset', '0', 'archived_bytes', '0', 'token', '0')
+redis.call('DEL', mint, journal, events)
+redis.call('HSET', meta, 'epoch', epoch, 'offset', '0', 'bytes', '0', 'archived_offset', '0', 'archived_bytes', '0', 'token', '0',
+  'event', '0', 'event_floor', '0')
 return {'ok'}

@@ -1,0 +1,65 @@
+--[[
+  Write a lifecycle event that tells of no commit: into the stream, and into the journal so that it is archived.
+  KEYS  journal  meta  events  events_channel  roll
+        roll only with a member
+  ARGV  replica, sequence   the event's id
+        again               '1' = this may have been sent before: look whether it was written
+        type, subject, actor, data
+        publish_bytes       data up to this size is published whole
+        journal_entries, journal_bytes     limits
+        kept_events         how many events stay in the stream
+        member              '' = always; else only if this member of the roll is due, which is taken off it
+  Returns {'ok', epoch, offset, time_ms} | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
+]]
+local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local replica, sequence, again, type, subject, actor, data = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
+local kept_events, member = tonumber(ARGV[11]), ARGV[12]
+local call, format = redis.call, string.format
+
+local function whole(number) return format('%d', number) end
+
+local id = replica .. '.' .. sequence .. '.0'
+local now = call('TIME')
+local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event')
+local epoch = place[1]
+if not epoch then return {'uninitialised'} end
+if again == '1' then
+  -- Bounded: what was sent before is among the last ones, or was sent too long ago to be repeated.
+  for _, entry in ipairs(call('XREVRANGE', events, '+', '-', 'COUNT', 1000)) do
+    local head = entry[2][2]
+    if string.sub(head, 1, #id + 1) == id .. '\n' then
+      local seconds, micros = string.match(head, '\n(%d+) (%d+)\n')
+      return {'ok', epoch, string.match(entry[1], '^%d+'), whole(seconds * 1000 + math.floor(micros / 1000))}
+    end
+  end
+end
+if member ~= '' then
+  local due = call('ZSCORE', roll, member)
+  if not due or tonumber(due) > now[1] * 1000 + now[2] / 1000 then return {'early'} end
+end
+local unarchived, unarchived_bytes = place[2] - place[4], place[3] - place[5]
+if unarchived >= journal_entries or unarchived_bytes >= journal_bytes then
+  return {'backpressure', whole(unarchived), whole(unarchived_bytes)}
+end
+
+-- From here on only writes.
+if member ~= '' then call('ZREM', roll, member) end
+local number, time = whole((place[6] or 0) + 1), now[1] .. ' ' .. now[2]
+local head = id .. '\n' .. type .. '\n' .. subject .. '\n' .. time .. '\n0\n' .. actor
+call('XADD', events, number .. '-0', 'h', head, 'd', data)
+local floor = number - kept_events
+if floor > 0 and number % 64 == 0 then
+  call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
+  call('HSET', meta, 'event_floor', whole(floor))
+end
+local name = number .. ' ' .. type .. ' ' .. subject
+local change = 'e' .. #name .. ':' .. #data .. ':' .. name .. data
+local offset, bytes = whole(place[2] + 1), whole(place[3] + #change + 128)
+call('HSET', meta, 'event', number, 'offset', offset, 'bytes', bytes)
+-- No record, version 0: the archiver takes the event only.
+call('XADD', journal, offset .. '-0', 'h', replica .. '.' .. sequence .. '.emit\n\n0\n' .. time .. '\nemit\n' .. actor .. '\n0\n' .. bytes .. '\n0',
+  'd', change)
+local small = #data <= publish_bytes
+call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. data or ''))
+return {'ok', epoch, number, whole(now[1] * 1000 + math.floor(now[2] / 1000))}
