@@ -13,10 +13,10 @@ from distributed_state.keys import Keys
 from distributed_state.model import Entry, Ref
 from distributed_state.port import Job, Port, Signal
 from distributed_state.settings import Settings
+from distributed_state.shares import Shares
 from distributed_state.warm import Place, Warm
 
 log = logging.getLogger(__name__)
-_CLAIM = 10.0
 _ENTRIES_A_PASS, _BYTES_A_PASS = 8000, 32 * 2**20
 
 
@@ -28,8 +28,9 @@ class Archiver:
         self._cursors: dict[int, Cursor] = {}
         self._driven: dict[int, Signal] = {}
         self._mutex = port.mutex()
-        self._mine: list[int] = []
-        self._claim_at = 0.0
+        self._shares = Shares(
+            port, warm, keys, team=keys.archivers, claim=lambda partition: keys.partition(partition).archiver
+        )
         self._job: Job | None = None
         self.archived = 0
         self.diverged: dict[int, str] = {}
@@ -44,8 +45,7 @@ class Archiver:
             return
         await self._job.stop()
         self._job = None
-        if self._mine:
-            await self._warm.claim([self._keys.partition(each) for each in self._mine], 1)
+        await self._shares.leave()
 
     async def reach(self, partition: int, epoch: str, offset: int) -> None:
         """Archive a partition at least up to an offset of an epoch. Raises ColdUnavailable if that cannot be done."""
@@ -227,41 +227,11 @@ class Archiver:
         pause = self._settings.archive_every
         while True:
             try:
-                await self._claim()
-                moved = await self._drive(list(await self._unarchived(self._mine)))
+                await self._shares.hold()
+                moved = await self._drive(list(await self._unarchived(self._shares.mine)))
                 pause = self._settings.archive_every
             except StateError as error:
                 moved, pause = 0, min(pause * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
             if not moved:
                 await self._port.sleep(pause)
-
-    async def _claim(self) -> None:
-        """Hold a fair share of the partitions, so that archivers seldom meet."""
-        now = self._port.monotonic()
-        if now < self._claim_at:
-            return
-        seconds = self._port.wall()
-        _, _, live = await self._port.exchange(
-            [
-                (b"ZADD", self._keys.archivers, seconds + _CLAIM, self._warm.replica),
-                (b"ZREMRANGEBYSCORE", self._keys.archivers, b"-inf", seconds),
-                (b"ZCARD", self._keys.archivers),
-            ]
-        )
-        archivers = live if isinstance(live, int) and live > 0 else 1
-        share = -(-self._keys.partitions // archivers)
-        kept = await self._claimed(self._mine[:share])
-        if len(kept) < share:
-            others = [each for each in range(self._keys.partitions) if each not in kept]
-            start = random.randrange(len(others)) if others else 0
-            rotated = others[start:] + others[:start]
-            while rotated and len(kept) < share:
-                some, rotated = rotated[: share - len(kept)], rotated[share - len(kept) :]
-                kept += await self._claimed(some)
-        self._mine = kept
-        self._claim_at = now + _CLAIM / 3
-
-    async def _claimed(self, partitions: Iterable[int]) -> list[int]:
-        keys = [self._keys.partition(each) for each in partitions]
-        return await self._warm.claim(keys, int(_CLAIM * 1000)) if keys else []

@@ -19,6 +19,7 @@ from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
+from distributed_state.feed import Feed
 from distributed_state.hot import Hot
 from distributed_state.keys import Keys, RecordKeys
 from distributed_state.lease import AsyncLease, Leases
@@ -27,6 +28,7 @@ from distributed_state.model import unpack
 from distributed_state.port import Port
 from distributed_state.sanitizing import Clean, CleanMessage
 from distributed_state.settings import Settings
+from distributed_state.stream import Stream
 from distributed_state.warm import Warm
 
 log = logging.getLogger(__name__)
@@ -66,6 +68,8 @@ class Tiers:
         self.link.heard, self.link.told = self._heard, self.clock.heard
         self.leases = Leases(port, self.warm, self.link, self.start)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
+        self.stream = Stream(port, self.warm)
+        self.feed = Feed(port, self.stream, keys, self.link)
         self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         self._epochs: dict[int, str] = {}
@@ -161,7 +165,7 @@ class Tiers:
 
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
-        for step in (self.archiver.close, self.leases.close, self.link.close, self.port.close):
+        for step in (self.feed.close, self.archiver.close, self.leases.close, self.link.close, self.port.close):
             try:
                 await step()
             except StateError as error:

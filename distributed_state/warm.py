@@ -111,10 +111,10 @@ class Warm:
 
     def __init__(self, port: Port, settings: Settings, replica: str) -> None:
         self.port, self._settings, self.replica = port, settings, replica
-        self._count = itertools.count(1)
+        self.count = itertools.count(1)
         self._unanswered: dict[int, None] = {}
         self._mutex = port.mutex()
-        self._limits = (
+        self.limits = (
             b"%d" % settings.publish_bytes,
             b"%d" % settings.journal_entries,
             b"%d" % settings.journal_bytes,
@@ -132,7 +132,7 @@ class Warm:
         for step, name, value in draft.steps:
             digest = crc32(value, crc32(name, crc32(step, digest)))
         with self._mutex:
-            sequence = next(self._count)
+            sequence = next(self.count)
             self._unanswered[sequence] = None
             oldest = next(iter(self._unanswered))
         return OpId(sequence, oldest, f"{digest:x}")
@@ -194,7 +194,7 @@ class Warm:
             draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
             draft.grip, draft.creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, listening, *self._limits, len(draft.expectations),
+            draft.actor, draft.owner, names.text, listening, *self.limits, len(draft.expectations),
         ]  # fmt: skip
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
@@ -267,7 +267,7 @@ class Warm:
         return [names.record, names.hydration, names.meta], [
             epoch,
             known,
-            f"{self.replica}.{next(self._count)}",
+            f"{self.replica}.{next(self.count)}",
             _TOKEN_MS,
             self._ttl_ms,
         ]
@@ -312,7 +312,7 @@ class Warm:
 
     async def mark(self, keys: PartitionKeys, epoch: str) -> None:
         """Write a journal entry that changes nothing."""
-        event = f"{self.replica}.{next(self._count)}.mark"
+        event = f"{self.replica}.{next(self.count)}.mark"
         await self.port.script(MARK, [keys.journal, keys.meta], [epoch, event])
 
     async def places(self, partitions: Sequence[PartitionKeys]) -> dict[int, Place]:
@@ -360,12 +360,10 @@ class Warm:
             [(TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.total_bytes]) for keys, epoch, last in calls]
         )
 
-    async def claim(self, partitions: Sequence[PartitionKeys], ttl_ms: int) -> list[int]:
-        """Take or keep the right to archive these partitions; those that are ours now."""
-        calls = [(CLAIM, [keys.archiver], [self.replica, ttl_ms]) for keys in partitions]
-        answers = await self.port.scripts(calls)
-        taken = zip(partitions, answers, strict=True)
-        return [keys.partition for keys, answer in taken if not isinstance(answer, StateError) and answer[0] == b"ok"]
+    async def claim(self, claims: Sequence[bytes], ttl_ms: int) -> list[bool]:
+        """Take or keep the right that each of these keys stands for; whether it is ours now."""
+        answers = await self.port.scripts([(CLAIM, [claim], [self.replica, ttl_ms]) for claim in claims])
+        return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
 
 
 def _word(answer: list[Any]) -> str:

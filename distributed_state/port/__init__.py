@@ -125,6 +125,10 @@ class Port(Protocol):
         """Run blocking code without holding up others."""
         ...
 
+    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Run a user's blocking code, for as long as it takes, without holding up others."""
+        ...
+
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish the work even if the caller is cancelled meanwhile."""
         ...

@@ -102,6 +102,9 @@ class AsyncioPort(Calls):
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
+    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.to_thread(call, *arguments)
+
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)
         try:

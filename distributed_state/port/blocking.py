@@ -164,6 +164,9 @@ class BlockingPort(Calls):
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
         return self._shelter.run(call, *arguments)
 
+    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        return call(*arguments)
+
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return self._shelter.run(lambda: finish(work))
 

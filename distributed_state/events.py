@@ -1,0 +1,277 @@
+"""Events -> consumers. Law: a consumer gets its events one at a time, in the order of each conversation."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+from distributed_state.errors import InvalidValue, StateError
+from distributed_state.feed import BEGINNING, Feed, Position, Subscription, Waiting
+from distributed_state.model import MAX_ID_BYTES, Event
+from distributed_state.port import Job
+from distributed_state.shares import Shares
+from distributed_state.tiers import Tiers
+
+log = logging.getLogger(__name__)
+Handler = Callable[[Event], Any | Awaitable[Any]]
+_TEAM_SECONDS, _TOGETHER, _SAVE_EVERY = 6.0, 64, 0.5
+
+
+class Group:
+    """One member of consumers that share the events: each partition is one member's, up to a position in Redis."""
+
+    def __init__(self, tiers: Tiers, name: str, subscription: Subscription) -> None:
+        self._tiers, self._name, self._subscription = tiers, name, subscription
+        self._shares = Shares(
+            tiers.port,
+            tiers.warm,
+            tiers.keys,
+            team=tiers.keys.team(name),
+            claim=lambda partition: tiers.keys.group(partition, name)[0],
+            seconds=_TEAM_SECONDS,
+        )
+        self._saved: dict[int, Position] = {}
+        self._unsaved, self._save_at = 0, 0.0
+        self._job: Job | None = None
+
+    async def join(self, since: str | None) -> None:
+        """Begin where the group is; a new group at `since`, or now."""
+        keys, port = self._tiers.keys, self._tiers.port
+        begin = await self._tiers.feed.positions(since)
+        await port.exchange(
+            [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
+        )
+        await self._hold()
+        self._job = port.spawn(self._run, "distributed-state-group")
+
+    async def _run(self) -> None:
+        while True:
+            await self._tiers.port.sleep(_TEAM_SECONDS / 6)
+            try:
+                await self._hold()
+            except StateError as error:
+                log.warning("group %s: %s", self._name, error)
+
+    async def _hold(self) -> None:
+        await self._shares.hold()
+        mine = set(self._shares.mine)
+        held = self._saved.keys()
+        self._drop(held - mine)
+        gained = sorted(mine - held)
+        if gained:
+            names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
+            answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
+            found = {
+                at: Position.parse(answer) if isinstance(answer, bytes) else None
+                for at, answer in zip(gained, answers, strict=True)
+            }
+            self._saved.update({at: position or BEGINNING for at, position in found.items()})
+            self._subscription.assign({at: position or BEGINNING for at, position in found.items()})
+            emptied = {at: (BEGINNING, BEGINNING) for at, position in found.items() if position is None}
+            if emptied:
+                # Written when the group began: whoever emptied Redis took the events as well.
+                self._subscription.lose(emptied, "epoch")
+            self._tiers.feed.stir(gained)
+
+    def _drop(self, partitions: Iterable[int]) -> None:
+        gone = set(partitions)
+        if gone:
+            self._subscription.revoke(gone)
+            self._saved = {at: position for at, position in self._saved.items() if at not in gone}
+
+    async def save(self, current: Waiting | None, *, now: bool = False) -> None:
+        """Note how far we are, now and then; `current` is being handled still."""
+        self._unsaved += 1
+        clock = self._tiers.port.monotonic()
+        if not now and len(self._subscription) and self._unsaved < _TOGETHER and clock < self._save_at + _SAVE_EVERY:
+            return
+        self._unsaved, self._save_at = 0, clock
+        reached = self._subscription.handed_over()
+        if current is not None and current.partition in reached:
+            reached[current.partition] = Position(current.position.epoch, current.position.offset - 1)
+        moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
+        if not moved:
+            return
+        calls = [(self._tiers.keys.group(at, self._name), str(to).encode()) for at, to in moved.items()]
+        kept = await self._tiers.stream.advance(calls)
+        self._saved.update(moved)
+        self._drop([at for at, ours in zip(moved, kept, strict=True) if not ours])
+
+    async def leave(self, current: Waiting | None) -> None:
+        """Note how far we are and leave the rest to the others."""
+        if self._job is not None:
+            await self._job.stop()
+            self._job = None
+            await self.save(current, now=True)
+            await self._shares.leave()
+
+
+class AsyncEvents:
+    """Events as they come: `async with store.events("conversation.*") as events: async for event in events: ...`
+
+    Begins when it is entered, or first asked. An event of type `resync` says that some were missed: reload.
+    """
+
+    def __init__(self, tiers: Tiers, types: Iterable[str], group: str | None, since: str | None) -> None:
+        if group is not None and (not isinstance(group, str) or not 0 < len(group) <= 200):
+            raise InvalidValue(f"group is a str of 1 to 200 characters, not {group!r:.80}")
+        self._tiers, self._since = tiers, since
+        self._subscription = Subscription(tiers.port, types)
+        self._group = None if group is None else Group(tiers, group, self._subscription)
+        self._current: Waiting | None = None
+        self._joined = False
+
+    async def join(self) -> None:
+        """Begin to listen. Events from now on are not missed."""
+        if self._joined:
+            return
+        self._joined = True
+        if self._group is not None:
+            await self._group.join(self._since)
+        else:
+            self._subscription.assign(await self._tiers.feed.positions(self._since))
+        self._tiers.feed.join(self._subscription)
+
+    async def next(self, timeout: float | None = None) -> Event | None:
+        """The next event, or None after `timeout` seconds without one, or when the events were closed.
+
+        Asking for the next one says that the one before was handled, which is what a group keeps.
+        """
+        await self.join()
+        subscription, self._current = self._subscription, None
+        if self._group is not None:
+            await self._group.save(None)
+        if subscription.made_room():
+            self._tiers.feed.stir(range(self._tiers.keys.partitions))
+        clock = self._tiers.port.monotonic
+        end = None if timeout is None else clock() + timeout
+        while True:
+            waiting = subscription.pop()
+            if waiting is not None:
+                self._current = waiting
+                return waiting.event()
+            left = None if end is None else end - clock()
+            if subscription.closed or (left is not None and left <= 0):
+                return None
+            await subscription.ready.wait(left)
+
+    @property
+    def position(self) -> str:
+        """Where these events are, the last one that was handed over included, for `since=` of others."""
+        return Feed.shown(self._subscription.handed_over())
+
+    @property
+    def waiting(self) -> int:
+        """How many events have arrived and were not handed over yet."""
+        return len(self._subscription)
+
+    async def close(self, *, handled: bool = True) -> None:
+        """Listen no more. For a group, `handled` says whether the event handed over last was handled."""
+        if self._joined:
+            self._joined = False
+            self._tiers.feed.leave(self._subscription)
+            if self._group is not None:
+                await self._group.leave(None if handled else self._current)
+        self._subscription.close()
+
+    async def __aenter__(self) -> Self:
+        await self.join()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(handled=error is None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        event = await self.next()
+        if event is None:
+            raise StopAsyncIteration
+        return event
+
+
+class Handling:
+    """A handler and the job that hands events to it."""
+
+    def __init__(self, tiers: Tiers, events: AsyncEvents, handler: Handler, slow: float) -> None:
+        if not callable(handler):
+            raise InvalidValue(f"a handler is a function that takes an event, not {handler!r:.80}")
+        port = tiers.port
+        self._awaits = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 - whether it is a coroutine function
+        )
+        if self._awaits and not port.suspends:
+            raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
+        self.handler, self._events, self._port, self._slow = handler, events, port, slow
+        self.joined = port.signal()
+        self.handled = self.failed = self.slowed = 0
+        self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
+
+    async def _run(self) -> None:
+        pause = 0.05
+        while True:
+            try:
+                await self._events.join()
+                self.joined.set()
+                event = await self._events.next()
+            except StateError as error:
+                if isinstance(error, InvalidValue):
+                    self.joined.set()
+                    raise
+                log.warning("%s: %s; trying again in %.2f s", _name(self.handler), error, pause)
+                await self._port.sleep(pause)
+                pause = min(pause * 2, 2.0)
+                continue
+            pause = 0.05
+            if event is None:
+                return
+            await self._handle(event)
+
+    async def _handle(self, event: Event) -> None:
+        began = self._port.monotonic()
+        try:
+            if self._awaits:
+                await self.handler(event)
+            else:
+                await self._port.thread(self.handler, event)
+        except Exception:
+            self.failed += 1
+            log.exception("%s failed on %s %s of %r", _name(self.handler), event.type, event.id, event.subject[:200])
+        self.handled += 1
+        took = self._port.monotonic() - began
+        if took > self._slow:
+            self.slowed += 1
+            log.warning(
+                "%s took %.0f ms for %s %s of %r",
+                _name(self.handler), took * 1000, event.type, event.id, event.subject[:200],
+            )  # fmt: skip
+
+    async def close(self) -> None:
+        await self._events.close(handled=False)
+        await self._job.stop()
+
+
+def _name(handler: Any) -> str:
+    return str(getattr(handler, "__qualname__", handler))[:80]
+
+
+def checked_type(type: str) -> str:
+    """A type of event that may be written. Raises InvalidValue."""
+    Subscription.check(type)
+    return type
+
+
+def checked_subject(subject: Any) -> str:
+    """The text of a subject: a record's, or any printable text."""
+    text = getattr(getattr(subject, "ref", None), "text", subject)
+    if not isinstance(text, str) or len(text.encode("utf-8", "replace")) > MAX_ID_BYTES + 10:
+        raise InvalidValue(f"a subject is a record or a str of at most {MAX_ID_BYTES} bytes, not {subject!r:.80}")
+    if not text.isprintable():
+        raise InvalidValue(f"a subject is printable text, not {text!r:.80}")
+    return text

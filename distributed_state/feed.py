@@ -1,0 +1,357 @@
+"""Events as they reach this replica. Law: the stream is the truth; what is heard only saves the look.
+
+A consumer has a position in each partition. What is heard at the next offset is taken; on anything else - a gap, a new
+connection, silence - the stream is read from the position on, and where it does not reach back that far, or belongs to
+another life of Redis, the consumer is told once to resync.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from distributed_state import codec
+from distributed_state.errors import InvalidValue, StateError
+from distributed_state.keys import Keys
+from distributed_state.link import Link
+from distributed_state.model import Event, unescape
+from distributed_state.port import Job, Port
+from distributed_state.stream import Head, Stream, Told
+
+log = logging.getLogger(__name__)
+RESYNC = "resync"
+_CHECK, _ROOM, _AT_ONCE = 3.0, 2000, 500
+_TOKEN = re.compile(r"(\d+)=([\w-]+)@(\d+)", re.ASCII)
+
+
+class Position(NamedTuple):
+    """How far a consumer is in a partition. Epoch "": from the beginning of whichever epoch comes."""
+
+    epoch: str
+    offset: int
+
+    def __str__(self) -> str:
+        return f"{self.epoch} {self.offset}"
+
+    @classmethod
+    def parse(cls, text: bytes) -> Position:
+        """Read back what `str` wrote."""
+        epoch, _, offset = text.decode().rpartition(" ")
+        return cls(epoch, int(offset))
+
+
+BEGINNING = Position("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An event that was taken and not handed over yet; a resync holds what it says."""
+
+    partition: int
+    position: Position
+    told: Told | None
+    resync: dict[str, Any] | None = None
+
+    def event(self) -> Event:
+        if self.told is None:
+            return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
+        id, type, subject, time, version, actor = self.told.head.decode().split("\n")
+        seconds, micros = time.split()
+        return Event(
+            id=id, type=type, subject=subject, time=(int(seconds) * 1000 + int(micros) // 1000) / 1000,
+            data=codec.decode(self.told.data, "data"), source=id.partition(".")[0], sequence=self.told.offset, epoch=self.position.epoch,
+            partition=self.partition, version=int(version), actor=unescape(actor),
+        )  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def pattern(text: str) -> re.Pattern[bytes]:
+    """What a type has to be: `*` stands for any characters. Raises InvalidValue."""
+    if not isinstance(text, str) or not re.fullmatch(r"[\w.*-]{1,200}", text, re.ASCII):
+        raise InvalidValue(f"a type of events is a word like 'conversation.deleted', 'conversation.*' or '*', not {text!r:.80}")
+    return re.compile(re.escape(text).replace(r"\*", ".*").encode())
+
+
+class Subscription:
+    """One consumer: what it has taken and not been given yet. Threads of the link, the feed and the consumer meet here."""
+
+    def __init__(self, port: Port, types: Iterable[str]) -> None:
+        self.patterns = [pattern(each) for each in types]
+        self.ready, self.closed, self.starved = port.signal(), False, False
+        self.resyncs = self.handed = 0
+        self._mutex = port.mutex()
+        self._taken: dict[int, Position] = {}
+        self._waiting: deque[Waiting] = deque()
+
+    def assign(self, positions: dict[int, Position]) -> None:
+        """Take the events of these partitions, from there on."""
+        with self._mutex:
+            self._taken.update(positions)
+
+    def revoke(self, partitions: Iterable[int]) -> None:
+        """Take no more of these, and hand over nothing that was taken."""
+        gone = set(partitions)
+        with self._mutex:
+            for each in gone:
+                self._taken.pop(each, None)
+            self._waiting = deque(each for each in self._waiting if each.partition not in gone)
+
+    def taken(self) -> dict[int, Position]:
+        with self._mutex:
+            return dict(self._taken)
+
+    def handed_over(self) -> dict[int, Position]:
+        """How far the consumer is: what was handed over, and what it did not ask for."""
+        with self._mutex:
+            reached = dict(self._taken)
+            for each in reversed(self._waiting):
+                if each.told is not None and each.partition in reached:
+                    reached[each.partition] = Position(each.position.epoch, each.position.offset - 1)
+            return reached
+
+    @property
+    def room(self) -> int:
+        return max(0, _ROOM - len(self._waiting))
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def hear(self, partition: int, epoch: str, told: Told) -> bool:
+        """Take an event that was published; False if the stream has to be looked at."""
+        with self._mutex:
+            at = self._taken.get(partition)
+            if at is None or self.closed:
+                return True
+            if at.epoch == epoch and told.offset <= at.offset:
+                return True
+            if not told.head or (at.epoch or epoch) != epoch or told.offset != at.offset + 1 or not self.room:
+                return False
+            self._take(partition, epoch, told)
+        self.ready.set()
+        return True
+
+    def read(self, partition: int, before: Position, head: Head, told: list[Told], whole: bool) -> None:
+        """Take what the stream holds behind a position. Nothing, if something was taken meanwhile."""
+        with self._mutex:
+            if self._taken.get(partition) != before:
+                return
+            for each in told:
+                self._take(partition, head.epoch, each)
+            if whole:
+                # What is missing at the end was taken out of the stream.
+                self._taken[partition] = Position(head.epoch, max(head.offset, self._taken[partition].offset))
+        self.ready.set()
+
+    def _take(self, partition: int, epoch: str, told: Told) -> None:
+        self._taken[partition] = position = Position(epoch, told.offset)
+        type = told.head.split(b"\n", 2)[1]
+        if any(each.fullmatch(type) for each in self.patterns):
+            self._waiting.append(Waiting(partition, position, told))
+
+    def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
+        """Go on behind gaps, from one position to another each, and be told once to resync."""
+        with self._mutex:
+            real = {at: gap for at, gap in gaps.items() if self._taken.get(at) == gap[0]}
+            if not real:
+                return
+            self._taken.update({partition: to for partition, (_, to) in real.items()})
+            self.resyncs += 1
+            data = {"reason": reason, "partitions": sorted(real)}
+            self._waiting.append(Waiting(-1, BEGINNING, None, data))
+        self.ready.set()
+
+    def pop(self) -> Waiting | None:
+        """The next event; None: wait until `ready`."""
+        with self._mutex:
+            if self._waiting:
+                self.handed += 1
+                return self._waiting.popleft()
+            if not self.closed:
+                self.ready.clear()
+            return None
+
+    def made_room(self) -> bool:
+        """Whether the stream should be looked at again, because a full queue is half empty now."""
+        if self.starved and self.room >= _ROOM // 2:
+            self.starved = False
+            return True
+        return False
+
+    def close(self) -> None:
+        self.closed = True
+        self.ready.set()
+
+
+class Feed:
+    """All consumers of this replica, and the reader of the stream that they share."""
+
+    def __init__(self, port: Port, stream: Stream, keys: Keys, link: Link) -> None:
+        self._port, self._stream, self._keys, self._link = port, stream, keys, link
+        self._mutex = port.mutex()
+        self._subscriptions: list[Subscription] = []
+        self._behind: set[int] = set()
+        self._stirred = port.signal()
+        self._job: Job | None = None
+
+    async def positions(self, since: str | None) -> dict[int, Position]:
+        """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
+        if since is not None and since != "oldest":
+            return {each: BEGINNING for each in self._all()} | self._parsed(since)
+        heads = await self._stream.heads([self._keys.partition(each) for each in self._all()])
+        return {
+            at: Position(head.epoch, head.floor if since else head.offset) if head.epoch else BEGINNING
+            for at, head in enumerate(heads)
+        }
+
+    def _all(self) -> range:
+        return range(self._keys.partitions)
+
+    def _parsed(self, since: str) -> dict[int, Position]:
+        found = {}
+        for part in since.split(",") if isinstance(since, str) else [""]:
+            match = _TOKEN.fullmatch(part)
+            if match is None or int(match[1]) >= self._keys.partitions:
+                raise InvalidValue(f"since is a position of this namespace's events, 'oldest' or None, not {since!r:.80}")
+            found[int(match[1])] = Position(match[2], int(match[3]))
+        return found
+
+    @staticmethod
+    def shown(positions: dict[int, Position]) -> str:
+        """Positions as `since=` takes them; "oldest" if there is none."""
+        parts = [f"{each}={at.epoch}@{at.offset}" for each, at in sorted(positions.items()) if at.epoch]
+        return ",".join(parts) or "oldest"
+
+    def join(self, subscription: Subscription) -> None:
+        """Hand events to this consumer from now on."""
+        with self._mutex:
+            self._subscriptions.append(subscription)
+            if self._job is None:
+                self._job = self._port.spawn(self._follow, "distributed-state-events")
+        for partition in self._all():
+            self._watch(partition)
+        self.stir(self._all())
+
+    def leave(self, subscription: Subscription) -> None:
+        """Forget a consumer; the last one's channels are left."""
+        subscription.close()
+        with self._mutex:
+            if subscription in self._subscriptions:
+                self._subscriptions.remove(subscription)
+            last = not self._subscriptions
+        if last:
+            for partition in self._all():
+                self._link.leave(self._keys.partition(partition).events_channel)
+
+    def stir(self, partitions: Iterable[int]) -> None:
+        """Look into the stream for what these partitions hold."""
+        with self._mutex:
+            self._behind.update(partitions)
+        self._stirred.set()
+
+    def _watch(self, partition: int) -> None:
+        channel = self._keys.partition(partition).events_channel
+        self._link.watch(channel, lambda payload: self._hear(partition, payload))
+
+    def _hear(self, partition: int, payload: bytes) -> None:
+        # An empty payload says that the channel is confirmed: what came before it may have been missed.
+        missed = True
+        if payload:
+            place, _, entry = payload.partition(b"\n")
+            epoch, _, offset = place.decode().partition(" ")
+            # The data is the last line, and one line: JSON text.
+            head, _, data = entry.rpartition(b"\n")
+            told = Told(int(offset), head, data)
+            missed = not all([each.hear(partition, epoch, told) for each in list(self._subscriptions)])
+        if missed:
+            self.stir([partition])
+
+    async def _follow(self) -> None:
+        pause = 0.05
+        while True:
+            # A lost tail shows no gap, so positions are compared every few seconds however quiet it is.
+            if not await self._stirred.wait(_CHECK):
+                self.stir(self._all())
+            self._stirred.clear()
+            with self._mutex:
+                behind, self._behind = self._behind, set()
+            try:
+                await self._catch_up(behind)
+                pause = 0.05
+            except StateError as error:
+                log.warning("events: %s; trying again in %.2f s", error, pause)
+                self.stir(behind)
+                await self._port.sleep(pause)
+                pause = min(pause * 2, 2.0)
+
+    async def _catch_up(self, behind: set[int]) -> None:
+        for subscription in list(self._subscriptions):
+            taken = subscription.taken()
+            mine = sorted(behind & taken.keys())
+            heads = await self._heads(mine)
+            if any(self._lost(taken[at], heads[at]) for at in mine):
+                # Whatever befell one partition befell others: told once for all.
+                mine = sorted(taken)
+                heads = await self._heads(mine)
+            self._tell_lost(subscription, {at: (taken[at], heads[at]) for at in mine})
+            await self._read(subscription, [at for at in mine if not self._lost(taken[at], heads[at])], heads)
+
+    async def _heads(self, partitions: list[int]) -> dict[int, Head]:
+        heads = await self._stream.heads([self._keys.partition(each) for each in partitions])
+        return dict(zip(partitions, heads, strict=True))
+
+    @staticmethod
+    def _lost(at: Position, head: Head) -> str:
+        """Why the stream does not go on where the consumer is; "" if it does."""
+        if not at.epoch:
+            return "trimmed" if head.floor > at.offset else ""
+        if at.epoch != head.epoch:
+            return "epoch"
+        # The position was taken before the head was read, so it can be ahead only of a stream that lost its end.
+        return "trimmed" if at.offset < head.floor else "rewound" if at.offset > head.offset else ""
+
+    def _tell_lost(self, subscription: Subscription, places: dict[int, tuple[Position, Head]]) -> None:
+        gaps, reasons = {}, set()
+        for partition, (at, head) in places.items():
+            reason = self._lost(at, head)
+            if reason:
+                offset = head.offset if reason == "rewound" else head.floor
+                gaps[partition] = at, Position(head.epoch, offset) if head.epoch else BEGINNING
+                reasons.add(reason)
+        if gaps:
+            log.warning("events of %d partitions were missed (%s)", len(gaps), ", ".join(sorted(reasons)))
+            subscription.lose(gaps, "+".join(sorted(reasons)))
+            self.stir(gaps)
+
+    async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> None:
+        taken = subscription.taken()
+        wanted = [
+            at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])
+        ]
+        if not wanted:
+            return
+        share = min(_AT_ONCE, subscription.room // len(wanted))
+        if not share:
+            subscription.starved = True  # looked at again when it has made room
+            return
+        calls = [(self._keys.partition(at), taken[at].offset, share) for at in wanted]
+        for at, (before, after, told) in zip(wanted, await self._stream.events(calls), strict=True):
+            position = taken[at]
+            same = before.epoch == after.epoch == (position.epoch or before.epoch)
+            if not before.epoch or not same or after.floor > position.offset or before.offset < position.offset:
+                self.stir([at])
+                continue
+            subscription.read(at, position, before, told, len(told) < share)
+            if len(told) == share:
+                self.stir([at])
+
+    async def close(self) -> None:
+        for each in list(self._subscriptions):
+            each.close()
+        if self._job is not None:
+            await self._job.stop()
+            self._job = None

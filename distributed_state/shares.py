@@ -1,0 +1,70 @@
+"""Who works on which partitions. Law: shares are for efficiency; whoever works must not rely on being alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+
+from distributed_state.keys import Keys
+from distributed_state.port import Port
+from distributed_state.warm import Warm
+
+SECONDS = 10.0
+
+
+class Shares:
+    """A fair share of the partitions for one member of a team, held by claims that run out."""
+
+    def __init__(
+        self, port: Port, warm: Warm, keys: Keys, *, team: bytes, claim: Callable[[int], bytes], seconds: float = SECONDS
+    ) -> None:
+        self._port, self._warm, self._keys = port, warm, keys
+        self._team, self._claim, self._seconds = team, claim, seconds
+        self._renew_at = 0.0
+        self.mine: list[int] = []
+
+    async def hold(self) -> None:
+        """Keep, take and leave partitions, if it is time to; `mine` are those held then."""
+        now = self._port.monotonic()
+        if now < self._renew_at:
+            return
+        seconds, member = self._port.wall(), self._warm.replica
+        _, _, live = await self._port.exchange(
+            [
+                (b"ZADD", self._team, seconds + self._seconds, member),
+                (b"ZREMRANGEBYSCORE", self._team, b"-inf", seconds),
+                (b"ZCARD", self._team),
+            ]
+        )
+        members = live if isinstance(live, int) and live > 0 else 1
+        share = -(-self._keys.partitions // members)
+        kept = await self._claimed(self.mine[:share])
+        await self._leave(self.mine[share:])
+        if len(kept) < share:
+            others = [each for each in range(self._keys.partitions) if each not in kept]
+            start = random.randrange(len(others)) if others else 0
+            rotated = others[start:] + others[:start]
+            while rotated and len(kept) < share:
+                some, rotated = rotated[: share - len(kept)], rotated[share - len(kept) :]
+                kept += await self._claimed(some)
+        self.mine = kept
+        self._renew_at = now + self._seconds / 3
+
+    async def leave(self) -> None:
+        """Leave everything to the others at once."""
+        mine, self.mine = self.mine, []
+        self._renew_at = 0.0
+        await self._leave(mine)
+        await self._port.command(b"ZREM", self._team, self._warm.replica)
+
+    async def _leave(self, partitions: Iterable[int]) -> None:
+        claims = [self._claim(each) for each in partitions]
+        if claims:
+            await self._warm.claim(claims, 1)
+
+    async def _claimed(self, partitions: Iterable[int]) -> list[int]:
+        wanted = list(partitions)
+        if not wanted:
+            return []
+        got = await self._warm.claim([self._claim(each) for each in wanted], int(self._seconds * 1000))
+        return [each for each, ours in zip(wanted, got, strict=True) if ours]

@@ -1,0 +1,94 @@
+"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from distributed_state.errors import Backpressure, StateError, WarmUnavailable
+from distributed_state.keys import PartitionKeys
+from distributed_state.port import Port
+from distributed_state.warm import ADVANCE, EMIT, Warm
+
+
+class Head(NamedTuple):
+    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing."""
+
+    epoch: str
+    offset: int
+    floor: int
+
+
+class Told(NamedTuple):
+    """An event as the stream holds it; `head` as in commit.lua."""
+
+    offset: int
+    head: bytes
+    data: bytes
+
+
+class Stream:
+    """Writes events that tell of no commit, and reads all."""
+
+    def __init__(self, port: Port, warm: Warm) -> None:
+        self._port, self._warm = port, warm
+
+    async def emit(
+        self, keys: PartitionKeys, type: str, subject: str, actor: str, data: bytes, *, roll: bytes = b"", member: str = ""
+    ) -> tuple[str, int, int, str] | None:
+        """Write an event alone; its epoch, offset, time in ms and id. None if the partition has yet to be started.
+
+        With a `member` of a `roll` it is written only if that is due, and by one of all who try: else offset 0.
+        """
+        warm, sequence = self._warm, next(self._warm.count)
+        names = [keys.journal, keys.meta, keys.events, keys.events_channel, *([roll] if member else [])]
+        tried = b"0"
+
+        async def once() -> Any:
+            nonlocal tried
+            again, tried = tried, b"1"
+            arguments = [warm.replica, sequence, again, type, subject, actor, data, *warm.limits[:3], warm.limits[-1]]
+            return await self._port.script(EMIT, names, [*arguments, member])
+
+        answer = await warm.patiently(once)
+        if answer[0] == b"uninitialised":
+            return None
+        if answer[0] == b"backpressure":
+            entries, size = int(answer[1]), int(answer[2])
+            raise Backpressure(f"{subject[:200]}: {entries} commits, {size} bytes of its partition are not archived")
+        _, epoch, offset, time_ms = answer if answer[0] == b"ok" else (b"", b"", b"0", b"0")
+        return epoch.decode(), int(offset), int(time_ms), f"{warm.replica}.{sequence}.0"
+
+    async def heads(self, partitions: Sequence[PartitionKeys]) -> list[Head]:
+        """The newest event of each partition."""
+        fields = (b"epoch", b"event", b"event_floor")
+        answers = await self._port.exchange([(b"HMGET", keys.meta, *fields) for keys in partitions])
+        return [_head(keys, answer) for keys, answer in zip(partitions, answers, strict=True)]
+
+    async def events(self, wanted: Sequence[tuple[PartitionKeys, int, int]]) -> list[tuple[Head, Head, list[Told]]]:
+        """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
+        fields, commands = (b"epoch", b"event", b"event_floor"), []
+        for keys, after, count in wanted:
+            commands.append((b"HMGET", keys.meta, *fields))
+            commands.append((b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count))
+            commands.append((b"HMGET", keys.meta, *fields))
+        answers = await self._port.exchange(commands)
+        found = []
+        for at, (keys, _, _) in enumerate(wanted):
+            before, rows, after_ = answers[3 * at : 3 * at + 3]
+            if isinstance(rows, Exception):
+                raise WarmUnavailable(f"partition {keys.partition}: {rows}") from rows
+            told = [Told(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
+            found.append((_head(keys, before), _head(keys, after_), told))
+        return found
+
+    async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes]]) -> list[bool]:
+        """Note how far a group is in partitions that this replica handles for it; False where it does not any more."""
+        answers = await self._port.scripts([(ADVANCE, names, [self._warm.replica, position]) for names, position in calls])
+        return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
+
+
+def _head(keys: PartitionKeys, answer: Any) -> Head:
+    if isinstance(answer, Exception):
+        raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer
+    return Head((answer[0] or b"").decode(), int(answer[1] or 0), int(answer[2] or 0))
