@@ -295,6 +295,11 @@ class Event:
         scope, _, name = self.subject.partition(":")
         return unescape(name) if scope == "session" else ""
 
+    @property
+    def cursor(self) -> str:
+        """Where `audit` goes on behind this event."""
+        return f"{round(self.time * 1000)}.{self.partition}.{self.epoch}.{self.sequence}"
+
     def to_dict(self) -> dict[str, Any]:
         """The event as JSON values in the names of CloudEvents 1.0, our own attributes as extensions."""
         moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
 from distributed_state import acting, doctor, record, reencryption, upkeep
-from distributed_state.access import Action, Guard, Policy
+from distributed_state.access import Guard, Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
@@ -28,7 +28,7 @@ from distributed_state.codec import Form
 from distributed_state.cold.store import ColdStore
 from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound
-from distributed_state.handles import AsyncHandles
+from distributed_state.fleet import AsyncFleet
 from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
@@ -47,7 +47,7 @@ EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
 _open_stores: weakref.WeakSet[AsyncStateStore] = weakref.WeakSet()
 
 
-class AsyncStateStore(AsyncHandles):
+class AsyncStateStore(AsyncFleet):
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 
     It may be used from several event loops; each gets connections and a hot tier of its own.
@@ -241,12 +241,6 @@ class AsyncStateStore(AsyncHandles):
         if self._connections.embedded:
             self._unusable = "an embedded store belongs to the process that opened it, and this one is forked from it"
 
-    def _allow(
-        self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
-    ) -> None:
-        if self.guard is not None:
-            self.guard.ask(action, ref, actor=acting.present(), user=user, scope=scope)
-
     # Several records
 
     def invalidate(self) -> None:
@@ -356,10 +350,10 @@ class AsyncStateStore(AsyncHandles):
         return await reencryption.reencrypt(self.tiers(), dry_run, progress)
 
     async def purge(self, *, older_than: float) -> dict[str, int]:
-        """Remove history older than this many seconds; the present state of live records stays readable.
+        """Remove history and events older than this many seconds; the present state of live records stays readable.
 
         Versions older than that can no longer be read or restored. Forks keep what they share. Returns counts of
-        records, changes and messages.
+        records, changes, messages and events.
         """
         self._allow("admin")
         return await upkeep.purge(self.tiers(), older_than)

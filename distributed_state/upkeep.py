@@ -109,7 +109,9 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
         )
     lines += [{"message": number, "data": _text(data)} for number, data in sorted(shared.items())]
     for entry in entries:
-        ops = [[kind.decode(), _text(name), _text(value)] for kind, name, value in unpack(entry.data)]
+        # Without its events: those belong to the stream of this store, and have their numbers in it.
+        steps = (op for op in unpack(entry.data) if op.kind != b"e")
+        ops = [[kind.decode(), _text(name), _text(value)] for kind, name, value in steps]
         lines.append(
             {
                 "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
@@ -194,7 +196,8 @@ class Import:
         before = self.entries[-1].version if self.entries else self.base.version if self.base else 0
         if row["version"] != before + 1:
             raise ValueError(f"version {row['version']} follows {before}")
-        data = pack((_bytes(kind), _bytes(name), _bytes(value)) for kind, name, value in row["ops"])
+        steps = (tuple(map(_bytes, step)) for step in row["ops"])
+        data = pack((kind, name, value) for kind, name, value in steps if kind != b"e")
         for kind, name, value in unpack(data):
             if kind not in (b"s", b"d", b"c", b"m", b"w", b"l"):
                 raise ValueError(f"step {kind!r} is unknown")
@@ -280,12 +283,12 @@ async def import_(tiers: Tiers, given: Import) -> str:
 
 
 async def purge(tiers: Tiers, older_than: float) -> dict[str, int]:
-    """Remove old history from SQL."""
+    """Remove old history and old events from SQL."""
     if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= 0:
         raise InvalidValue(f"older_than is a number of seconds from 0 on, not {older_than!r}")
     await tiers.archiver.drain()
     done = await tiers.port.sql(tiers.cold.purge, int((tiers.port.wall() - older_than) * 1000))
-    return {"records": done.records, "changes": done.changes, "messages": done.messages}
+    return {"records": done.records, "changes": done.changes, "messages": done.messages, "events": done.events}
 
 
 async def forget(tiers: Tiers, user: str) -> int:

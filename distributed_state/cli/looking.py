@@ -55,7 +55,7 @@ def history(
     table = Table("version", "time", "kind", "by", "token", "what")
     for change in changes:
         token = str(change.token) if change.token else ""
-        row = (str(change.version), _when(change.time), change.kind, _plain(change.actor), token, _what(change))
+        row = (str(change.version), when(change.time), change.kind, plain(change.actor), token, _what(change))
         table.add_row(*row)
     out.print(table)
 
@@ -78,7 +78,7 @@ def sessions(
     for row in rows:
         deleted = "deleted" if row.deleted else ""
         table.add_row(
-            _plain(row.id), _plain(row.user or ""), str(row.version), _when(row.created), _when(row.updated), deleted
+            plain(row.id), plain(row.user or ""), str(row.version), when(row.created), when(row.updated), deleted
         )
     out.print(table)
     if len(rows) == limit:
@@ -102,12 +102,12 @@ def doctor(context: typer.Context) -> None:
         raise typer.Exit(1)
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that may hold anything, without what a terminal would obey."""
     return escape(text if text.isprintable() else ascii(text))
 
 
-def _when(seconds: float) -> str:
+def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
@@ -117,4 +117,4 @@ def _what(change: Change) -> str:
     parts += [f"+ {message.role}: {json.dumps(message.content)}" for message in change.appended]
     parts += [f"phase {change.phase}"] if change.phase else []
     parts += [f"label {change.label}"] if change.label else []
-    return "\n".join(_plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)
+    return "\n".join(plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)

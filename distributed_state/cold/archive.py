@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, exc, insert, literal, select, update
 
 from distributed_state.cold import bulk, heads, tables
-from distributed_state.cold.entries import LARGEST, Parsed, parse
+from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
@@ -81,17 +81,18 @@ class _Intake:
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
         """Insert all that these batches hold."""
         parsed = [item for batch in batches for item in self._parse(batch)]
-        wanted = {item.entry.record for item in parsed} | {run.source for item in parsed for run in item.runs}
+        changes = [item for item in parsed if item.entry.record]
+        wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
         existing = heads.lock(self.connection, self.namespace, wanted)
-        self._set_aside_replaced(parsed, existing)
-        accepted = self._insert(parsed) if parsed else []
+        self._set_aside_replaced(changes, existing)
+        accepted = [item for item in self._insert(parsed) if item.entry.record] if parsed else []
         heads.save(self.connection, self.namespace, accepted, self.refused, existing)
         self._snapshot(accepted, existing, snapshot_every)
 
     def _parse(self, batch: Batch) -> list[Parsed]:
         parsed = []
         for entry in batch.entries:
-            if not entry.record:
+            if not entry.record and not entry.data:
                 continue  # a mark, which only moves the cursor
             try:
                 item = parse(entry, batch.partition, batch.epoch)
@@ -104,7 +105,8 @@ class _Intake:
     def _refuse_long(self, item: Parsed) -> None:
         # Found by the index of `records` only, it would stop the whole transaction, and the archive with it.
         if self.connection.dialect.name == "postgresql":
-            for text in (item.entry.record, item.owner, item.parent):
+            told = (text for event in item.events for text in (event.type, event.subject))
+            for text in (item.entry.record, item.owner, item.parent, *told):
                 if text and len(text.encode()) > _INDEXABLE_BYTES:
                     raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
 
@@ -124,22 +126,35 @@ class _Intake:
         try:
             with self.connection.begin_nested():
                 insert_parsed(self.connection, self.namespace, parsed)
+                self._insert_events(parsed)
             return parsed
         except Exception as error:
             if not _blames_the_data(self.connection, error):
                 raise
             if len(parsed) == 1:
                 self._quarantine(parsed[0].entry, parsed[0].partition, parsed[0].epoch, error)
-                self.refused.append(parsed[0])
+                if parsed[0].entry.record:
+                    self.refused.append(parsed[0])
                 return []
         middle = len(parsed) // 2
         return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
+
+    def _insert_events(self, parsed: Iterable[Parsed]) -> None:
+        """What these entries tell of. Not so for an imported record: nothing happens then, it happened elsewhere."""
+        rows = []
+        for item in parsed:
+            e = item.entry
+            for told in item.events:
+                place = (self.namespace, item.partition, item.epoch, told.offset)
+                rows.append((*place, told.id, told.type, told.subject, e.time_ms, e.actor, e.version, told.data))
+        bulk.add(self.connection, tables.events, rows)
 
     def _quarantine(self, entry: Entry, partition: int, epoch: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
         log.error("%s version %d at offset %d is quarantined: %s", entry.record, entry.version, entry.offset, reason)
         row = {"namespace": self.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
-        texts = {"event": entry.event, "record": entry.record, "reason": reason}
+        # An event that was written alone is kept under what it is about, so that erasing that takes it too.
+        texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
         numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
         row |= {name: _storable(text) for name, text in texts.items()}
         row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
@@ -163,12 +178,14 @@ class _Intake:
 
 
 def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> None:
-    """Insert the changes, messages and shares of entries."""
+    """Insert the changes, messages and shares of entries; those without a record have none."""
     changes: list[bulk.Row] = []
     messages: list[bulk.Row] = []
     shares: set[bulk.Row] = set()
     for item in parsed:
         e = item.entry
+        if not e.record:
+            continue
         place = (namespace, e.record, e.version, item.epoch, item.partition, e.offset, e.event, e.time_ms)
         changes.append((*place, e.kind, e.actor, e.token, item.label, e.data))
         for seq, data in item.messages:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from distributed_state import lineage
 from distributed_state.errors import CorruptState
 from distributed_state.model import DELETED, OWNER, PARENT, SEGMENTS, Entry, Op, Segment, escape, unescape, unpack
 
 LARGEST = 2**63 - 1
+
+
+class Told(NamedTuple):
+    """An event as an entry tells of it. `offset` is its place among the partition's events."""
+
+    offset: int
+    id: str
+    type: str
+    subject: str
+    data: bytes
 
 
 @dataclass(slots=True)
@@ -26,6 +37,7 @@ class Parsed:
     parent: str | None = None
     touched: set[bytes] = field(default_factory=set)  # which of #owner, #deleted, #parent were set or deleted
     deleted: bool = False
+    events: list[Told] = field(default_factory=list)
 
 
 def parse(entry: Entry, partition: int, epoch: str) -> Parsed:
@@ -42,6 +54,8 @@ def parse(entry: Entry, partition: int, epoch: str) -> Parsed:
             parsed.messages.append((_sequence(op.name), op.value))
         elif op.kind == b"l":
             parsed.label = escape((op.value or op.name).decode("utf-8", "surrogatepass"))
+        elif op.kind == b"e":
+            parsed.events.append(_told(entry.event, len(parsed.events), op))
         elif op.name[:1] == b"#":
             _read_reserved(parsed, op)
     return parsed
@@ -64,6 +78,22 @@ def _sequence(name: bytes) -> int:
     return number
 
 
+def _told(event: str, number: int, op: Op) -> Told:
+    """The event in a step of kind `e`. It is called after the commit that it was written with."""
+    offset, type, subject = op.name.split(b" ", 2)
+    if not 0 <= int(offset) <= LARGEST:
+        raise ValueError(f"event number {int(offset)}")
+    return Told(int(offset), f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
+
+
+def subject(data: bytes) -> str:
+    """What the first event in these steps is about, "" if that cannot be read."""
+    try:
+        return unpack(data)[0].name.split(b" ", 2)[2].decode("utf-8", "replace")
+    except (CorruptState, IndexError):
+        return ""
+
+
 def _read_reserved(parsed: Parsed, op: Op) -> None:
     value = op.value if op.kind == b"s" else None
     if op.name == SEGMENTS and value is not None:
@@ -83,5 +113,5 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
 
 def _text(value: bytes) -> str:
     if b"\0" in value:
-        raise ValueError("a NUL in a reserved field")
+        raise ValueError("a NUL in a reserved field or an event")
     return value.decode()

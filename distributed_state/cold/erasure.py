@@ -9,7 +9,7 @@ from sqlalchemy import Connection, delete, insert, or_
 
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.heads import ERASED, Head, hashed, lock
-from distributed_state.cold.tables import changes, messages, quarantine, records, shares, snapshots
+from distributed_state.cold.tables import changes, events, messages, quarantine, records, shares, snapshots
 
 
 def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
@@ -19,6 +19,7 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
         rows = lock(connection, namespace, [*chunk, *hashes])
         for table in (changes, messages, snapshots, quarantine):
             connection.execute(delete(table).where(table.c.namespace == namespace, table.c.record.in_(chunk)))
+        connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(chunk)))
         held = or_(shares.c.record.in_(chunk), shares.c.source.in_(chunk))
         connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
         gone = {name for name, record in hashes.items() if record in rows}

@@ -1,4 +1,4 @@
-"""Removes history older than a cutoff. Law: what is newer stays readable, and so does what a fork still shows.
+"""Removes history and events older than a cutoff. Law: what is newer stays readable, and what a fork still shows too.
 
 A live record keeps a snapshot at its last change before the cutoff, the base; a record that was deleted before the
 cutoff keeps its row in `records` only.
@@ -28,11 +28,12 @@ from distributed_state import lineage
 from distributed_state.cold import bulk
 from distributed_state.cold.heads import ERASED, lock
 from distributed_state.cold.history import snapshot_row, states
-from distributed_state.cold.tables import changes, messages, records, shares, snapshots
+from distributed_state.cold.tables import changes, events, messages, records, shares, snapshots
 from distributed_state.cold.values import Purged
 from distributed_state.model import NEXT, SEGMENTS, Segment, State
 
 CHUNK = 200
+_EVENTS = 10_000
 
 
 def candidates(connection: Connection, namespace: str, before_ms: int, after: str) -> tuple[list[str], str | None]:
@@ -59,6 +60,16 @@ def purge(connection: Connection, namespace: str, names: Sequence[str], before_m
     removed = [_purge_deleted(connection, namespace, gone), _purge_live(connection, namespace, bases)]
     counts = [sum(numbers) for numbers in zip(*removed, strict=True)]
     return Purged(len(gone) + len(bases), *counts)
+
+
+def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:
+    """Remove the oldest events that are older than the cutoff, some thousands at most; how many those were."""
+    e = events.c
+    old = and_(e.namespace == namespace, e.time_ms < before_ms)
+    last = connection.execute(select(e.time_ms).where(old).order_by(e.time_ms).offset(_EVENTS - 1).limit(1)).scalar()
+    # All of the last one's millisecond go too: a cut between them would not be one by time.
+    some = old if last is None else and_(e.namespace == namespace, e.time_ms <= last)
+    return connection.execute(delete(events).where(some)).rowcount
 
 
 def _bases(connection: Connection, namespace: str, names: Iterable[str], before_ms: int) -> dict[str, State]:

@@ -10,14 +10,25 @@ from collections.abc import Callable, Sequence
 
 from sqlalchemy import exc, func, insert, select
 
-from distributed_state.cold import adoption, archive, erasure, heads, history, listing, purging, rewriting, schema
+from distributed_state.cold import (
+    adoption,
+    archive,
+    auditing,
+    erasure,
+    heads,
+    history,
+    listing,
+    purging,
+    rewriting,
+    schema,
+)
 from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import cursors, namespaces, quarantine, records
-from distributed_state.cold.values import Batch, Cursor, Listed, Purged, Quarantined
+from distributed_state.cold.values import Batch, Cursor, Happened, Listed, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
 from distributed_state.model import Entry, Loaded, Segment, State
 
-__all__ = ["Batch", "ColdStore", "Cursor", "Listed", "Purged", "Quarantined"]
+__all__ = ["Batch", "ColdStore", "Cursor", "Happened", "Listed", "Purged", "Quarantined", "Sought"]
 LAYOUT = 1
 
 
@@ -146,6 +157,11 @@ class ColdStore:
         with self._database.read() as connection:
             return listing.listing(connection, self.namespace, scope, owner, limit, after, deleted)
 
+    def audit(self, sought: Sought) -> list[Happened]:
+        """The events asked for, oldest first."""
+        with self._database.read() as connection:
+            return auditing.audit(connection, self.namespace, sought)
+
     def owned(self, user: str) -> list[str]:
         """The records of a user in any scope, deleted ones too, and transitively all their forks."""
         with self._database.read() as connection:
@@ -168,7 +184,7 @@ class ColdStore:
             return rewriting.rewrite(connection, self.namespace, record, form, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
-        """Remove history older than `before_ms`; every state at or after it stays readable, and so do forks.
+        """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
 
         Calls `progress` after each chunk with the number of records purged so far.
         """
@@ -182,6 +198,11 @@ class ColdStore:
                     total += purging.purge(connection, self.namespace, names, before_ms)
             if progress:
                 progress(total.records)
+        removed = 1
+        while removed > 0:
+            with self._database.write() as connection:
+                removed = purging.purge_events(connection, self.namespace, before_ms)
+            total += Purged(0, 0, 0, removed)
         return total
 
     def adopt(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 HEAD = REVISIONS[-1]
 
 # SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
@@ -136,3 +136,23 @@ quarantine = Table(
     Column("time_ms", BigInteger, nullable=False),
 )
 Index("quarantine_namespaces", quarantine.c.namespace)
+
+# `offset` counts a partition's events, not its journal's entries; `id` begins with the replica that told of it.
+events = Table(
+    "events",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("partition", Integer, primary_key=True, autoincrement=False),
+    Column("epoch", TEXT, primary_key=True),
+    Column("offset", BigInteger, primary_key=True, autoincrement=False),
+    Column("id", TEXT, nullable=False),
+    Column("type", TEXT, nullable=False),
+    Column("subject", TEXT, nullable=False),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("actor", TEXT, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+Index("events_by_subject", events.c.namespace, events.c.subject, events.c.time_ms)
+Index("events_by_time", events.c.namespace, events.c.time_ms)
+Index("events_by_type", events.c.namespace, events.c.type, events.c.time_ms)

@@ -49,9 +49,11 @@ class Purged:
     records: int
     changes: int
     messages: int
+    events: int = 0
 
     def __add__(self, other: Purged) -> Purged:
-        return Purged(self.records + other.records, self.changes + other.changes, self.messages + other.messages)
+        changes, messages = self.changes + other.changes, self.messages + other.messages
+        return Purged(self.records + other.records, changes, messages, self.events + other.events)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +70,39 @@ class Quarantined:
     reason: str
     data: bytes
     time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Which events are asked for: `type` is one, or with `.*` at its end all that begin so.
+
+    Of those the newest `limit`, or with `after`, a `Happened.place`, the first `limit` that follow it.
+    """
+
+    subject: str | None
+    type: str | None
+    since_ms: int
+    until_ms: int
+    limit: int
+    after: tuple[int, int, str, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One row of the events."""
+
+    partition: int
+    epoch: str
+    offset: int
+    id: str
+    type: str
+    subject: str
+    time_ms: int
+    actor: str
+    version: int
+    data: bytes
+
+    @property
+    def place(self) -> tuple[int, int, str, int]:
+        """Its place in the order of all events."""
+        return self.time_ms, self.partition, self.epoch, self.offset

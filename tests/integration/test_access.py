@@ -186,6 +186,7 @@ STORE: dict[str, Case] = {
     "batch": (_batch, [("write", "a"), ("write", M)]),
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
+    "audit": (lambda s: s.audit(), [("read", None)]),
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),

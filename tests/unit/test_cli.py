@@ -19,7 +19,7 @@ import pytest
 from distributed_state import StateStore, cli
 
 COMMANDS = [
-    *("get", "history", "sessions", "doctor", "set", "delete", "forget"),
+    *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay"),
 ]
 

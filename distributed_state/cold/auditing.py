@@ -1,0 +1,62 @@
+"""Finds events. Law: a page costs the same at any depth, whatever it is asked by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import ColumnElement, Connection, and_, func, select, true, tuple_
+
+from distributed_state.cold.tables import events
+from distributed_state.cold.values import Happened, Sought
+
+_ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)
+
+
+def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happened]:
+    """The events asked for, oldest first: the newest of them, or the first after a place."""
+    found: list[Happened] = []
+    for condition in _conditions(connection, namespace, sought):
+        found += _page(connection, and_(events.c.namespace == namespace, condition), sought)
+    found.sort(key=lambda row: row.place)
+    return found[-sought.limit :] if sought.after is None else found[: sought.limit]
+
+
+def _page(connection: Connection, condition: ColumnElement[bool], sought: Sought) -> list[Happened]:
+    e = events.c
+    columns = [e.partition, e.epoch, e.offset, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data]
+    since = sought.since_ms if sought.after is None else max(sought.since_ms, sought.after[0])
+    query = select(*columns).where(condition, e.time_ms >= since, e.time_ms < sought.until_ms)
+    if sought.after is None:
+        query = query.order_by(*(column.desc() for column in _ORDER))
+    else:
+        query = query.where(tuple_(*_ORDER) > sought.after).order_by(*_ORDER)
+    return [Happened(*row) for row in connection.execute(query.limit(sought.limit))]
+
+
+def _conditions(connection: Connection, namespace: str, sought: Sought) -> Iterator[ColumnElement[bool]]:
+    """One for each walk along an index that is needed to find what is asked for."""
+    e = events.c
+    exact = e.type == sought.type
+    if sought.type is not None and sought.type.endswith(".*"):
+        first, last = sought.type[:-1], sought.type[:-2] + "/"  # the character that follows "."
+        exact = and_(e.type >= first, e.type < last)
+        if sought.subject is None:
+            # Several short walks, merged: one along all of these types would have to sort them by time.
+            yield from (e.type == each for each in _types(connection, namespace, first, last))
+            return
+    if sought.subject is None:
+        yield exact if sought.type is not None else true()
+    else:
+        same = e.subject == sought.subject
+        yield and_(same, exact) if sought.type is not None else same
+
+
+def _types(connection: Connection, namespace: str, first: str, last: str) -> list[str]:
+    """The types in a range, by one look into the index each."""
+    e, found = events.c, list[str]()
+    query = select(func.min(e.type)).where(e.namespace == namespace, e.type < last)
+    following = connection.execute(query.where(e.type >= first)).scalar()
+    while following is not None:
+        found.append(following)
+        following = connection.execute(query.where(e.type > following)).scalar()
+    return found

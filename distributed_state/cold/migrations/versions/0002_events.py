@@ -1,0 +1,37 @@
+"""The table of lifecycle events."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
+
+
+def upgrade() -> None:
+    """Create the table; what happened before is not told."""
+    op.create_table(
+        "events",
+        sa.Column("namespace", TEXT, primary_key=True),
+        sa.Column("partition", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("epoch", TEXT, primary_key=True),
+        sa.Column("offset", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("id", TEXT, nullable=False),
+        sa.Column("type", TEXT, nullable=False),
+        sa.Column("subject", TEXT, nullable=False),
+        sa.Column("time_ms", sa.BigInteger, nullable=False),
+        sa.Column("actor", TEXT, nullable=False),
+        sa.Column("version", sa.BigInteger, nullable=False),
+        sa.Column("data", sa.LargeBinary, nullable=False),
+    )
+    op.create_index("events_by_subject", "events", ["namespace", "subject", "time_ms"])
+    op.create_index("events_by_time", "events", ["namespace", "time_ms"])
+    op.create_index("events_by_type", "events", ["namespace", "type", "time_ms"])
+
+
+def downgrade() -> None:
+    """Refuse: it would remove the audit trail."""
+    raise NotImplementedError("events are kept; restore a backup to go back")
