@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.errors import InvalidValue, StateError
-from distributed_state.feed import BEGINNING, Feed, Position, Subscription, Waiting
-from distributed_state.model import MAX_ID_BYTES, Event
-from distributed_state.port import Job
+from distributed_state.feed import BEGINNING, RESYNC, Feed, Position, Subscription, Waiting
+from distributed_state.model import MAX_ID_BYTES, Event, Ref
+from distributed_state.port import Job, Port
 from distributed_state.shares import Shares
 from distributed_state.tiers import Tiers
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
-_TEAM_SECONDS, _TOGETHER, _SAVE_EVERY = 6.0, 64, 0.5
+_TEAM_SECONDS, _TOGETHER, _SAVE_EVERY, _PATIENCE = 6.0, 64, 0.5, 5.0
+_TYPE = re.compile(r"[\w.-]{1,200}", re.ASCII)
 
 
 class Group:
@@ -128,11 +130,11 @@ class AsyncEvents:
         """Begin to listen. Events from now on are not missed."""
         if self._joined:
             return
-        self._joined = True
         if self._group is not None:
             await self._group.join(self._since)
         else:
             self._subscription.assign(await self._tiers.feed.positions(self._since))
+        self._joined = True
         self._tiers.feed.join(self._subscription)
 
     async def next(self, timeout: float | None = None) -> Event | None:
@@ -163,19 +165,27 @@ class AsyncEvents:
         """Where these events are, the last one that was handed over included, for `since=` of others."""
         return Feed.shown(self._subscription.handed_over())
 
+    def asks(self, type: str) -> bool:
+        """Whether these are events of this type, too."""
+        return self._subscription.wants(type.encode())
+
     @property
     def waiting(self) -> int:
         """How many events have arrived and were not handed over yet."""
         return len(self._subscription)
 
+    def end(self) -> None:
+        """Let whoever waits for an event get none."""
+        self._subscription.close()
+
     async def close(self, *, handled: bool = True) -> None:
         """Listen no more. For a group, `handled` says whether the event handed over last was handled."""
+        self.end()
         if self._joined:
             self._joined = False
             self._tiers.feed.leave(self._subscription)
             if self._group is not None:
                 await self._group.leave(None if handled else self._current)
-        self._subscription.close()
 
     async def __aenter__(self) -> Self:
         await self.join()
@@ -199,17 +209,17 @@ class AsyncEvents:
 class Handling:
     """A handler and the job that hands events to it."""
 
-    def __init__(self, tiers: Tiers, events: AsyncEvents, handler: Handler, slow: float) -> None:
+    def __init__(self, port: Port, events: AsyncEvents, handler: Handler, slow: float) -> None:
         if not callable(handler):
             raise InvalidValue(f"a handler is a function that takes an event, not {handler!r:.80}")
-        port = tiers.port
         self._awaits = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - whether it is a coroutine function
         )
         if self._awaits and not port.suspends:
             raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
         self.handler, self._events, self._port, self._slow = handler, events, port, slow
-        self.joined = port.signal()
+        self.joined, self._idle = port.signal(), port.signal()
+        self._idle.set()
         self.handled = self.failed = self.slowed = 0
         self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
@@ -231,7 +241,12 @@ class Handling:
             pause = 0.05
             if event is None:
                 return
+            if event.type == RESYNC and not self._events.asks(RESYNC):
+                log.warning("%s missed events: %s", _name(self.handler), event.data)
+                continue
+            self._idle.clear()
             await self._handle(event)
+            self._idle.set()
 
     async def _handle(self, event: Event) -> None:
         began = self._port.monotonic()
@@ -253,8 +268,11 @@ class Handling:
             )  # fmt: skip
 
     async def close(self) -> None:
-        await self._events.close(handled=False)
+        """Hand over no more events, and let the one that is being handled be handled, if that is soon."""
+        self._events.end()
+        handled = await self._idle.wait(_PATIENCE)
         await self._job.stop()
+        await self._events.close(handled=handled)
 
 
 def _name(handler: Any) -> str:
@@ -263,14 +281,20 @@ def _name(handler: Any) -> str:
 
 def checked_type(type: str) -> str:
     """A type of event that may be written. Raises InvalidValue."""
-    Subscription.check(type)
+    if not isinstance(type, str) or not _TYPE.fullmatch(type) or type == RESYNC:
+        raise InvalidValue(
+            f"an event's type is a word like 'mail.sent', of letters, digits, '.', '_' and '-', not {type!r:.80}"
+        )
     return type
 
 
 def checked_subject(subject: Any) -> str:
     """The text of a subject: a record's, or any printable text."""
-    text = getattr(getattr(subject, "ref", None), "text", subject)
-    if not isinstance(text, str) or len(text.encode("utf-8", "replace")) > MAX_ID_BYTES + 10:
+    ref = getattr(subject, "ref", None)
+    if isinstance(ref, Ref):
+        return ref.text
+    text = subject
+    if not isinstance(text, str) or len(text.encode("utf-8", "replace")) > MAX_ID_BYTES:
         raise InvalidValue(f"a subject is a record or a str of at most {MAX_ID_BYTES} bytes, not {subject!r:.80}")
     if not text.isprintable():
         raise InvalidValue(f"a subject is printable text, not {text!r:.80}")

@@ -26,6 +26,7 @@ from distributed_state.stream import Head, Stream, Told
 log = logging.getLogger(__name__)
 RESYNC = "resync"
 _CHECK, _ROOM, _AT_ONCE = 3.0, 2000, 500
+_PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"(\d+)=([\w-]+)@(\d+)", re.ASCII)
 
 
@@ -64,21 +65,21 @@ class Waiting:
         seconds, micros = time.split()
         return Event(
             id=id, type=type, subject=subject, time=(int(seconds) * 1000 + int(micros) // 1000) / 1000,
-            data=codec.decode(self.told.data, "data"), source=id.partition(".")[0], sequence=self.told.offset, epoch=self.position.epoch,
-            partition=self.partition, version=int(version), actor=unescape(actor),
+            data=codec.decode(self.told.data, "data"), source=id.partition(".")[0], sequence=self.told.offset,
+            epoch=self.position.epoch, partition=self.partition, version=int(version), actor=unescape(actor),
         )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
 def pattern(text: str) -> re.Pattern[bytes]:
     """What a type has to be: `*` stands for any characters. Raises InvalidValue."""
-    if not isinstance(text, str) or not re.fullmatch(r"[\w.*-]{1,200}", text, re.ASCII):
-        raise InvalidValue(f"a type of events is a word like 'conversation.deleted', 'conversation.*' or '*', not {text!r:.80}")
+    if not isinstance(text, str) or not _PATTERN.fullmatch(text):
+        raise InvalidValue(f"events are named as 'conversation.deleted', 'conversation.*' or '*', not {text!r:.80}")
     return re.compile(re.escape(text).replace(r"\*", ".*").encode())
 
 
 class Subscription:
-    """One consumer: what it has taken and not been given yet. Threads of the link, the feed and the consumer meet here."""
+    """One consumer: what it has taken and not been given yet. The link, the feed and the consumer meet here."""
 
     def __init__(self, port: Port, types: Iterable[str]) -> None:
         self.patterns = [pattern(each) for each in types]
@@ -113,6 +114,9 @@ class Subscription:
                 if each.told is not None and each.partition in reached:
                     reached[each.partition] = Position(each.position.epoch, each.position.offset - 1)
             return reached
+
+    def wants(self, type: bytes) -> bool:
+        return any(each.fullmatch(type) for each in self.patterns)
 
     @property
     def room(self) -> int:
@@ -149,8 +153,7 @@ class Subscription:
 
     def _take(self, partition: int, epoch: str, told: Told) -> None:
         self._taken[partition] = position = Position(epoch, told.offset)
-        type = told.head.split(b"\n", 2)[1]
-        if any(each.fullmatch(type) for each in self.patterns):
+        if self.wants(told.head.split(b"\n", 2)[1]):
             self._waiting.append(Waiting(partition, position, told))
 
     def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
@@ -201,7 +204,7 @@ class Feed:
     async def positions(self, since: str | None) -> dict[int, Position]:
         """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
         if since is not None and since != "oldest":
-            return {each: BEGINNING for each in self._all()} | self._parsed(since)
+            return dict.fromkeys(self._all(), BEGINNING) | self._parsed(since)
         heads = await self._stream.heads([self._keys.partition(each) for each in self._all()])
         return {
             at: Position(head.epoch, head.floor if since else head.offset) if head.epoch else BEGINNING
@@ -211,12 +214,19 @@ class Feed:
     def _all(self) -> range:
         return range(self._keys.partitions)
 
+    def check(self, since: str | None) -> None:
+        """Raise InvalidValue unless a consumer may begin there."""
+        if since is not None and since != "oldest":
+            self._parsed(since)
+
     def _parsed(self, since: str) -> dict[int, Position]:
         found = {}
         for part in since.split(",") if isinstance(since, str) else [""]:
             match = _TOKEN.fullmatch(part)
             if match is None or int(match[1]) >= self._keys.partitions:
-                raise InvalidValue(f"since is a position of this namespace's events, 'oldest' or None, not {since!r:.80}")
+                raise InvalidValue(
+                    f"since is a position of this namespace's events, 'oldest' or None, not {since!r:.80}"
+                )
             found[int(match[1])] = Position(match[2], int(match[3]))
         return found
 
@@ -266,7 +276,8 @@ class Feed:
             # The data is the last line, and one line: JSON text.
             head, _, data = entry.rpartition(b"\n")
             told = Told(int(offset), head, data)
-            missed = not all([each.hear(partition, epoch, told) for each in list(self._subscriptions)])
+            taken = [each.hear(partition, epoch, told) for each in list(self._subscriptions)]
+            missed = not all(taken)
         if missed:
             self.stir([partition])
 
@@ -329,9 +340,7 @@ class Feed:
 
     async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> None:
         taken = subscription.taken()
-        wanted = [
-            at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])
-        ]
+        wanted = [at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])]
         if not wanted:
             return
         share = min(_AT_ONCE, subscription.room // len(wanted))

@@ -2,15 +2,110 @@
 
 from __future__ import annotations
 
-from distributed_state import acting, audit
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, overload
+
+from distributed_state import acting, audit, codec, record
 from distributed_state.access import Action
+from distributed_state.errors import InvalidValue, TooLarge, WarmUnavailable
+from distributed_state.events import AsyncEvents, Handler, Handling, checked_subject, checked_type
 from distributed_state.handles import AsyncHandles
-from distributed_state.model import Event, Ref
+from distributed_state.model import Event, Ref, unescape
 from distributed_state.records import AsyncRecord
+
+H = TypeVar("H", bound=Handler)
+MAX_EVENT_BYTES = 256 * 1024
+_ROUNDS = 100
 
 
 class AsyncFleet(AsyncHandles):
     """The part of a store that tells of the fleet."""
+
+    async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
+        """Tell every replica of something, and the archive; return the event as it was written.
+
+        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
+        events of one subject keep their order. Repeated while replies are lost, written once. Put ids into `data`
+        rather than what users said: it is not encrypted.
+        """
+        text, tiers = checked_subject(subject), self.tiers()
+        self._allow("write", subject.ref if isinstance(subject, AsyncRecord) else None, scope="session")
+        if not isinstance(data or {}, Mapping):
+            raise InvalidValue(f"an event's data is an object, not {data!r:.80}")
+        given = dict(data or {})
+        told = codec.encode(given, "data")
+        if len(told) > MAX_EVENT_BYTES:
+            raise TooLarge(f"{checked_type(type)}: {len(told)} bytes are more than the {MAX_EVENT_BYTES} of an event")
+        await self.ready()
+        partition, actor = tiers.keys.partition_of(text), acting.present()
+        keys = tiers.keys.partition(partition)
+        for _ in range(_ROUNDS):
+            written = await tiers.stream.emit(keys, checked_type(type), text, actor, told)
+            if written is not None:
+                break
+            await tiers.start(partition)
+        else:
+            raise WarmUnavailable(f"partition {partition} does not start")
+        if self.settings.durability == "archived":
+            await record.reach(tiers, keys)
+        epoch, offset, time_ms, id = written
+        return Event(
+            id=id, type=type, subject=text, time=time_ms / 1000, data=given, source=tiers.replica, sequence=offset,
+            epoch=epoch, partition=partition, version=0, actor=unescape(actor),
+        )  # fmt: skip
+
+    def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
+        """Events as they come, for `async for`; better inside `async with`, which says when that is over.
+
+        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
+        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
+        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
+        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
+        say: reload what you keep.
+
+        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
+        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
+        member takes over within ten seconds, and may get again, under the same id, what was not seen to be handled.
+        """
+        self._allow("read", scope="session")
+        self.tiers().feed.check(since)
+        return AsyncEvents(self.tiers(), types or ("*",), group, since)
+
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: H, *, group: str | None = None, since: str | None = None
+    ) -> H: ...
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: None = None, *, group: str | None = None, since: str | None = None
+    ) -> Callable[[H], H]: ...
+    def on(
+        self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
+    ) -> Any:
+        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+
+        Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
+        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
+        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
+        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        """
+        if handler is None:
+            return lambda given: self.on(types, given, group=group, since=since)
+        chosen = [types] if isinstance(types, str) else list(types)
+        tiers, events = self.tiers(), self.events(*chosen, group=group, since=since)
+        tiers.handlings.append(Handling(tiers.port, events, handler, self.settings.slow_handler))
+        return handler
+
+    async def off(self, handler: Handler) -> None:
+        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
+        tiers = self.tiers()
+        for handling in [each for each in tiers.handlings if each.handler == handler]:
+            tiers.handlings.remove(handling)
+            await handling.close()
+
+    async def ready(self) -> None:
+        """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
+        await self.tiers().listening()
 
     def _allow(
         self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None

@@ -99,6 +99,10 @@ class Keys:
         named = ("journal", "meta", "mint", "archiver", "events", "e", "lifetimes")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
+    def team(self, group: str) -> bytes:
+        """Who is in a group of consumers."""
+        return f"{self.namespace}:g:{escape(group)}".encode()
+
     def group(self, partition: int, group: str) -> tuple[bytes, bytes]:
         """Who of a group of consumers handles a partition's events, and how far they are."""
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}:g:{escape(group)}"

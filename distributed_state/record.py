@@ -24,7 +24,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.hot import Entry
-from distributed_state.keys import RecordKeys
+from distributed_state.keys import PartitionKeys, RecordKeys
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Op, unpack
 from distributed_state.port import Call
@@ -171,6 +171,8 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     `last` is a lease that this change is the last under: it is given back in the same round trip.
     """
     _sign(tiers, names, draft)
+    if tiers.handlings and draft.told:
+        await tiers.listening()
     behind = last.hand_over() if last else None
     op = tiers.warm.begin(draft)
     try:
@@ -378,8 +380,8 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
         return await retrying(once)
 
 
-async def reach(tiers: Tiers, names: RecordKeys) -> None:
-    """Archive everything that the record's partition holds now. Raises ColdUnavailable, never a shorter history."""
+async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
+    """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
     for _ in range(_ROUNDS):
         answer = await tiers.port.command(b"HMGET", names.meta, b"epoch", b"offset")
         if answer[0] is not None:

@@ -16,7 +16,14 @@ class Shares:
     """A fair share of the partitions for one member of a team, held by claims that run out."""
 
     def __init__(
-        self, port: Port, warm: Warm, keys: Keys, *, team: bytes, claim: Callable[[int], bytes], seconds: float = SECONDS
+        self,
+        port: Port,
+        warm: Warm,
+        keys: Keys,
+        *,
+        team: bytes,
+        claim: Callable[[int], bytes],
+        seconds: float = SECONDS,
     ) -> None:
         self._port, self._warm, self._keys = port, warm, keys
         self._team, self._claim, self._seconds = team, claim, seconds

@@ -1,4 +1,4 @@
-"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not at all."""
+"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from distributed_state.errors import Backpressure, StateError, WarmUnavailable
 from distributed_state.keys import PartitionKeys
-from distributed_state.port import Port
+from distributed_state.port import Port, Words
 from distributed_state.warm import ADVANCE, EMIT, Warm
 
 
@@ -34,7 +34,15 @@ class Stream:
         self._port, self._warm = port, warm
 
     async def emit(
-        self, keys: PartitionKeys, type: str, subject: str, actor: str, data: bytes, *, roll: bytes = b"", member: str = ""
+        self,
+        keys: PartitionKeys,
+        type: str,
+        subject: str,
+        actor: str,
+        data: bytes,
+        *,
+        roll: bytes = b"",
+        member: str = "",
     ) -> tuple[str, int, int, str] | None:
         """Write an event alone; its epoch, offset, time in ms and id. None if the partition has yet to be started.
 
@@ -67,7 +75,7 @@ class Stream:
 
     async def events(self, wanted: Sequence[tuple[PartitionKeys, int, int]]) -> list[tuple[Head, Head, list[Told]]]:
         """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
-        fields, commands = (b"epoch", b"event", b"event_floor"), []
+        fields, commands = (b"epoch", b"event", b"event_floor"), list[Words]()
         for keys, after, count in wanted:
             commands.append((b"HMGET", keys.meta, *fields))
             commands.append((b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count))
@@ -84,7 +92,9 @@ class Stream:
 
     async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes]]) -> list[bool]:
         """Note how far a group is in partitions that this replica handles for it; False where it does not any more."""
-        answers = await self._port.scripts([(ADVANCE, names, [self._warm.replica, position]) for names, position in calls])
+        answers = await self._port.scripts(
+            [(ADVANCE, names, [self._warm.replica, position]) for names, position in calls]
+        )
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
 
 

@@ -17,6 +17,7 @@ from distributed_state.agent.workflow import Workflow
 from distributed_state.batch import AsyncBatch
 from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.doctor import Finding
+from distributed_state.events import AsyncEvents
 from distributed_state.fleet import AsyncFleet
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Ref, SessionInfo
@@ -29,7 +30,7 @@ from distributed_state.sealing import Encryption
 from distributed_state.session import AsyncSession
 from distributed_state.settings import Settings
 from distributed_state.store import AsyncStateStore, resolve
-from distributed_state.sync_fleet import Fleet
+from distributed_state.sync_fleet import Events, Fleet
 from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession, _record, _session
 from distributed_state.transaction import AsyncTransaction
 from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession, Upcast
@@ -253,7 +254,7 @@ def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
     typed = (TypedRecord, AsyncTypedRecord), (TypedSession, AsyncTypedSession), (Edit, AsyncEdit)
-    fleet = ((Fleet, AsyncFleet),)
+    fleet = (Fleet, AsyncFleet), (Events, AsyncEvents)
     bodies = (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)
     for face, twin in (*pairs, *fleet, *typed, *bodies):
         face.__doc__ = _blocking(twin.__doc__ or "")

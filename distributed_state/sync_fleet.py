@@ -2,14 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self, TypeVar, overload
+
+from distributed_state.events import AsyncEvents, Handler
 from distributed_state.fleet import AsyncFleet
 from distributed_state.model import Event
 from distributed_state.port.blocking import finish
 from distributed_state.sync_records import Record
 
+H = TypeVar("H", bound=Handler)
+
+
+class Events:
+    def __init__(self, twin: AsyncEvents) -> None:
+        self._twin = twin
+
+    @property
+    def position(self) -> str:
+        return self._twin.position
+
+    @property
+    def waiting(self) -> int:
+        return self._twin.waiting
+
+    def next(self, timeout: float | None = None) -> Event | None:
+        return finish(self._twin.next(timeout))
+
+    def close(self, *, handled: bool = True) -> None:
+        return finish(self._twin.close(handled=handled))
+
+    def __enter__(self) -> Self:
+        finish(self._twin.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._twin.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Event:
+        event = self.next()
+        if event is None:
+            raise StopIteration
+        return event
+
 
 class Fleet:
     _twin: AsyncFleet
+
+    def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
+        return finish(self._twin.emit(type, data, subject=subject._twin if isinstance(subject, Record) else subject))
+
+    def events(self, *types: str, group: str | None = None, since: str | None = None) -> Events:
+        return Events(self._twin.events(*types, group=group, since=since))
+
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: H, *, group: str | None = None, since: str | None = None
+    ) -> H: ...
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: None = None, *, group: str | None = None, since: str | None = None
+    ) -> Callable[[H], H]: ...
+    def on(
+        self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
+    ) -> Any:
+        return self._twin.on(types, handler, group=group, since=since)
+
+    def off(self, handler: Handler) -> None:
+        return finish(self._twin.off(handler))
+
+    def ready(self) -> None:
+        return finish(self._twin.ready())
 
     def audit(
         self,

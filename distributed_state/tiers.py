@@ -25,7 +25,7 @@ from distributed_state.keys import Keys, RecordKeys
 from distributed_state.lease import AsyncLease, Leases
 from distributed_state.link import Link
 from distributed_state.model import unpack
-from distributed_state.port import Port
+from distributed_state.port import Port, Signal
 from distributed_state.sanitizing import Clean, CleanMessage
 from distributed_state.settings import Settings
 from distributed_state.stream import Stream
@@ -37,6 +37,18 @@ log = logging.getLogger(__name__)
 def mark(layout: dict[str, Any]) -> bytes:
     """What Redis keeps about the store; never twice the same, so that a replica sees that Redis began anew."""
     return orjson.dumps(layout | {"life": secrets.token_hex(8)})
+
+
+class Handling(Protocol):
+    """A handler of events, with what calls it."""
+
+    handler: Any
+    joined: Signal
+    handled: int
+    failed: int
+    slowed: int
+
+    async def close(self) -> None: ...
 
 
 class Tiers:
@@ -70,6 +82,7 @@ class Tiers:
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
         self.feed = Feed(port, self.stream, keys, self.link)
+        self.handlings: list[Handling] = []
         self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         self._epochs: dict[int, str] = {}
@@ -140,6 +153,11 @@ class Tiers:
         """A lease on a record, not taken yet."""
         return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
 
+    async def listening(self) -> None:
+        """Wait until every handler listens, so that none misses what is written afterwards."""
+        for each in list(self.handlings):
+            await each.joined.wait(self.settings.timeout)
+
     async def start(self, partition: int) -> None:
         """Give a partition that holds no epoch a new one. Many may try; one succeeds, all return."""
         keys = self.keys.partition(partition)
@@ -165,7 +183,9 @@ class Tiers:
 
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
-        for step in (self.feed.close, self.archiver.close, self.leases.close, self.link.close, self.port.close):
+        closing = [each.close for each in self.handlings]
+        closing += [self.feed.close, self.archiver.close, self.leases.close, self.link.close, self.port.close]
+        for step in closing:
             try:
                 await step()
             except StateError as error:

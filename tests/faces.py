@@ -94,6 +94,15 @@ class Blocking:
             return call
         return lambda *args, **named: wrap(value(*unwrap(args), **unwrap(named)))
 
+    def __aiter__(self) -> Any:
+        return self
+
+    async def __anext__(self) -> Any:
+        found = await in_thread(lambda: next(self.it, StopAsyncIteration))  # StopIteration cannot leave a future
+        if found is StopAsyncIteration:
+            raise StopAsyncIteration
+        return found
+
     async def __aenter__(self) -> Any:
         return wrap(await in_thread(self.it.__enter__))
 
@@ -147,4 +156,4 @@ def unwrap(value: Any) -> Any:
 
 def _belongs(value: Any) -> bool:
     package, _, module = type(value).__module__.partition(".")
-    return package == "distributed_state" and module in ("sync", "sync_records", "bodies")
+    return package == "distributed_state" and module in ("sync", "sync_records", "sync_fleet", "bodies")

@@ -14,10 +14,12 @@ import pytest
 from distributed_state import sync
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.batch import AsyncBatch
+from distributed_state.events import AsyncEvents
 from distributed_state.lease import AsyncLease
 from distributed_state.records import AsyncRecord
 from distributed_state.session import AsyncSession
 from distributed_state.store import AsyncStateStore
+from distributed_state.sync_fleet import Events
 from distributed_state.transaction import AsyncTransaction
 from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession
 
@@ -32,12 +34,14 @@ PAIRS: list[tuple[type, type]] = [
     (sync.TypedSession, AsyncTypedSession),
     (sync.TypedRecord, AsyncTypedRecord),
     (sync.Edit, AsyncEdit),
+    (Events, AsyncEvents),
 ]
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
     AsyncStateStore: {"tiers", "after_fork", "hook", "dress"},
     AsyncLease: {"renewed", "lose", "acquire_and", "hand_over", "protect", "gone"},
     AsyncEdit: {"finish"},
+    AsyncEvents: {"asks", "end", "join"},
 }
 TWINS = {"AsyncTransaction": "TransactionBody"} | {twin.__name__: face.__name__ for face, twin in PAIRS}
 pairs = pytest.mark.parametrize(("face", "twin"), PAIRS, ids=[face.__name__ for face, _ in PAIRS])
@@ -103,7 +107,7 @@ def test_the_blocking_face_does_not_speak_of_the_other(face: type, twin: type) -
 def test_what_blocks_here_is_awaited_there(face: type, twin: type) -> None:
     """No coroutine leaks out of the blocking face, and only what does no I/O is plain on the other."""
     plain = {"session", "user", "app", "task", "batch", "transaction", "lock", "on", "open", "turn", "edit"}
-    plain |= {"acting_as", "invalidate"}
+    plain |= {"acting_as", "invalidate", "events"}
     if twin is AsyncTurn:
         plain = methods(twin).keys() - {"messages", "window", "call", "load_state", "save_state"}  # a view in memory
     for name, method in methods(twin).items():
