@@ -91,7 +91,7 @@ class AsyncFleet(AsyncHandles):
         """
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
-        chosen = [types] if isinstance(types, str) else list(types)
+        chosen = list(types) if isinstance(types, Iterable) and not isinstance(types, str) else [types]
         tiers, events = self.tiers(), self.events(*chosen, group=group, since=since)
         tiers.handlings.append(Handling(tiers.port, events, handler, self.settings.slow_handler))
         return handler
