@@ -228,6 +228,7 @@ class Archiver:
         while True:
             try:
                 await self._shares.hold()
+                await self._shares.give_back(self._shares.excess)
                 moved = await self._drive(list(await self._unarchived(self._shares.mine)))
                 pause = self._settings.archive_every
             except StateError as error:

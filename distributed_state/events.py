@@ -35,7 +35,10 @@ class Group:
             claim=lambda partition: tiers.keys.group(partition, name)[0],
             seconds=_TEAM_SECONDS,
         )
+        self._mutex = tiers.port.mutex()
         self._saved: dict[int, Position] = {}
+        self._leaving: set[int] = set()
+        self._left: set[int] = set()
         self._unsaved, self._save_at = 0, 0.0
         self._job: Job | None = None
 
@@ -58,49 +61,73 @@ class Group:
                 log.warning("group %s: %s", self._name, error)
 
     async def _hold(self) -> None:
+        """Take part in the sharing. What is to be given back is so only when the consumer is done with it."""
         await self._shares.hold()
+        with self._mutex:
+            left, self._left = self._left, set()
+        await self._shares.give_back(left)
         mine = set(self._shares.mine)
-        held = self._saved.keys()
-        self._drop(held - mine)
-        gained = sorted(mine - held)
-        if gained:
-            names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
-            answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
-            found = {
-                at: Position.parse(answer) if isinstance(answer, bytes) else None
-                for at, answer in zip(gained, answers, strict=True)
-            }
-            self._saved.update({at: position or BEGINNING for at, position in found.items()})
-            self._subscription.assign({at: position or BEGINNING for at, position in found.items()})
-            emptied = {at: (BEGINNING, BEGINNING) for at, position in found.items() if position is None}
-            if emptied:
-                # Written when the group began: whoever emptied Redis took the events as well.
-                self._subscription.lose(emptied, "epoch")
-            self._tiers.feed.stir(gained)
+        self._drop(self._saved.keys() - mine)
+        with self._mutex:
+            gained = sorted(mine - self._saved.keys() - self._left)
+        await self._begin(gained)
+        excess = set(self._shares.excess)
+        if excess:
+            with self._mutex:
+                self._leaving = excess
+            self._subscription.ready.set()
+
+    async def _begin(self, gained: list[int]) -> None:
+        if not gained:
+            return
+        names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
+        answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
+        found = {
+            at: Position.parse(answer) if isinstance(answer, bytes) else None
+            for at, answer in zip(gained, answers, strict=True)
+        }
+        positions = {at: position or BEGINNING for at, position in found.items()}
+        with self._mutex:
+            self._saved.update(positions)
+        self._subscription.assign(positions)
+        emptied = {at: (BEGINNING, BEGINNING) for at, position in found.items() if position is None}
+        if emptied:
+            # Written when the group began: whoever emptied Redis took the events as well.
+            self._subscription.lose(emptied, "epoch")
+        self._tiers.feed.stir(gained)
 
     def _drop(self, partitions: Iterable[int]) -> None:
         gone = set(partitions)
         if gone:
             self._subscription.revoke(gone)
-            self._saved = {at: position for at, position in self._saved.items() if at not in gone}
+            with self._mutex:
+                for each in gone:
+                    self._saved.pop(each, None)
 
     async def save(self, current: Waiting | None, *, now: bool = False) -> None:
         """Note how far we are, now and then; `current` is being handled still."""
-        self._unsaved += 1
+        with self._mutex:
+            leaving, self._leaving = self._leaving, set()
         clock = self._tiers.port.monotonic()
-        if not now and len(self._subscription) and self._unsaved < _TOGETHER and clock < self._save_at + _SAVE_EVERY:
+        self._unsaved += 1
+        rests = not len(self._subscription) or self._unsaved >= _TOGETHER or clock >= self._save_at + _SAVE_EVERY
+        if not (now or leaving or rests):
             return
         self._unsaved, self._save_at = 0, clock
         reached = self._subscription.handed_over()
         if current is not None and current.partition in reached:
             reached[current.partition] = Position(current.position.epoch, current.position.offset - 1)
         moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
-        if not moved:
-            return
-        calls = [(self._tiers.keys.group(at, self._name), str(to).encode()) for at, to in moved.items()]
-        kept = await self._tiers.stream.advance(calls)
-        self._saved.update(moved)
-        self._drop([at for at, ours in zip(moved, kept, strict=True) if not ours])
+        if moved:
+            calls = [(self._tiers.keys.group(at, self._name), str(to).encode()) for at, to in moved.items()]
+            kept = await self._tiers.stream.advance(calls)
+            with self._mutex:
+                self._saved.update({at: moved[at] for at in moved.keys() & self._saved.keys()})
+            self._drop([at for at, ours in zip(moved, kept, strict=True) if not ours])
+        if leaving:
+            self._drop(leaving)
+            with self._mutex:
+                self._left |= leaving
 
     async def leave(self, current: Waiting | None) -> None:
         """Note how far we are and leave the rest to the others."""
@@ -144,13 +171,13 @@ class AsyncEvents:
         """
         await self.join()
         subscription, self._current = self._subscription, None
-        if self._group is not None:
-            await self._group.save(None)
         if subscription.made_room():
             self._tiers.feed.stir(range(self._tiers.keys.partitions))
         clock = self._tiers.port.monotonic
         end = None if timeout is None else clock() + timeout
         while True:
+            if self._group is not None:
+                await self._group.save(None)
             waiting = subscription.pop()
             if waiting is not None:
                 self._current = waiting

@@ -29,9 +29,10 @@ class Shares:
         self._team, self._claim, self._seconds = team, claim, seconds
         self._renew_at = 0.0
         self.mine: list[int] = []
+        self.excess: list[int] = []
 
     async def hold(self) -> None:
-        """Keep, take and leave partitions, if it is time to; `mine` are those held then."""
+        """Keep and take partitions, if it is time to: `mine` are those held then, `excess` those to give back."""
         now = self._port.monotonic()
         if now < self._renew_at:
             return
@@ -45,8 +46,7 @@ class Shares:
         )
         members = live if isinstance(live, int) and live > 0 else 1
         share = -(-self._keys.partitions // members)
-        kept = await self._claimed(self.mine[:share])
-        await self._leave(self.mine[share:])
+        kept = await self._claimed(self.mine)
         if len(kept) < share:
             others = [each for each in range(self._keys.partitions) if each not in kept]
             start = random.randrange(len(others)) if others else 0
@@ -54,20 +54,22 @@ class Shares:
             while rotated and len(kept) < share:
                 some, rotated = rotated[: share - len(kept)], rotated[share - len(kept) :]
                 kept += await self._claimed(some)
-        self.mine = kept
+        self.mine, self.excess = kept, kept[share:]
         self._renew_at = now + self._seconds / 3
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""
-        mine, self.mine = self.mine, []
+        await self.give_back(self.mine)
         self._renew_at = 0.0
-        await self._leave(mine)
         await self._port.command(b"ZREM", self._team, self._warm.replica)
 
-    async def _leave(self, partitions: Iterable[int]) -> None:
-        claims = [self._claim(each) for each in partitions]
-        if claims:
-            await self._warm.claim(claims, 1)
+    async def give_back(self, partitions: Iterable[int]) -> None:
+        """Leave these to the others at once."""
+        gone = set(partitions)
+        if gone:
+            self.mine = [each for each in self.mine if each not in gone]
+            self.excess = [each for each in self.excess if each not in gone]
+            await self._warm.claim([self._claim(each) for each in gone], 1)
 
     async def _claimed(self, partitions: Iterable[int]) -> list[int]:
         wanted = list(partitions)

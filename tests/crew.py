@@ -6,6 +6,7 @@ import itertools
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,23 @@ def count(id: str, me: int, rounds: int, **settings: Any) -> None:
             versions.append(session.set(f"{me}-{number}", number))
             versions.append(session.write(increment={"n": 1}).version)
         say(json.dumps(versions))
+
+
+def listen(**settings: Any) -> None:
+    """Print each event: its partition, sequence and id; a resync as its reason."""
+    with StateStore.open(**settings) as store, store.events() as events:
+        say("opened")
+        for event in events:
+            say(f"{event.partition} {event.sequence} {event.id}" if event.id else f"resync {event.data['reason']}")
+
+
+def share(group: str, pause: float, **settings: Any) -> None:
+    """Handle a group's events, each for a while, and print what was handled."""
+    with StateStore.open(**settings) as store, store.events(group=group) as events:
+        say("opened")
+        for event in events:
+            time.sleep(pause)
+            say(f"{event.id} {event.subject} {event.data['n']}")
 
 
 if __name__ == "__main__":
