@@ -151,7 +151,8 @@ class _Intake:
 
     def _quarantine(self, entry: Entry, partition: int, epoch: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
-        log.error("%s version %d at offset %d is quarantined: %s", entry.record, entry.version, entry.offset, reason)
+        who = entry.record or entry.event
+        log.error("%s version %d at offset %d is quarantined: %s", who, entry.version, entry.offset, reason)
         row = {"namespace": self.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
         # An event that was written alone is kept under what it is about, so that erasing that takes it too.
         texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
