@@ -33,7 +33,8 @@ def write(ids: list[str], **settings: Any) -> None:
         say("opened")
         for number in itertools.count():
             id = ids[number % len(ids)]
-            version = store.session(id).append({"role": "user", "content": f"{id} {store.replica} {number}"})
+            message = {"role": "user", "content": f"{id} {store.replica} {number}"}
+            version = store.session(id).write(append=[message], phase=f"p{number % 2}").version
             say(f"{id} {version} {store.replica} {number}")
             if stop.wait(0.001):
                 return
