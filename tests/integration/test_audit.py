@@ -9,9 +9,8 @@ import pytest
 from below import everything_in_sql, names, tiers
 from faces import core
 
-from distributed_state import AccessDenied, ColdUnavailable, Encryption, InvalidValue, KeyRing, Request, StateError
+from distributed_state import AccessDenied, ColdUnavailable, Encryption, InvalidValue, KeyRing, Request
 from distributed_state.model import Event
-from distributed_state.warm import EMIT
 
 
 def said(text: str) -> dict[str, str]:
@@ -21,19 +20,6 @@ def said(text: str) -> dict[str, str]:
 async def quiet(opener: Any, **settings: Any) -> Any:
     """A store that archives only when told to."""
     return await opener(**{"archiver": False, "durability": "memory"} | settings)
-
-
-async def tell(store: Any, type: str, subject: str, data: Any = None, *, beside: str = "s") -> None:
-    """Write an event alone, into the partition of a session."""
-    home, keys = tiers(store), names(store, beside)
-    place = home.keys.partition(keys.partition)
-    tell.sequence = getattr(tell, "sequence", 10**6) + 1  # type: ignore[attr-defined]
-    words = [home.replica, tell.sequence, "", type, subject, "", json.dumps(data or {})]  # type: ignore[attr-defined]
-    limits = [4096, 10**6, 10**9, 10_000, ""]
-    given = [place.journal, place.meta, place.events, place.events_channel]
-    (answer,) = await home.port.scripts([(EMIT, given, [*words, *limits])])
-    assert not isinstance(answer, StateError), answer
-    assert answer[0] == b"ok"
 
 
 async def a_life(store: Any, id: str = "s", **options: Any) -> list[tuple[str, int]]:
@@ -97,8 +83,8 @@ async def test_what_happens_to_a_conversation_is_kept_in_order(store: Any) -> No
 
 async def test_an_event_that_was_written_alone_is_no_change_of_anything(store: Any) -> None:
     await store.session("s").set("a", 1)
-    await tell(store, "lock.lost", "session:s", {"token": 7})
-    await tell(store, "agent.switched", "client:web 1", {"next_agent": "b", "text": "é\U0001f600\x00"})
+    await store.emit("lock.lost", {"token": 7}, subject="session:s")
+    await store.emit("agent.switched", {"next_agent": "b", "text": "é\U0001f600\x00"}, subject="client:web 1")
     await store.session("s").set("a", 2)
     assert [change.version for change in await store.session("s").history()] == [1, 2]
     created, lost, switched = await store.audit()
@@ -116,8 +102,8 @@ async def test_events_are_found_by_what_they_are_about_and_of_which_type(store: 
     for id in ("s", "t", "u"):
         await a_life(store, id)
     await store.user("s").set("a", 1)
-    await tell(store, "conversation", "session:s")
-    await tell(store, "conversations.x", "session:s")
+    await store.emit("conversation", subject="session:s")
+    await store.emit("conversations.x", subject="session:s")
     every = await store.audit()
     assert await everything(store) == every
     assert await store.audit(type="*") == every
@@ -134,6 +120,7 @@ async def test_events_are_found_by_what_they_are_about_and_of_which_type(store: 
             lambda event: event.type.startswith("session.") and event.conversation_id == "u",
         ),
         ({"type": "nothing.*"}, lambda event: False),
+        ({"type": "*.c*ed"}, lambda event: event.type.partition(".")[2] in ("created", "cleared")),
         ({"since": every[4].time}, lambda event: event.time >= every[4].time),
         ({"until": every[4].time}, lambda event: event.time < every[4].time),
         (
@@ -153,8 +140,8 @@ async def test_bad_questions_are_refused(store: Any) -> None:
         {"limit": 0}, {"limit": 1001}, {"limit": True}, {"limit": "5"},
         {"conversation": ""}, {"conversation": 7}, {"conversation": "x" * 5000},
         {"conversation": "s", "subject": "session:s"},
-        {"subject": ""}, {"subject": 7}, {"subject": "a\0"}, {"subject": "\ud800"},
-        {"type": ""}, {"type": 7}, {"type": "conv*"}, {"type": "*.created"}, {"type": ".*.*"}, {"type": "a\0"},
+        {"subject": 7}, {"subject": "a\0"}, {"subject": "\ud800"},
+        {"type": ""}, {"type": 7}, {"type": "a b"}, {"type": "a?"}, {"type": "x" * 201}, {"type": "a\0"},
         {"since": "10m"}, {"since": -1}, {"since": float("nan")}, {"until": True}, {"until": 1e300},
         {"since": 20, "until": 10},
         {"after": ""}, {"after": 7}, {"after": "newest"}, {"after": "1.2.3"}, {"after": "1.2.x.-3"},
@@ -211,8 +198,8 @@ async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
     store = await opener()
     await a_life(store, "s-mango", user="mango")
     await store.session("t-mango", user="mango").write(set={"a": 1}, phase="mango")
-    await tell(store, "lock.lost", "session:s-mango", {"why": "mango"}, beside="s-mango")
-    await tell(store, "note.added", "user:mango", {"note": "mango"}, beside="t-mango")
+    await store.emit("lock.lost", {"why": "mango"}, subject="session:s-mango")
+    await store.emit("note.added", {"note": "mango"}, subject="user:mango")
     await store.user("mango").set("a", 1)
     await store.session("other").set("a", 1)
     assert len(await store.audit()) > 10
@@ -227,7 +214,7 @@ async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
 
 async def test_a_purge_takes_old_events(store: Any) -> None:
     expected = await a_life(store)
-    await tell(store, "lock.lost", "session:s")
+    await store.emit("lock.lost", subject="session:s")
     assert (await store.purge(older_than=3600))["events"] == 0
     assert told(await store.audit())[:-1] == expected
     count = len(await store.audit())

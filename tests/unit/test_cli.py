@@ -335,7 +335,7 @@ def test_what_happened_is_listed(run: Run, archive: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("--since", "soon"), ("--until", "10"), ("--type", "a*"), ("--after", "x"), ("--conversation", "")]
+    "words", [("--since", "soon"), ("--until", "10"), ("--type", "a b"), ("--after", "x"), ("--conversation", "")]
 )
 def test_a_bad_question_about_the_past_is_one_line(run: Run, words: tuple[str, ...]) -> None:
     done = run("audit", *words)
