@@ -105,8 +105,10 @@ class _Intake:
     def _refuse_long(self, item: Parsed) -> None:
         # Found by the index of `records` only, it would stop the whole transaction, and the archive with it.
         if self.connection.dialect.name == "postgresql":
-            told = (text for event in item.events for text in (event.type, event.subject))
-            for text in (item.entry.record, item.owner, item.parent, *told):
+            texts = [item.entry.record, item.owner, item.parent]
+            for event in item.events:
+                texts += (event.type, event.subject)
+            for text in texts:
                 if text and len(text.encode()) > _INDEXABLE_BYTES:
                     raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
 
