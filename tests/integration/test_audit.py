@@ -10,6 +10,7 @@ from below import everything_in_sql, names, tiers
 from faces import core
 
 from distributed_state import AccessDenied, ColdUnavailable, Encryption, InvalidValue, KeyRing, Request
+from distributed_state.cold import erasure, tables
 from distributed_state.model import Event
 
 
@@ -172,6 +173,19 @@ async def test_the_trail_is_whole_or_it_is_not_shown(opener: Any) -> None:
     assert [event.type for event in await store.audit()] == ["conversation.created", "conversation.deleted"]
 
 
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_without_waiting_for_the_archive_the_trail_is_short(opener: Any) -> None:
+    """Negative control: what is not archived yet is missing, and nobody is told."""
+    store = await quiet(opener)
+    await store.session("s").set("a", 1)
+
+    async def at_once(partitions: Any = None) -> int:
+        return 0
+
+    tiers(store).archiver.drain = at_once
+    assert await store.audit() == []
+
+
 @pytest.mark.brief("embedded")
 async def test_the_policy_is_asked_for_the_record_or_for_all(opener: Any) -> None:
     asked: list[Request] = []
@@ -210,6 +224,20 @@ async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
         rows = everything_in_sql(opener.archive, opener.namespace)
         assert "mango" not in repr(rows)
         assert len(rows["events"]) == 1
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_erasing_records_without_their_events_leaves_traces(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the ids are in what was told."""
+    store = await opener()
+    await a_life(store, "s-mango", user="mango")
+    gone = erasure.delete
+    never = tables.events.c.namespace == ""
+    monkeypatch.setattr(
+        erasure, "delete", lambda table: gone(table).where(never) if table is tables.events else gone(table)
+    )
+    assert await store.forget("mango") == 1
+    assert "mango" in repr(everything_in_sql(opener.archive, opener.namespace))
 
 
 async def test_a_purge_takes_old_events(store: Any) -> None:
