@@ -57,9 +57,10 @@ class Archiver:
             elif not await self._port.shield(self._drive([partition])) and not self._reached(partition, epoch, offset):
                 await self._lagging(partition)
 
-    async def drain(self) -> int:
+    async def drain(self, partitions: Iterable[int] | None = None) -> int:
         """Archive everything written so far; how many commits that were. What others write meanwhile does not count."""
-        before, goals = self.archived, await self._unarchived(range(self._keys.partitions))
+        wanted = range(self._keys.partitions) if partitions is None else partitions
+        before, goals = self.archived, await self._unarchived(wanted)
         while goals:
             if not await self._port.shield(self._drive(list(goals))):
                 for partition in goals:

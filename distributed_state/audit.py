@@ -12,7 +12,7 @@ from distributed_state.model import Event, Ref, unescape
 from distributed_state.tiers import Tiers
 
 _CURSOR = re.compile(r"(\d{1,18})\.(\d{1,9})\.([\w-]{1,100})\.(\d{1,18})", re.ASCII)
-_TYPE = re.compile(r"[^*\0\ud800-\udfff]+(\.\*)?")
+_TYPE = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 _FOREVER_MS = 2**53
 
 
@@ -36,21 +36,21 @@ def sought(
     subject: str | None, type: str | None, since: float | None, until: float | None, limit: int, after: str | None
 ) -> Sought:
     """What is asked for, checked."""
-    if type is not None and (not isinstance(type, str) or (type != "*" and not _TYPE.fullmatch(type))):
-        raise InvalidValue(f"type is 'conversation.deleted' or another, 'conversation.*' or '*', not {type!r:.80}")
+    if type is not None and not (isinstance(type, str) and _TYPE.fullmatch(type)):
+        raise InvalidValue(f"a type is one as 'conversation.deleted', or some as 'conversation.*', not {type!r:.80}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
         raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r:.80}")
     since_ms, until_ms = _time_ms("since", since, 0), _time_ms("until", until, _FOREVER_MS)
     if since_ms > until_ms:
         raise InvalidValue(f"since={since!r} is later than until={until!r}")
-    return Sought(
-        subject, None if type == "*" else type, since_ms, until_ms, limit, None if after is None else _place(after)
-    )
+    place = None if after is None else _place(after)
+    return Sought(subject, None if type == "*" else type, since_ms, until_ms, limit, place)
 
 
 async def audit(tiers: Tiers, wanted: Sought) -> list[Event]:
     """The events asked for, oldest first."""
-    await tiers.archiver.drain()
+    # All that is told of one subject is told in one partition.
+    await tiers.archiver.drain(None if wanted.subject is None else [tiers.keys.partition_of(wanted.subject)])
     return [_event(row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
 
 
@@ -73,7 +73,7 @@ def _place(cursor: Any) -> tuple[int, int, str, int]:
 
 def _storable(text: str) -> bool:
     try:
-        return "\0" not in text and bool(text.encode())
+        return "\0" not in text.encode().decode()
     except UnicodeEncodeError:
         return False
 

@@ -34,8 +34,11 @@ def write(ids: list[str], **settings: Any) -> None:
         say("opened")
         for number in itertools.count():
             id = ids[number % len(ids)]
-            version = store.session(id).append({"role": "user", "content": f"{id} {store.replica} {number}"})
+            message = {"role": "user", "content": f"{id} {store.replica} {number}"}
+            version = store.session(id).write(append=[message], phase=f"p{number % 2}").version
             say(f"{id} {version} {store.replica} {number}")
+            if number % 5 == 0:
+                store.emit("crew.wrote", {"number": number}, subject=store.session(id))
             if stop.wait(0.001):
                 return
 

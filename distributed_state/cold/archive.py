@@ -105,8 +105,10 @@ class _Intake:
     def _refuse_long(self, item: Parsed) -> None:
         # Found by the index of `records` only, it would stop the whole transaction, and the archive with it.
         if self.connection.dialect.name == "postgresql":
-            told = (text for event in item.events for text in (event.type, event.subject))
-            for text in (item.entry.record, item.owner, item.parent, *told):
+            texts = [item.entry.record, item.owner, item.parent]
+            for event in item.events:
+                texts += (event.type, event.subject)
+            for text in texts:
                 if text and len(text.encode()) > _INDEXABLE_BYTES:
                     raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
 
@@ -151,7 +153,8 @@ class _Intake:
 
     def _quarantine(self, entry: Entry, partition: int, epoch: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
-        log.error("%s version %d at offset %d is quarantined: %s", entry.record, entry.version, entry.offset, reason)
+        who = entry.record or entry.event
+        log.error("%s version %d at offset %d is quarantined: %s", who, entry.version, entry.offset, reason)
         row = {"namespace": self.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
         # An event that was written alone is kept under what it is about, so that erasing that takes it too.
         texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select, true, tuple_
 
@@ -33,30 +34,29 @@ def _page(connection: Connection, condition: ColumnElement[bool], sought: Sought
     return [Happened(*row) for row in connection.execute(query.limit(sought.limit))]
 
 
-def _conditions(connection: Connection, namespace: str, sought: Sought) -> Iterator[ColumnElement[bool]]:
+def _conditions(connection: Connection, namespace: str, sought: Sought) -> Iterable[ColumnElement[bool]]:
     """One for each walk along an index that is needed to find what is asked for."""
     e = events.c
-    exact = e.type == sought.type
-    if sought.type is not None and sought.type.endswith(".*"):
-        first, last = sought.type[:-1], sought.type[:-2] + "/"  # the character that follows "."
-        exact = and_(e.type >= first, e.type < last)
-        if sought.subject is None:
-            # Several short walks, merged: one along all of these types would have to sort them by time.
-            yield from (e.type == each for each in _types(connection, namespace, first, last))
-            return
+    about = true() if sought.subject is None else e.subject == sought.subject
+    if sought.type is None:
+        return [about]
+    if "*" not in sought.type:
+        return [and_(about, e.type == sought.type)]
+    types = _types(connection, namespace, sought.type)
     if sought.subject is None:
-        yield exact if sought.type is not None else true()
-    else:
-        same = e.subject == sought.subject
-        yield and_(same, exact) if sought.type is not None else same
+        # Several short walks, merged: one along all of these types would have to sort them by time.
+        return [e.type == each for each in types]
+    return [and_(about, e.type.in_(types))]
 
 
-def _types(connection: Connection, namespace: str, first: str, last: str) -> list[str]:
-    """The types in a range, by one look into the index each."""
+def _types(connection: Connection, namespace: str, pattern: str) -> list[str]:
+    """The types that fit a pattern, by one look into the index for each that begins as it does."""
     e, found = events.c, list[str]()
-    query = select(func.min(e.type)).where(e.namespace == namespace, e.type < last)
+    wanted, first = re.compile(re.escape(pattern).replace(r"\*", ".*")), pattern.partition("*")[0]
+    query = select(func.min(e.type)).where(e.namespace == namespace)
     following = connection.execute(query.where(e.type >= first)).scalar()
-    while following is not None:
-        found.append(following)
+    while following is not None and following.startswith(first):
+        if wanted.fullmatch(following):
+            found.append(following)
         following = connection.execute(query.where(e.type > following)).scalar()
     return found

@@ -74,7 +74,7 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """Which events are asked for: `type` is one, or with `.*` at its end all that begin so.
+    """Which events are asked for: in `type`, `*` stands for any characters.
 
     Of those the newest `limit`, or with `after`, a `Happened.place`, the first `limit` that follow it.
     """

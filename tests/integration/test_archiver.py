@@ -153,6 +153,7 @@ async def test_an_archiver_that_died_after_sql_is_completed_by_the_next(opener: 
         assert client.xlen(keys.journal) == 1
     assert [change.version for change in await session.history()] == [1, 2, 3, 4, 5]
     assert [message.content for message in await session.messages()] == list("01234")
+    assert [event.type for event in await store.audit()] == ["conversation.created"]
 
 
 async def test_an_archiver_that_was_overtaken_writes_nothing(opener: Any) -> None:
@@ -163,7 +164,7 @@ async def test_an_archiver_that_was_overtaken_writes_nothing(opener: Any) -> Non
 async def two_with_one_batch(store: Any) -> None:
     session, cold = store.session("s"), core(store)._cold
     await session.set("a", 1)
-    await session.set("a", 2)
+    await session.write(set={"a": 2}, phase="p")
     archive, taken = cold.archive, []
 
     def slow(batches: Any) -> Any:
@@ -176,10 +177,12 @@ async def two_with_one_batch(store: Any) -> None:
     await store.archive()
     cold.archive = archive
     assert taken
-    await session.set("a", 3)
+    await session.checkpoint("c")
     await store.archive()
     rows = cold.history("session:s")
     assert [row.version for row in rows] == [1, 2, 3]
+    told = await store.audit()
+    assert [(event.sequence, event.version) for event in told] == [(1, 1), (2, 2), (3, 3)]
     assert cold.quarantined() == []
 
 
@@ -526,7 +529,26 @@ async def verified(store: Any, acknowledged: list[str]) -> None:
             by_writer.setdefault(replica, []).append(int(number))
         assert all(numbers == sorted(numbers) for numbers in by_writer.values())
         assert [message.content for message in await store.session(id).messages()] == contents
+        moves = [change.version for change in changes if change.phase is not None]
+        told = await store.audit(conversation=id, type="session.phase", limit=1000, after="oldest")
+        assert [event.version for event in told] == moves[:1000]
     assert cold.quarantined() == []
+    await told_once(store)
+
+
+async def told_once(store: Any) -> None:
+    """The events of each partition are in SQL as they were counted: without a gap, and none twice."""
+    places: dict[tuple[int, str], list[int]] = {}
+    seen: list[str] = []
+    page = await store.audit(after="oldest", limit=1000)
+    while page:
+        for event in page:
+            places.setdefault((event.partition, event.epoch), []).append(event.sequence)
+            seen.append(event.id)
+        page = await store.audit(after=page[-1].cursor, limit=1000)
+    assert len(seen) == len(set(seen)) > 0
+    for numbers in places.values():
+        assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
 @pytest.mark.replicas

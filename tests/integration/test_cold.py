@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import LargeBinary, Table, event, func, select, text
+from sqlalchemy import LargeBinary, Table, event, func, insert, inspect, select, text
 
 from distributed_state import lineage
-from distributed_state.cold import bulk, heads, tables
+from distributed_state.cold import archive, bulk, heads, purging, schema, tables
 from distributed_state.cold.engine import Database
-from distributed_state.cold.store import Batch, ColdStore, Cursor
+from distributed_state.cold.store import Batch, ColdStore, Cursor, Happened, Sought
 from distributed_state.errors import ColdUnavailable, ConfigurationError, Conflict, InvalidValue, NotFound
 from distributed_state.model import (
     DELETED,
@@ -42,6 +43,7 @@ from distributed_state.model import (
 )
 
 Step = tuple[bytes, bytes, bytes]
+EVERYTHING = Sought(None, None, 0, 2**53, 1000, None)
 
 
 def put(name: str, value: str) -> Step:
@@ -90,6 +92,14 @@ class Journal:
         self.past[record, version] = fields
         self.pending.append(entry)
         return entry
+
+    def tell(self, step: bytes, data: bytes = b"{}", **other: Any) -> Entry:
+        """An event that is written alone."""
+        self.offset, self.now = self.offset + 1, self.now + 1
+        told = pack([(b"e", step, data)])
+        entry = Entry(self.offset, f"r.{self.now}.emit", "", 0, self.now, "emit", "worker", 0, told, 0)
+        self.pending.append(replace(entry, **other))
+        return self.pending[-1]
 
     def append(self, record: str, messages: int) -> Entry:
         return self.commit(record, messages=messages)
@@ -217,6 +227,35 @@ def test_a_database_of_a_newer_release_is_refused(tmp_path: Path, postgres_url: 
         for migrate in (True, False):
             with pytest.raises(ConfigurationError, match="9999"):
                 ColdStore.open(url, "n", migrate=migrate)
+
+
+def test_a_database_of_the_first_release_is_brought_up_to_date(
+    tmp_path: Path, postgres_url: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in it stays, and what happens from now on is told."""
+    for url in (f"sqlite:///{tmp_path}/first.db", postgres_url):
+        with monkeypatch.context() as patched:
+            patched.setattr(schema, "HEAD", "0001")
+            schema.migrate(database := Database(url))
+        with database.read() as connection:
+            assert schema.revision(connection) == "0001"
+            assert not inspect(connection).has_table("events")
+        with database.write() as connection:
+            connection.execute(
+                insert(tables.namespaces), [{"namespace": "n", "archive_id": "a", "partitions": 64, "layout": 1}]
+            )
+        database.close()
+        with pytest.raises(ConfigurationError, match=r"0001.*distributed-state migrate"):
+            ColdStore.open(url, "n", migrate=False)
+        cold = opened(url, "n")
+        assert cold.check()["revision"] == tables.HEAD
+        assert cold.register(7) == ("a", 64)
+        with cold._database.read() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+        journal = Journal(cold)
+        journal.commit("session:a", (b"e", b"1 conversation.created session:a", b"{}"))
+        journal.flush()
+        assert [row.type for row in cold.audit(EVERYTHING)] == ["conversation.created"]
 
 
 def test_a_database_at_head_is_opened_without_alembic(tmp_path: Path, postgres_url: str, opened: Opener) -> None:
@@ -351,7 +390,10 @@ def test_of_two_archivers_with_one_batch_one_wins(cold: ColdStore, journal: Jour
     """The cursor moves once, and every row is there once."""
     for round_ in range(10):
         for n in range(20):
-            journal.commit(f"session:{n}", put("k", str(round_)), messages=1)
+            told = f"{round_ * 40 + n + 1} session.phase session:{n}".encode()
+            journal.commit(f"session:{n}", put("k", str(round_)), (b"e", told, b"{}"), messages=1)
+        for n in range(20, 40):
+            journal.tell(b"%d lock.lost client:web" % (round_ * 40 + n + 1))
         batch = journal.batch()
         with ThreadPoolExecutor(4) as pool:
             moved = list(pool.map(cold.archive, [[batch]] * 4))
@@ -359,7 +401,19 @@ def test_of_two_archivers_with_one_batch_one_wins(cold: ColdStore, journal: Jour
         journal.pending.clear()
     assert len(rows(cold, tables.changes)) == 200
     assert len(rows(cold, tables.messages)) == 200
+    assert [row.offset for row in cold.audit(EVERYTHING)] == list(range(1, 401))
     assert cold.quarantined() == []
+
+
+def test_without_the_compare_and_set_events_would_be_told_twice(
+    cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: then only the key of the table is left, and what came twice lands in quarantine."""
+    monkeypatch.setattr(archive, "_move", lambda connection, namespace, batch: True)
+    journal.tell(b"1 lock.lost client:web")
+    assert cold.archive([journal.batch()]) == cold.archive([journal.batch()]) == {0}
+    assert len(cold.audit(EVERYTHING)) == 1
+    assert len(cold.quarantined()) == 1
 
 
 def test_a_batch_that_does_not_continue_the_cursor_is_left_out(cold: ColdStore, journal: Journal) -> None:
@@ -379,7 +433,25 @@ def test_a_mark_moves_the_cursor_and_nothing_else(cold: ColdStore, journal: Jour
     journal.offset = 1
     assert journal.flush() == {0}
     assert cold.cursor(0) == Cursor(0, journal.epoch, 1, 1, "m1")
-    assert rows(cold, tables.changes) == []
+    assert rows(cold, tables.changes) == rows(cold, tables.events) == []
+
+
+def test_an_event_written_alone_is_a_row_of_events_and_of_nothing_else(cold: ColdStore, journal: Journal) -> None:
+    journal.tell(b"1 note.added a subject with spaces", b'{"a":1}')
+    assert journal.flush() == {0}
+    (row,) = cold.audit(EVERYTHING)
+    assert (row.id, row.type, row.subject, row.version) == ("r.1001.0", "note.added", "a subject with spaces", 0)
+    assert (row.time_ms, row.actor, row.data, row.epoch) == (1001, "worker", b'{"a":1}', journal.epoch)
+    assert [len(rows(cold, table)) for table in (tables.changes, tables.records, tables.snapshots)] == [0, 0, 0]
+
+
+def test_events_of_one_change_are_numbered(cold: ColdStore, journal: Journal) -> None:
+    """The id says which entry told of it, and which of its events it is."""
+    told = [(b"e", b"%d session.phase session:a" % n, b"{}") for n in (1, 2)]
+    journal.commit("session:a", put("k", "1"), *told, event="r.7.digest")
+    journal.flush()
+    assert [(row.id, row.offset, row.version) for row in cold.audit(EVERYTHING)] == [("r.7.0", 1, 1), ("r.7.1", 2, 1)]
+    assert cold.state_at("session:a", 1).fields == {b"k": b"1"}
 
 
 def test_minting_is_a_compare_and_set(cold: ColdStore) -> None:
@@ -564,6 +636,38 @@ def test_a_poison_entry_goes_to_quarantine_and_the_others_go_on(
     assert len(shown(cold, "session:a")) == 5
 
 
+def test_an_event_that_no_database_could_hold_goes_to_quarantine(cold: ColdStore, journal: Journal) -> None:
+    """Its neighbours are told; if it came with a change, that version stays used. Erasing what it is about takes it."""
+    texts = [b"2 a\0 session:mango", b"2 a session:mango\0", b"2 a session:\xed\xa0\x80"]
+    bad = [*texts, b"-2 a b", b"%d a b" % 2**63, b"x a b", b"2 a", b""]
+    journal.tell(b"1 first session:mango")
+    for step in bad:
+        journal.tell(step)
+    journal.tell(b"1 again session:mango")
+    journal.pending.append(replace(journal.tell(b"9 a b"), data=b"e", offset=journal.offset + 1))
+    journal.offset += 1
+    journal.commit("session:a", put("k", "1"), (b"e", b"3 a\0 session:a", b"{}"))
+    journal.commit("session:a", put("k", "2"), (b"e", b"3 last session:a", b"{}"))
+    assert journal.flush() == {0}
+    assert [row.type for row in cold.audit(EVERYTHING)] in (["first", "a", "last"], ["again", "a", "last"])
+    kept = cold.quarantined()
+    assert len(kept) == len(bad) + 3
+    assert [row.version for row in cold.history("session:a")] == [2]
+    cold.erase(["session:mango", "session:a"])
+    assert {row.record for row in cold.quarantined()} & {"session:mango", "session:a"} == set()
+
+
+def test_a_type_too_long_for_an_index_does_not_stop_the_archive(cold: ColdStore, journal: Journal) -> None:
+    dice = random.Random(5)
+    long = "".join(chr(dice.randrange(0x4E00, 0x9FFF)) for _ in range(3_000)).encode()
+    journal.tell(b"1 " + long + b" client:web")
+    journal.tell(b"2 a client:" + long)
+    journal.tell(b"3 a client:web")
+    assert journal.flush() == {0}
+    assert [row.offset for row in cold.audit(EVERYTHING)][-1] == 3
+    assert len(cold.audit(EVERYTHING)) + len(cold.quarantined()) == 3
+
+
 def test_an_entry_that_the_database_refuses_is_bisected_out(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -606,17 +710,33 @@ def test_an_error_that_is_no_fault_of_the_data_undoes_everything(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cursor stays where it was, so the batch can be tried again."""
-    journal.commit("session:a", put("k", "1"))
+    journal.commit("session:a", put("k", "1"), (b"e", b"1 a session:a", b"{}"))
+    journal.tell(b"2 a b")
     with monkeypatch.context() as patched:
         patched.setattr(heads, "save", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cold.archive([journal.batch()])
+    assert cold.audit(EVERYTHING) == []
     assert cold.version("session:a") is None
     assert cold.quarantined() == []
     assert journal.flush() == {0}
+    assert len(cold.audit(EVERYTHING)) == 2
 
 
 # Purging
+
+
+def test_a_purge_of_events_goes_by_time_in_steps(
+    cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purging, "_EVENTS", 10)
+    for n in range(1, 101):
+        journal.tell(b"%d a b" % n, time_ms=1000 + n // 7)
+    journal.flush()
+    assert cold.purge(1010).events == 69
+    assert [row.time_ms for row in cold.audit(EVERYTHING)] == [1000 + n // 7 for n in range(70, 101)]
+    assert cold.purge(1010).events == 0
+    assert cold.purge(10**12).events == 31
 
 
 def test_a_purge_keeps_the_base_and_all_that_is_newer(cold: ColdStore, journal: Journal) -> None:
@@ -991,3 +1111,31 @@ def test_the_memory_database_serves_many_threads() -> None:
 def test_a_database_is_named_without_its_password(tmp_path: Path) -> None:
     """The name goes into messages and logs."""
     assert "hunter2" not in Database("postgresql://u:hunter2@127.0.0.1:1/d").name
+
+
+def test_a_page_of_events_is_what_a_list_of_all_would_give(cold: ColdStore) -> None:
+    """Whatever is asked for, wherever a page ends; several partitions at the same millisecond too."""
+    dice = random.Random(11)
+    for partition in range(3):
+        journal = Journal(cold, partition=partition)
+        for n in range(60):
+            type = dice.choice([b"a", b"a.b", b"a.c", b"a.b.c", b"a/b", b"b.a"])
+            journal.tell(b"%d %b s%d" % (n + 1, type, dice.randrange(4)), time_ms=1000 + n // 4)
+        journal.flush()
+    every = cold.audit(EVERYTHING)
+    assert len(every) == 180
+    assert every == sorted(every, key=lambda row: row.place)
+    for _ in range(200):
+        type, subject = dice.choice([None, "a", "a.*", "a.b.*", "b.*", "c.*", "*.b*"]), dice.choice([None, "s1", "s9"])
+        since, until = sorted(dice.choices(range(995, 1020), k=2))
+        after = dice.choice([None, (0, 0, "", 0), dice.choice(every).place])
+        sought = Sought(subject, type, since, until, dice.randrange(1, 60), after)
+
+        def wanted(row: Happened, sought: Sought = sought) -> bool:
+            fits = fnmatchcase(row.type, sought.type or "*")
+            same = sought.subject in (None, row.subject) and sought.since_ms <= row.time_ms < sought.until_ms
+            return fits and same and (sought.after is None or row.place > sought.after)
+
+        expected = [row for row in every if wanted(row)]
+        expected = expected[-sought.limit :] if after is None else expected[: sought.limit]
+        assert cold.audit(sought) == expected, sought

@@ -300,3 +300,45 @@ def test_importing_the_command_brings_no_test_tools() -> None:
 
 def test_version(run: Run) -> None:
     assert run("--version").out.strip() == metadata.version("distributed-state")
+
+
+def test_what_happened_is_listed(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store, store.acting_as("agent[bold]\x1b[2J"):
+        session = store.session("s\x1b[2J")
+        session.append({"role": "user", "content": "hi"})
+        session.checkpoint("x" * 400 + "\x07")
+        store.session("t").set("a", 1)
+        store.delete("t")
+        seen = store.audit()
+    assert [event.type for event in seen][-1] == "conversation.deleted"
+    shown = run("audit")
+    assert shown.err == ""
+    for words in ("conversation.created", "session.checkpoint", "conversation.deleted", "agent[bold]", "session:t"):
+        assert words in shown.out
+    assert "\x1b[2J" not in shown.out
+    assert "\x07" not in shown.out
+    assert "x" * 101 not in shown.out
+    mine = run("audit", "--conversation", "t", "--json").out.splitlines()
+    assert [json.loads(line)["type"] for line in mine] == ["conversation.created", "conversation.deleted"]
+    assert json.loads(mine[0]) == next(event for event in seen if event.conversation_id == "t").to_dict()
+    asked = ("audit", "--type", "conversation.*", "--since", "10m", "--until", "2999-01-01", "--json")
+    assert lines(run(*asked).out) == 3
+    assert "\x1b" not in run(*asked).out
+    assert run("audit", "--since", "2999-01-01T00:00:00Z", "--json").out == ""
+    assert run("audit", "--until", "1h", "--json").out == ""
+    newest = run("audit", "--limit", "1", "--json")
+    assert (json.loads(newest.out)["type"], newest.err) == ("conversation.deleted", "")
+    page = run("audit", "--after", "oldest", "--limit", "3", "--json")
+    cursor = page.err.split("--after ")[1].strip()
+    assert lines(run("audit", "--after", cursor, "--json").out) == len(seen) - 3
+    assert "deleted" in run("audit", "--subject", "session:t").out
+
+
+@pytest.mark.parametrize(
+    "words", [("--since", "soon"), ("--until", "10"), ("--type", "a b"), ("--after", "x"), ("--conversation", "")]
+)
+def test_a_bad_question_about_the_past_is_one_line(run: Run, words: tuple[str, ...]) -> None:
+    done = run("audit", *words)
+    assert (done.code, done.out) == (1, "")
+    assert lines(done.err) <= 2
+    assert done.err.startswith("error: ")
