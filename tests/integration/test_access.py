@@ -149,6 +149,7 @@ SESSION: dict[str, Case] = {
         lambda s: s._save(),
         [("write", f"agent.{name}") for name in STATE] + [("write", P), ("write", M)],
     ),
+    "switch": (lambda s: s.switch(previous_id="t"), [("write", V), ("read", V)]),
     "fork": (lambda s: s.fork("f"), [("read", None), ("write", None), ("write", "a"), ("write", P)]),
 }
 
@@ -178,6 +179,17 @@ TYPED: dict[str, Case] = {
     "set": (lambda s: s.set("a", 2), [("write", "a")]),
     "increment": (lambda s: s.increment("b"), [("read", "b"), ("write", "b")]),
 }
+
+
+async def _listen(store: Any) -> None:
+    async with store.events():
+        pass
+
+
+async def _hear(store: Any) -> None:
+    await store.off(store.on("*", print))
+
+
 STORE: dict[str, Case] = {
     "get_many": (
         lambda s: s.get_many([s.session("s"), s.session("t")]),
@@ -187,6 +199,9 @@ STORE: dict[str, Case] = {
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
     "audit": (lambda s: s.audit(), [("read", None)]),
+    "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
+    "events": (_listen, [("read", None)]),
+    "on": (_hear, [("read", None)]),
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
@@ -203,7 +218,7 @@ LINES = [
     '{"version":1,"time_ms":1,"kind":"set","actor":"","token":0,"event":"a.1.b","ops":[["s","a","1"]]}',
 ]
 # What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
-FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close"}
+FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close", "off", "ready"}
 PLAIN = {
     "id",
     "ref",
