@@ -12,13 +12,13 @@ from typing import Any, Self
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.feed import BEGINNING, RESYNC, Feed, Position, Subscription, Waiting
 from distributed_state.model import MAX_ID_BYTES, Event, Ref
-from distributed_state.port import Job, Port
+from distributed_state.port import Job
 from distributed_state.shares import Shares
 from distributed_state.tiers import Tiers
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
-_TEAM_SECONDS, _TOGETHER, _SAVE_EVERY, _PATIENCE = 6.0, 64, 0.5, 5.0
+_TEAM_SECONDS, _TOGETHER, _SAVE_EVERY, _PATIENCE, _HANGING = 6.0, 64, 0.5, 5.0, 5.0
 _TYPE = re.compile(r"[\w.-]{1,200}", re.ASCII)
 
 
@@ -180,8 +180,11 @@ class AsyncEvents:
                 await self._group.save(None)
             waiting = subscription.pop()
             if waiting is not None:
-                self._current = waiting
-                return waiting.event()
+                self._current, event = waiting, waiting.event()
+                if event.version:
+                    # Whoever hears of a change must not read what was there before it.
+                    self._tiers.hot.expect(event.subject, event.epoch, event.version)
+                return event
             left = None if end is None else end - clock()
             if subscription.closed or (left is not None and left <= 0):
                 return None
@@ -236,15 +239,20 @@ class AsyncEvents:
 class Handling:
     """A handler and the job that hands events to it."""
 
-    def __init__(self, port: Port, events: AsyncEvents, handler: Handler, slow: float) -> None:
+    def __init__(self, tiers: Tiers, events: AsyncEvents, handler: Handler) -> None:
         if not callable(handler):
             raise InvalidValue(f"a handler is a function that takes an event, not {handler!r:.80}")
+        port = tiers.port
         self._awaits = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - whether it is a coroutine function
         )
         if self._awaits and not port.suspends:
             raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
-        self.handler, self._events, self._port, self._slow = handler, events, port, slow
+        self.handler, self._events, self._port, self._feed = handler, events, port, tiers.feed
+        self._slow = tiers.settings.slow_handler
+        self._at: tuple[float, Event] | None = None  # since when which event is being handled
+        self._noticed: Any = None
+        self._feed.watching.append(self._notice_hanging)
         self.joined, self._idle = port.signal(), port.signal()
         self._idle.set()
         self.handled = self.failed = self.slowed = 0
@@ -277,6 +285,7 @@ class Handling:
 
     async def _handle(self, event: Event) -> None:
         began = self._port.monotonic()
+        self._at = began, event
         try:
             if self._awaits:
                 await self.handler(event)
@@ -285,6 +294,7 @@ class Handling:
         except Exception:
             self.failed += 1
             log.exception("%s failed on %s %s of %r", _name(self.handler), event.type, event.id, event.subject[:200])
+        self._at = None
         self.handled += 1
         took = self._port.monotonic() - began
         if took > self._slow:
@@ -294,12 +304,24 @@ class Handling:
                 _name(self.handler), took * 1000, event.type, event.id, event.subject[:200],
             )  # fmt: skip
 
+    def _notice_hanging(self) -> None:
+        if self._at is not None and self._at is not self._noticed:
+            since, event = self._at
+            took = self._port.monotonic() - since
+            if took > max(_HANGING, self._slow):
+                self._noticed = self._at
+                log.warning(
+                    "%s has been at %s %s of %r for %.0f s, and %d events wait for it",
+                    _name(self.handler), event.type, event.id, event.subject[:200], took, self._events.waiting,
+                )  # fmt: skip
+
     async def close(self) -> None:
         """Hand over no more events, and let the one that is being handled be handled, if that is soon."""
         self._events.end()
         handled = await self._idle.wait(_PATIENCE)
         await self._job.stop()
         await self._events.close(handled=handled)
+        self._feed.watching.remove(self._notice_hanging)
 
 
 def _name(handler: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -200,6 +200,7 @@ class Feed:
         self._behind: set[int] = set()
         self._stirred = port.signal()
         self._job: Job | None = None
+        self.watching: list[Callable[[], None]] = []  # called now and then
 
     async def positions(self, since: str | None) -> dict[int, Position]:
         """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
@@ -288,6 +289,8 @@ class Feed:
             if not await self._stirred.wait(_CHECK):
                 self.stir(self._all())
             self._stirred.clear()
+            for look in list(self.watching):
+                look()
             with self._mutex:
                 behind, self._behind = self._behind, set()
             try:
@@ -300,20 +303,23 @@ class Feed:
                 pause = min(pause * 2, 2.0)
 
     async def _catch_up(self, behind: set[int]) -> None:
-        for subscription in list(self._subscriptions):
-            taken = subscription.taken()
-            mine = sorted(behind & taken.keys())
-            heads = await self._heads(mine)
-            if any(self._lost(taken[at], heads[at]) for at in mine):
-                # Whatever befell one partition befell others: told once for all.
-                mine = sorted(taken)
-                heads = await self._heads(mine)
-            self._tell_lost(subscription, {at: (taken[at], heads[at]) for at in mine})
-            await self._read(subscription, [at for at in mine if not self._lost(taken[at], heads[at])], heads)
+        # Positions first: a head that was read after them can be behind one only in a stream that lost its end.
+        taken = {each: each.taken() for each in list(self._subscriptions)}
+        heads = await self._heads(behind & set().union(*taken.values()))
+        if any(self._lost(at[each], heads[each]) for at in taken.values() for each in at.keys() & heads.keys()):
+            # Whatever befell one partition befell others: told once for all.
+            taken = {each: each.taken() for each in taken}
+            heads = await self._heads(self._all())
+        for subscription, at in taken.items():
+            self._tell_lost(subscription, {each: (at[each], heads[each]) for each in at.keys() & heads.keys()})
+        for subscription, at in taken.items():
+            sound = [each for each in sorted(at.keys() & heads.keys()) if not self._lost(at[each], heads[each])]
+            await self._read(subscription, sound, heads)
 
-    async def _heads(self, partitions: list[int]) -> dict[int, Head]:
-        heads = await self._stream.heads([self._keys.partition(each) for each in partitions])
-        return dict(zip(partitions, heads, strict=True))
+    async def _heads(self, partitions: Iterable[int]) -> dict[int, Head]:
+        wanted = sorted(partitions)
+        heads = await self._stream.heads([self._keys.partition(each) for each in wanted])
+        return dict(zip(wanted, heads, strict=True))
 
     @staticmethod
     def _lost(at: Position, head: Head) -> str:
@@ -322,7 +328,6 @@ class Feed:
             return "trimmed" if head.floor > at.offset else ""
         if at.epoch != head.epoch:
             return "epoch"
-        # The position was taken before the head was read, so it can be ahead only of a stream that lost its end.
         return "trimmed" if at.offset < head.floor else "rewound" if at.offset > head.offset else ""
 
     def _tell_lost(self, subscription: Subscription, places: dict[int, tuple[Position, Head]]) -> None:

@@ -93,7 +93,7 @@ class AsyncFleet(AsyncHandles):
             return lambda given: self.on(types, given, group=group, since=since)
         chosen = list(types) if isinstance(types, Iterable) and not isinstance(types, str) else [types]
         tiers, events = self.tiers(), self.events(*chosen, group=group, since=since)
-        tiers.handlings.append(Handling(tiers.port, events, handler, self.settings.slow_handler))
+        tiers.handlings.append(Handling(tiers, events, handler))
         return handler
 
     async def off(self, handler: Handler) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -320,8 +322,6 @@ async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store:
         if event.data["n"] == 1:
             raise ZeroDivisionError("poison")
         if event.data["n"] == 2:
-            import time
-
             time.sleep(0.15)
 
     @store.on("*")
@@ -342,8 +342,6 @@ async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store:
 
 
 async def test_a_handler_that_hangs_holds_up_nobody_else(store: Any) -> None:
-    import threading
-
     heard, release = [], threading.Event()
 
     @store.on("*")
@@ -361,6 +359,55 @@ async def test_a_handler_that_hangs_holds_up_nobody_else(store: Any) -> None:
         assert await store.session("s").set("n", 1) == 1
     finally:
         release.set()
+
+
+@pytest.mark.brief("servers")
+async def test_a_handler_that_hangs_is_named_in_the_log(store: Any, caplog: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("distributed_state.events._HANGING", 0.2)
+    monkeypatch.setattr("distributed_state.feed._CHECK", 0.1)
+    release = threading.Event()
+
+    @store.on("*")
+    def hanging(event: Event) -> None:
+        release.wait(20)
+
+    try:
+        for n in range(3):
+            await store.emit("a.b", {"n": n}, subject="s")
+
+        def said() -> list[str]:
+            return [each for each in caplog.messages if "hanging has been at a.b" in each]
+
+        await until(said)
+        await asyncio.sleep(0.4)
+        assert len(said()) == 1
+        assert "2 events wait" in said()[0]
+    finally:
+        release.set()
+
+
+async def test_who_hears_of_a_change_does_not_read_what_was_before_it(store: Any) -> None:
+    """The event overtakes the reply, and on the writer's replica nothing else tells hot."""
+    session, older, heard = store.session("s"), [], []
+    await session.write(phase="0")
+
+    async with store.events("session.phase") as events:
+
+        async def listen() -> None:
+            async for event in events:
+                seen = await session.phase()
+                heard.append(event.data["phase"])
+                if int(seen) < int(event.data["phase"]):
+                    older.append((seen, event.data["phase"]))
+                if event.data["phase"] == "300":
+                    return
+
+        listening = asyncio.create_task(listen())
+        for n in range(1, 301):
+            await session.write(phase=str(n))
+        await asyncio.wait_for(listening, 20)
+    assert len(heard) == 300
+    assert older == []
 
 
 @pytest.mark.only(face="asyncio")
