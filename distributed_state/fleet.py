@@ -10,7 +10,7 @@ from distributed_state.access import Action
 from distributed_state.errors import InvalidValue, TooLarge, WarmUnavailable
 from distributed_state.events import AsyncEvents, Handler, Handling, checked_subject, checked_type
 from distributed_state.handles import AsyncHandles
-from distributed_state.model import Event, Ref, unescape
+from distributed_state.model import Event, Ref, Replica, unescape
 from distributed_state.records import AsyncRecord
 
 H = TypeVar("H", bound=Handler)
@@ -106,6 +106,22 @@ class AsyncFleet(AsyncHandles):
     async def ready(self) -> None:
         """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
         await self.tiers().listening()
+
+    async def replicas(self) -> list[Replica]:
+        """List the replicas that have this namespace open, the oldest first, as they told of themselves.
+
+        Each tells every `beat` seconds, and is listed until it is closed, or silent for three times that; then it is
+        lost, and one of the others tells so by the event `replica.lost` within another `beat`.
+        """
+        self._allow("admin")
+        return await self.tiers().presence.replicas()
+
+    def announce(self, **fields: Any) -> None:
+        """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+
+        Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        """
+        self.tiers().presence.announce(fields)
 
     def _allow(
         self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None

@@ -187,6 +187,7 @@ STORE: dict[str, Case] = {
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
     "audit": (lambda s: s.audit(), [("read", None)]),
+    "replicas": (lambda s: s.replicas(), [("admin", None)]),
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
@@ -203,7 +204,7 @@ LINES = [
     '{"version":1,"time_ms":1,"kind":"set","actor":"","token":0,"event":"a.1.b","ops":[["s","a","1"]]}',
 ]
 # What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
-FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close"}
+FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close", "announce"}
 PLAIN = {
     "id",
     "ref",
