@@ -1,4 +1,4 @@
-"""What a server was asked to do, told by itself (MONITOR). Law: what never rests, probes and heartbeats, is left out."""
+"""What a server was asked to do, told by itself (MONITOR). Law: probes and heartbeats never rest, and are left out."""
 
 from __future__ import annotations
 
