@@ -27,6 +27,11 @@ class AsyncFleet(AsyncHandles):
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
         events of one subject keep their order. Repeated while replies are lost, written once. Put ids into `data`
         rather than what users said: it is not encrypted.
+
+        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
+        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`. Told by the store itself:
+        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
+        about the record whose lock was lost, by a turn that another request took over, too.
         """
         text, tiers = checked_subject(subject), self.tiers()
         self._allow("write", subject.ref if isinstance(subject, AsyncRecord) else None, scope="session")

@@ -14,7 +14,7 @@ from distributed_state.port import Job, Port, Words
 from distributed_state.warm import ADVANCE, EMIT, Warm
 
 log = logging.getLogger(__name__)
-_REMARKS = 1000
+_REMARKS, _PATIENCE = 1000, 1.0
 
 
 class Head(NamedTuple):
@@ -122,7 +122,7 @@ class Remarks:
     def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
         self._port, self._stream, self._keys = port, stream, keys
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_REMARKS)
-        self._mutex = port.mutex()
+        self._mutex, self._done = port.mutex(), port.signal()
         self._job: Job | None = None
 
     def make(self, type: str, subject: str, data: dict[str, Any]) -> None:
@@ -130,6 +130,7 @@ class Remarks:
         with self._mutex:
             self._waiting.append((type, subject, data))
             if self._job is None:
+                self._done.clear()
                 self._job = self._port.spawn(self._run, "distributed-state-remarks")
 
     async def _run(self) -> None:
@@ -137,6 +138,7 @@ class Remarks:
             with self._mutex:
                 if not self._waiting:
                     self._job = None
+                    self._done.set()
                     return
                 type, subject, data = self._waiting.popleft()
             keys = self._keys.partition(self._keys.partition_of(subject))
@@ -147,8 +149,10 @@ class Remarks:
                 log.warning("%s of %s is not told: %s", type, subject[:200], error)
 
     async def close(self) -> None:
+        """Give what waits a moment."""
         job = self._job
         if job is not None:
+            await self._done.wait(_PATIENCE)
             await job.stop()
 
 

@@ -132,10 +132,18 @@ def _past(store: StateStore, begin: float | None, types: list[str], conversation
 def _show(event: Event, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(event.to_dict()) + "\n")
-        sys.stdout.flush()
-        return
+    else:
+        # Captured: where nobody reads any more, rich ends the program in its own way.
+        with out.capture() as shown:
+            out.print(_line(event), soft_wrap=True)
+        sys.stdout.write(shown.get())
+    sys.stdout.flush()
+
+
+def _line(event: Event) -> Text:
     colour = _COLOURS.get(event.type.partition(".")[0], "white")
-    line = Text(when(event.time or time.time())[11:23], style="dim")
+    line = Text()
+    line.append(when(event.time or time.time())[11:23], style="dim")
     line.append(f"  {printable(event.type):<22}", style=colour)
     if event.type == "resync":
         partitions = len(event.data.get("partitions", []))
@@ -145,7 +153,7 @@ def _show(event: Event, as_json: bool) -> None:
         line.append(f" v{event.version}" if event.version else "")
         line.append(f" by {printable(event.actor)}" if event.actor else "")
         line.append(f" {_short(event.data, 300)}" if event.data else "", style="dim")
-    out.print(line, soft_wrap=True)
+    return line
 
 
 def _short(value: Any, length: int) -> str:

@@ -372,6 +372,18 @@ async def _turn(session: Any) -> None:
 
 @real
 @pytest.mark.brief("servers")
+async def test_what_is_lost_just_before_closing_is_told(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    lease = await store.session("s").lock(ttl=30).acquire()
+    with redis_of(store) as client:
+        client.set(names(store, "s").lock, "x99:somebody")
+    await lease.release()
+    await store.close()
+    assert len(await lost_locks(other)) == 1
+
+
+@real
+@pytest.mark.brief("servers")
 async def test_a_turn_that_is_taken_over_lost_its_lock(opener: Any) -> None:
     store = await opener()
     session, inside = store.session("s"), asyncio.Event()
@@ -411,7 +423,7 @@ async def test_whoever_loses_a_lock_waits_for_nobody(opener: Any) -> None:
             assert time.monotonic() - began < 1.2
         finally:
             server.resume()
-        assert len(tiers(store).remarks._waiting) == 0
+        await until(lambda: not tiers(store).remarks._waiting)
         await store.close()
 
 
