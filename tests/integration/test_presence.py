@@ -70,8 +70,11 @@ async def test_what_is_announced_later_does_not_change_with_what_was_given(store
     given = {"a": [1]}
     store.announce(x=given)
     given["a"].append(2)
-    (one,) = await store.replicas()
-    assert one.status == {"x": {"a": [1]}}
+
+    async def told() -> Any:
+        return (await store.replicas())[0].status
+
+    assert await until(told) == {"x": {"a": [1]}}
 
 
 @pytest.mark.replicas
