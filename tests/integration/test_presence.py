@@ -80,7 +80,7 @@ async def test_what_is_announced_later_does_not_change_with_what_was_given(store
 @pytest.mark.replicas
 async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any) -> None:
     """Leaving is no loss: nobody is told."""
-    stores = [await opener(beat=0.1) for _ in range(3)]
+    stores = [await opener(beat=0.5) for _ in range(3)]
     heard: list[Any] = []
     stores[0].on("replica.*", heard.append)
     await stores[0].ready()
@@ -95,7 +95,7 @@ async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any
     await until(all_there)
     await stores[1].close()
     assert await listed() == [ids[0], ids[2]]
-    await asyncio.sleep(1)  # three beats and more: that nothing comes cannot be waited for
+    await asyncio.sleep(2.5)  # four beats and more: that nothing comes cannot be waited for
     assert heard == []
 
 
@@ -138,10 +138,10 @@ def lose(store: Any, id: str) -> None:
         client.zadd(core(store).keys.roll, {id: 1000})
 
 
-async def survive(opener: Any, seconds: float = 1.0) -> tuple[list[Any], str]:
+async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
     """Three replicas see a fourth one killed; what they tell of it, as it is archived."""
-    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.2}
-    stores = [await opener(beat=0.2) for _ in range(3)]
+    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.4}
+    stores = [await opener(beat=0.4) for _ in range(3)]
     with Worker("present", **settings) as worker:
         replica = worker.line()
 
@@ -149,7 +149,7 @@ async def survive(opener: Any, seconds: float = 1.0) -> tuple[list[Any], str]:
             return all([replica in [each.id for each in await store.replicas()] for store in stores])
 
         await until(seen)
-        await asyncio.sleep(0.7)  # they judge once they have been there for the time in which one is lost
+        await asyncio.sleep(1.3)  # they judge once they have been there for the time in which one is lost
         worker.kill()
         pid = worker.process.pid
         killed = time.monotonic()
@@ -158,14 +158,15 @@ async def survive(opener: Any, seconds: float = 1.0) -> tuple[list[Any], str]:
             return replica not in [each.id for each in await stores[1].replicas()]
 
         await until(gone)
-        assert time.monotonic() - killed < 1.0, "three beats, and the machine's own slowness"
+        assert time.monotonic() - killed < 2.0, "three beats, and the machine's own slowness"
 
         async def told() -> bool:
             return bool(await stores[0].audit(type="replica.lost"))
 
         await until(told)
         await asyncio.sleep(seconds)
-    events = await stores[0].audit(type="replica.lost")
+    # Of this one: on a machine that stands still for a second the others lose one another.
+    events = [each for each in await stores[0].audit(type="replica.lost") if each.data["replica"] == replica]
     assert all(each.data == {"replica": replica, "host": platform.node(), "pid": pid} for each in events)
     assert all((each.subject, each.partition) == (f"replica:{replica}", 0) for each in events)
     return events, replica
@@ -188,8 +189,8 @@ async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
-    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.2}
-    store = await opener(beat=0.2)
+    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.4}
+    store = await opener(beat=0.4)
     heard: list[Any] = []
     store.on("replica.*", heard.append)
     await store.ready()
@@ -210,7 +211,7 @@ async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
         await until(listed)
         worker.say("close")
         await until(lost)
-    await asyncio.sleep(1)
+    await asyncio.sleep(2)
     assert [(each.type, each.data["replica"]) for each in heard] == [("replica.lost", replica)]
 
 
@@ -249,14 +250,14 @@ async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> 
 @pytest.mark.brief("servers")
 async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
     with own_server(opener) as server:
-        stores = [await opener(url=server.url, beat=0.2) for _ in range(3)]
+        stores = [await opener(url=server.url, beat=0.5) for _ in range(3)]
         heard: list[Any] = []
         stores[0].on("replica.lost", heard.append)
         await stores[0].ready()
         server.pause()
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         server.resume()
-        await asyncio.sleep(1)
+        await asyncio.sleep(1.5)
         assert len(await stores[0].replicas()) == 3
         assert heard == []
         for store in stores:
