@@ -45,7 +45,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Event, Message, SessionInfo, Snapshot, Written
+from distributed_state.model import Change, Checkpoint, Event, Message, Replica, SessionInfo, Snapshot, Written
 from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.schema import Schema
@@ -98,6 +98,7 @@ __all__ = [
     "Policy",
     "Record",
     "Reencrypted",
+    "Replica",
     "Request",
     "Role",
     "Schema",

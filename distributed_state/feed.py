@@ -198,9 +198,27 @@ class Feed:
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
         self._behind: set[int] = set()
+        self._resyncs = 0  # of consumers that have left
         self._stirred = port.signal()
         self._job: Job | None = None
         self.watching: list[Callable[[], None]] = []  # called now and then
+
+    @property
+    def waiting(self) -> int:
+        """How many events arrived and were not handed over yet."""
+        return sum(len(each) for each in list(self._subscriptions))
+
+    @property
+    def resyncs(self) -> int:
+        """How often a consumer was told to resync, those included that have left."""
+        return self._resyncs + sum(each.resyncs for each in list(self._subscriptions))
+
+    @property
+    def reached(self) -> int:
+        """How far the slowest consumer of all partitions is, as the sum of its offsets; 0 without one."""
+        places = [each.handed_over() for each in list(self._subscriptions)]
+        sums = [sum(at.offset for at in place.values()) for place in places if len(place) == self._keys.partitions]
+        return min(sums, default=0)
 
     async def positions(self, since: str | None) -> dict[int, Position]:
         """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
@@ -253,6 +271,7 @@ class Feed:
         with self._mutex:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
+                self._resyncs += subscription.resyncs
             last = not self._subscriptions
         if last:
             for partition in self._all():

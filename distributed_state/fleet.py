@@ -10,7 +10,7 @@ from distributed_state.access import Action
 from distributed_state.errors import InvalidValue, TooLarge, WarmUnavailable
 from distributed_state.events import AsyncEvents, Handler, Handling, checked_subject, checked_type
 from distributed_state.handles import AsyncHandles
-from distributed_state.model import Event, Ref, unescape
+from distributed_state.model import Event, Ref, Replica, unescape
 from distributed_state.records import AsyncRecord
 
 H = TypeVar("H", bound=Handler)
@@ -27,6 +27,11 @@ class AsyncFleet(AsyncHandles):
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
         events of one subject keep their order. Repeated while replies are lost, written once. Put ids into `data`
         rather than what users said: it is not encrypted.
+
+        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
+        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`. Told by the store itself:
+        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
+        about the record whose lock was lost, by a turn that another request took over, too.
         """
         text, tiers = checked_subject(subject), self.tiers()
         self._allow("write", subject.ref if isinstance(subject, AsyncRecord) else None, scope="session")
@@ -106,6 +111,22 @@ class AsyncFleet(AsyncHandles):
     async def ready(self) -> None:
         """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
         await self.tiers().listening()
+
+    async def replicas(self) -> list[Replica]:
+        """List the replicas that have this namespace open, the oldest first, as they told of themselves.
+
+        Each tells every `beat` seconds, and is listed until it is closed, or silent for three times that; then it is
+        lost, and one of the others tells so by the event `replica.lost` within another `beat`.
+        """
+        self._allow("admin")
+        return await self.tiers().presence.replicas()
+
+    def announce(self, **fields: Any) -> None:
+        """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+
+        Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        """
+        self.tiers().presence.announce(fields)
 
     def _allow(
         self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None

@@ -79,12 +79,19 @@ class Keys:
         self.namespace, self.partitions = namespace, partitions
         self.store = f"{namespace}:meta".encode()
         self.archivers = f"{namespace}:archivers".encode()
+        # With the events of partition 0, which tell who is lost.
+        self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
+        self.roll = f"{self._fleet}:roll".encode()
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 
     def link(self, replica: str) -> bytes:
         """The channel on which a replica hears its own probes."""
-        return f"{self.namespace}:{{{tag(0, self.partitions)}}}:link:{replica}".encode()
+        return f"{self._fleet}:link:{replica}".encode()
+
+    def replica(self, replica: str) -> bytes:
+        """What a replica tells of itself."""
+        return f"{self._fleet}:replica:{replica}".encode()
 
     def partition(self, partition: int) -> PartitionKeys:
         """The keys of one partition."""

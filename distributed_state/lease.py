@@ -36,8 +36,10 @@ _held: ContextVar[dict[tuple[int, str], AsyncLease]] = ContextVar("distributed_s
 class Leases:
     """The leases of one replica: renewed together, lost one by one."""
 
-    def __init__(self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any]) -> None:
-        self.port, self.warm, self.link, self.start = port, warm, link, start
+    def __init__(
+        self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], told: Callable[[AsyncLease], None]
+    ) -> None:
+        self.port, self.warm, self.link, self.start, self._told = port, warm, link, start, told
         self._held: dict[str, AsyncLease] = {}
         self._waiters: dict[bytes, dict[str, Signal]] = {}
         self._count = itertools.count(1)
@@ -45,6 +47,11 @@ class Leases:
         self._kept, self._watched = port.signal(), port.signal()
         self._jobs: list[Job] = []
         self.abandoned = False  # set in a forked child: what its parent holds is not the child's to release
+
+    @property
+    def held(self) -> int:
+        """How many are held."""
+        return len(self._held)
 
     def of(self, text: str) -> AsyncLease | None:
         """The lease under which the running task or thread writes: its own, or that of the task that started it."""
@@ -167,9 +174,17 @@ class Leases:
         if self._held.pop(lease.holder, None) is not None and not lease.lost:
             log.warning("lease of %s with token %d lost: it %s", lease.text[:200], lease.token, why)
             lease.lose()
+            self.tell_lost(lease)
+
+    def tell_lost(self, lease: AsyncLease) -> None:
+        """Tell the fleet, once for each time that the lease was held; its holder knows already."""
+        if not lease.told:
+            lease.told = True
+            self._told(lease)
 
     def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
         """What a refused commit comes to: before it can have run out, only another request's turn takes a lease."""
+        self.tell_lost(lease)
         if not refused.holder or self.port.monotonic() >= min(lease.deadline, lease.ends):
             return refused
         lease.seized = True
@@ -213,7 +228,7 @@ class AsyncLease:
         self.owner: object = None
         self._leases, self._wait, self._mode, self._expect = leases, wait, "a" if advisory else "x", expect
         self._limit, self._turn, self._seize = limit, turn, "" if turn is None or not seize else f".{turn}!"
-        self._lost, self.seized = False, False
+        self._lost, self.seized, self.told, self._handed_over = False, False, False, False
         self._outer: AsyncLease | None = None
         self._guard: Guard | None = None
         self._order, self._seen = b"", b""  # our place in the queue, and the deadline that it is kept under
@@ -254,7 +269,7 @@ class AsyncLease:
             self._outer, self.token, self.grip = outer, outer.token, outer.grip
             return None
         self.holder = self._leases.name() + ("" if self._turn is None else f".{self._turn}!")
-        self._lost, self.seized, self.released = False, False, False
+        self._lost, self.seized, self.released, self.told, self._handed_over = False, False, False, False, False
         try:
             found = await self._take(behind)
         except BaseException:
@@ -314,6 +329,7 @@ class AsyncLease:
         if self._outer is not None:
             return None
         self._leases.drop(self)
+        self._handed_over = True
         return RELEASE, self._release_keys, [self.holder, "", "commit"]
 
     async def release(self) -> None:
@@ -327,20 +343,25 @@ class AsyncLease:
         self._leases.drop(self)
         if self._leases.abandoned:
             return
-        await self._leases.port.shield(self._give_back())
+        ours = await self._leases.port.shield(self._give_back())
+        if not ours and not self._handed_over:
+            self._leases.tell_lost(self)  # it ran out, and nothing noticed until now
 
     @property
     def _release_keys(self) -> list[bytes]:
         return [self.names.lock, self.names.wait, self.names.lock_channel, self.names.record]
 
-    async def _give_back(self) -> None:
+    async def _give_back(self) -> bool:
+        """False if somebody else holds the record."""
         leases = self._leases
         member = self._seen + b":" + self.holder.encode() if self._seen else b""
         try:
-            await leases.port.script(RELEASE, self._release_keys, [self.holder, member, ""])
+            answer = await leases.port.script(RELEASE, self._release_keys, [self.holder, member, ""])
+            return bool(answer[0] != b"lost")
         except StateError as error:
             # It runs out by itself; raising here would hide what the body raised.
             log.warning("lease of %s could not be released, it ends in %.1f s: %s", self.text[:200], self.ttl, error)
+            return True
 
     async def __aenter__(self) -> Self:
         await self.acquire()

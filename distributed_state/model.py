@@ -319,3 +319,25 @@ class Event:
             "version": self.version,
             "actor": self.actor,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A process, or an event loop of one, that has this namespace's store open, as it told of itself.
+
+    `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it told this, by the server's.
+    `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many
+    partitions it `archives`, and where its slowest consumer is in the `events`, as a sum over the partitions. `stats`
+    are some of `store.stats()`, `status` is what it was given by `store.announce`.
+    """
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    started: float
+    seen: float
+    load: float
+    positions: dict[str, int]
+    stats: dict[str, int]
+    status: dict[str, Any]

@@ -46,6 +46,7 @@ class Settings(BaseSettings):
     conflict_retries: int = Field(50, ge=1, description="attempts of apply(), update() and append_to()")
     kept_events: int = Field(10_000, ge=1, description="events per partition that a replica can catch up with")
     slow_handler: float = Field(0.1, gt=0, description="a handler of events that takes longer is logged")
+    beat: float = Field(2.0, ge=0, le=3600, description="pause between two heartbeats; lost after three; 0: none")
     archiver: bool = Field(True, description="archive in the background of this process")
     archive_every: float = Field(0.2, gt=0, description="pause between two looks at an idle journal")
     archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")

@@ -209,8 +209,10 @@ class AsyncStateStore(AsyncFleet):
         home = Tiers(port, self.settings, self.keys, self.form, self._cold, _replica(), self._layout)
         # Threads of a forked child may come here at once; the first one's is everybody's.
         kept = self._homes.setdefault(self._here(), home)
-        if kept is home and self.settings.archiver:
-            home.archiver.begin()
+        if kept is home:
+            home.presence.begin()
+            if self.settings.archiver:
+                home.archiver.begin()
         return kept
 
     async def close(self) -> None:
@@ -394,17 +396,14 @@ class AsyncStateStore(AsyncFleet):
         return await doctor.examine(self.tiers(), embedded=self._connections.embedded)
 
     async def stats(self) -> dict[str, int]:
-        """Figures of this replica, and how many commits of the fleet wait to be archived."""
+        """Figures of this replica, and how many commits of the fleet wait to be archived (`unarchived`).
+
+        Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
+        than `slow_handler`, and how often a consumer was told to resync.
+        """
         tiers = self.tiers()
-        return {
-            "hot_hits": tiers.hot.hits,
-            "hot_misses": tiers.hot.misses,
-            "hot_entries": len(tiers.hot.entries),
-            "hot_bytes": tiers.hot.bytes,
-            "archived": tiers.archiver.archived,
-            "unarchived": sum((await tiers.archiver.backlog()).values()),
-            "link_up": int(tiers.link.up),
-        }
+        unarchived = sum((await tiers.archiver.backlog()).values())
+        return tiers.figures().stats | {"unarchived": unarchived}
 
 
 def resolve(**given: Any) -> Settings:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from distributed_state import codec
 from distributed_state.errors import Backpressure, StateError, WarmUnavailable
-from distributed_state.keys import PartitionKeys
-from distributed_state.port import Port, Words
+from distributed_state.keys import Keys, PartitionKeys
+from distributed_state.port import Job, Port, Words
 from distributed_state.warm import ADVANCE, EMIT, Warm
+
+log = logging.getLogger(__name__)
+_REMARKS, _PATIENCE = 1000, 1.0
 
 
 class Head(NamedTuple):
@@ -48,24 +54,36 @@ class Stream:
 
         With a `member` of a `roll` it is written only if that is due, and by one of all who try: else offset 0.
         """
-        warm, sequence = self._warm, next(self._warm.count)
+        sequence = next(self._warm.count)
         names = [keys.journal, keys.meta, keys.events, keys.events_channel, *([roll] if member else [])]
         tried = b"0"
 
         async def once() -> Any:
             nonlocal tried
             again, tried = tried, b"1"
-            arguments = [warm.replica, sequence, again, type, subject, actor, data, *warm.limits[:3], warm.limits[-1]]
-            return await self._port.script(EMIT, names, [*arguments, member])
+            return await self._send(names, sequence, again, (type, subject, actor, data), member)
 
-        answer = await warm.patiently(once)
+        answer = await self._warm.patiently(once)
         if answer[0] == b"uninitialised":
             return None
         if answer[0] == b"backpressure":
             entries, size = int(answer[1]), int(answer[2])
             raise Backpressure(f"{subject[:200]}: {entries} commits, {size} bytes of its partition are not archived")
         _, epoch, offset, time_ms = answer if answer[0] == b"ok" else (b"", b"", b"0", b"0")
-        return epoch.decode(), int(offset), int(time_ms), f"{warm.replica}.{sequence}.0"
+        return epoch.decode(), int(offset), int(time_ms), f"{self._warm.replica}.{sequence}.0"
+
+    async def try_to_emit(self, keys: PartitionKeys, type: str, subject: str, data: bytes) -> bool:
+        """Write an event alone if that can be done at once. Raises WarmUnavailable after one attempt."""
+        names = [keys.journal, keys.meta, keys.events, keys.events_channel]
+        answer = await self._send(names, next(self._warm.count), b"0", (type, subject, "", data), "")
+        return bool(answer[0] == b"ok")
+
+    async def _send(
+        self, names: Sequence[bytes], sequence: int, again: bytes, event: tuple[str, str, str, bytes], member: str
+    ) -> Any:
+        warm = self._warm
+        arguments = [warm.replica, sequence, again, *event, *warm.limits[:3], warm.limits[-1], member]
+        return await self._port.script(EMIT, names, arguments)
 
     async def heads(self, partitions: Sequence[PartitionKeys]) -> list[Head]:
         """The newest event of each partition."""
@@ -96,6 +114,46 @@ class Stream:
             [(ADVANCE, names, [self._warm.replica, position]) for names, position in calls]
         )
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
+
+
+class Remarks:
+    """Events whose writers cannot wait: each is tried once, in the background, and only logged if that fails."""
+
+    def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
+        self._port, self._stream, self._keys = port, stream, keys
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_REMARKS)
+        self._mutex, self._done = port.mutex(), port.signal()
+        self._job: Job | None = None
+
+    def make(self, type: str, subject: str, data: dict[str, Any]) -> None:
+        """Tell of this soon. Does not wait, and never fails."""
+        with self._mutex:
+            self._waiting.append((type, subject, data))
+            if self._job is None:
+                self._done.clear()
+                self._job = self._port.spawn(self._run, "distributed-state-remarks")
+
+    async def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._waiting:
+                    self._job = None
+                    self._done.set()
+                    return
+                type, subject, data = self._waiting.popleft()
+            keys = self._keys.partition(self._keys.partition_of(subject))
+            try:
+                if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
+                    log.warning("%s of %s is not told: Redis was emptied or its journal is full", type, subject[:200])
+            except StateError as error:
+                log.warning("%s of %s is not told: %s", type, subject[:200], error)
+
+    async def close(self) -> None:
+        """Give what waits a moment."""
+        job = self._job
+        if job is not None:
+            await self._done.wait(_PATIENCE)
+            await job.stop()
 
 
 def _head(keys: PartitionKeys, answer: Any) -> Head:

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar, overload
 
 from distributed_state.events import AsyncEvents, Handler
 from distributed_state.fleet import AsyncFleet
-from distributed_state.model import Event
+from distributed_state.model import Event, Replica
 from distributed_state.port.blocking import finish
 from distributed_state.sync_records import Record
 
@@ -79,6 +79,12 @@ class Fleet:
 
     def ready(self) -> None:
         return finish(self._twin.ready())
+
+    def replicas(self) -> list[Replica]:
+        return finish(self._twin.replicas())
+
+    def announce(self, **fields: Any) -> None:
+        return self._twin.announce(**fields)
 
     def audit(
         self,

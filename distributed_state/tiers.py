@@ -26,9 +26,10 @@ from distributed_state.lease import AsyncLease, Leases
 from distributed_state.link import Link
 from distributed_state.model import unpack
 from distributed_state.port import Port, Signal
+from distributed_state.presence import Figures, Presence
 from distributed_state.sanitizing import Clean, CleanMessage
 from distributed_state.settings import Settings
-from distributed_state.stream import Stream
+from distributed_state.stream import Remarks, Stream
 from distributed_state.warm import Warm
 
 log = logging.getLogger(__name__)
@@ -78,10 +79,12 @@ class Tiers:
             port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
         )
         self.link.heard, self.link.told = self._heard, self.clock.heard
-        self.leases = Leases(port, self.warm, self.link, self.start)
+        self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
+        self.remarks = Remarks(port, self.stream, keys)
         self.feed = Feed(port, self.stream, keys, self.link)
+        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
         self.handlings: list[Handling] = []
         self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
@@ -181,10 +184,39 @@ class Tiers:
             await self.port.sleep(0.02)
         raise WarmUnavailable(f"partition {partition} could not be started: another replica keeps trying to")
 
+    def _lock_lost(self, lease: AsyncLease) -> None:
+        self.remarks.make("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+
+    def figures(self) -> Figures:
+        """What this replica knows of itself without asking anybody."""
+        feed, handlings = self.feed, list(self.handlings)
+        return Figures(
+            positions={
+                "archived": self.archiver.archived,
+                "archives": self.archiver.partitions,
+                "events": feed.reached,
+            },
+            stats={
+                "hot_hits": self.hot.hits,
+                "hot_misses": self.hot.misses,
+                "hot_entries": len(self.hot.entries),
+                "hot_bytes": self.hot.bytes,
+                "archived": self.archiver.archived,
+                "link_up": int(self.link.up),
+                "leases": self.leases.held,
+                "events_waiting": feed.waiting,
+                "events_handled": sum(each.handled for each in handlings),
+                "events_failed": sum(each.failed for each in handlings),
+                "slow_handlers": sum(each.slowed for each in handlings),
+                "resyncs": feed.resyncs,
+            },
+        )
+
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
         closing = [each.close for each in self.handlings]
-        closing += [self.feed.close, self.archiver.close, self.leases.close, self.link.close, self.port.close]
+        closing += [self.feed.close, self.archiver.close, self.leases.close, self.remarks.close, self.presence.close]
+        closing += [self.link.close, self.port.close]
         for step in closing:
             try:
                 await step()

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
 SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
 MINT, INSTALL, DROP, EVICT = Script("mint"), Script("install"), Script("drop"), Script("evict")
-EMIT, ADVANCE = Script("emit"), Script("advance")
+EMIT, ADVANCE, BEAT = Script("emit"), Script("advance"), Script("beat")
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
 _TOKEN_MS = 30_000

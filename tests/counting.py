@@ -1,4 +1,4 @@
-"""What a server was asked to do, told by itself (MONITOR). Law: probes of the link, which never rest, are left out."""
+"""What a server was asked to do, told by itself (MONITOR). Law: probes and heartbeats never rest, and are left out."""
 
 from __future__ import annotations
 
@@ -51,5 +51,6 @@ def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
             probe = command == f"GET {settings.namespace}:meta" or (
                 command.startswith("SPUBLISH") and "}:link:" in command
             )
-            if f"{settings.namespace}:" in command and not probe:
+            beat = "}:roll" in command or "}:replica:" in command
+            if f"{settings.namespace}:" in command and not probe and not beat:
                 (found.inside if each["client_type"] == "lua" else found.sent).append(command)

@@ -51,6 +51,16 @@ def archive(**settings: Any) -> None:
         say(store.archive())
 
 
+def present(**settings: Any) -> None:
+    """Be there; leave when a line comes."""
+    with StateStore.open(**settings) as store:
+        store.replicas()
+        say(store.replica)
+        sys.stdin.readline()
+    say("left")
+    sys.stdin.readline()
+
+
 def opened(**settings: Any) -> None:
     """Wait for a line, open, write one commit and close."""
     say("ready")

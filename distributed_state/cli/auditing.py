@@ -38,7 +38,7 @@ def audit(
     Example: [cyan]distributed-state audit --type "conversation.*" --since 10m[/]
     """
     now = time.time()
-    begin, end = _moment("--since", since, now), _moment("--until", until, now)
+    begin, end = moment("--since", since, now), moment("--until", until, now)
     with open_store(context) as store:
         events = store.audit(
             conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
@@ -58,12 +58,19 @@ def audit(
         err.print(f"more may follow: --after {events[-1].cursor}", markup=False, highlight=False)
 
 
-def _moment(option: str, text: str | None, now: float) -> float | None:
+def moment(option: str, text: str | None, now: float) -> float | None:
+    """The time that an option names, in seconds since 1970."""
     if text is None:
         return None
-    if ago := _AGO.fullmatch(text):
-        return max(0.0, now - float(ago[1]) * _SECONDS[ago[2]])
+    if past := _AGO.fullmatch(text):
+        return max(0.0, now - float(past[1]) * _SECONDS[past[2]])
     try:
         return datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError) as error:
         raise InvalidValue(f"{option} is {_WHEN}, not {text!r:.80}") from error
+
+
+def ago(seconds: float) -> str:
+    """A length of time in its largest unit, as `moment` reads it."""
+    unit = max((each for each in _SECONDS if _SECONDS[each] <= max(seconds, 1)), key=_SECONDS.__getitem__)
+    return f"{max(seconds, 0) // _SECONDS[unit]:.0f}{unit}"

@@ -104,7 +104,12 @@ def doctor(context: typer.Context) -> None:
 
 def plain(text: str) -> str:
     """Text that may hold anything, without what a terminal would obey."""
-    return escape(text if text.isprintable() else ascii(text))
+    return escape(printable(text))
+
+
+def printable(text: str) -> str:
+    """The same where nothing reads markup."""
+    return text if text.isprintable() else ascii(text)
 
 
 def when(seconds: float) -> str:

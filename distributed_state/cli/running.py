@@ -33,7 +33,7 @@ def archiver(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with open_store(context, archiver=True) as store:
+    with open_store(context, archiver=True, beat=None) as store:
         typer.echo("archiving")
         said = 0.0
         while not stopping:

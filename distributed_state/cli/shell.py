@@ -66,7 +66,8 @@ def options(
 
 @contextmanager
 def open_store(context: typer.Context, **settings: Any) -> Iterator[StateStore]:
-    with StateStore.open(**context.obj, **settings) as store:
+    # A command that comes and goes is no replica of the fleet.
+    with StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
         yield store
 
 

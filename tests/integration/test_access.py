@@ -202,6 +202,7 @@ STORE: dict[str, Case] = {
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
     "events": (_listen, [("read", None)]),
     "on": (_hear, [("read", None)]),
+    "replicas": (lambda s: s.replicas(), [("admin", None)]),
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
@@ -219,6 +220,7 @@ LINES = [
 ]
 # What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
 FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close", "off", "ready"}
+FREE |= {"announce"}
 PLAIN = {
     "id",
     "ref",

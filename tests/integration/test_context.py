@@ -76,7 +76,7 @@ async def test_an_agents_own_fields_are_left_out(store: Any) -> None:
 @pytest.mark.only(warm=("valkey", "redis"))
 async def test_a_context_is_one_round_trip_or_none(opener: Any) -> None:
     with own_server(opener) as server:
-        writer = await opener(url=server.url, archiver=False, max_staleness=0)
+        writer = await opener(url=server.url, archiver=False, max_staleness=0, beat=0)
         session, beside = await filled(writer)
         await session.context()  # from here on the server knows the script
         with redis_of(writer) as client, round_trips(client) as trips:

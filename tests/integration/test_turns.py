@@ -455,7 +455,7 @@ async def test_a_turn_is_two_round_trips(opener: Any) -> None:
     The server says so itself: it counts how often it read from a socket.
     """
     with own_server(opener) as server:
-        store = await opener(url=server.url, max_staleness=0, archiver=False)
+        store = await opener(url=server.url, max_staleness=0, archiver=False, beat=0)
         session = store.session("s")
         await session.append(said("hello"))
 

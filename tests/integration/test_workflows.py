@@ -239,7 +239,7 @@ async def test_workers_that_run_one_session_share_its_steps(opener: Any) -> None
 @pytest.mark.only(warm=("valkey", "redis"))
 async def test_a_step_is_two_round_trips(opener: Any) -> None:
     with own_server(opener) as server:
-        store = await opener(url=server.url, max_staleness=0, archiver=False)
+        store = await opener(url=server.url, max_staleness=0, archiver=False, beat=0)
         await store.run(AGENT, "look", session_id="s")
         with redis_of(store) as client, round_trips(client) as trips:
             await store.run(AGENT, "look again", session_id="s")

@@ -19,8 +19,9 @@ import pytest
 from distributed_state import StateStore, cli
 
 COMMANDS = [
-    *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit"),
+    *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit", "replicas", "tail", "send"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay"),
+    *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
 ]
 
 
@@ -99,6 +100,16 @@ def test_values_come_back_as_they_went_in(run: Run) -> None:
         (("export", "nobody"), "nobody"),
         (("replay", "/no/such/file"), "No such file"),
         (("replay", "--in-process", "--kill", "1"), "leave out --kill"),
+        (("send", "new-conversation", "nobody", "--clear"), "there is no session 'nobody'"),
+        (("send", "switch", "nobody"), "there is no session 'nobody'"),
+        (("send", "delete", "nobody"), "nothing to delete"),
+        (("send", "event", "resync"), "a word like 'mail.sent'"),
+        (("send", "event", "a.b", "--data", "[1]"), "--data is a JSON object"),
+        (("send", "event", "a.b", "--data", "{"), "--data '{' is not JSON"),
+        (("send", "activate", "notes", "--client", "\x07"), "printable"),
+        (("tail", "a["), "'conversation.deleted', 'conversation.*' or '*'"),
+        (("tail", "--since", "yesterday"), "--since is so long ago"),
+        (("tail", "--since", "0=x@y"), "position"),
         (("--namespace", "a:b", "get", "s"), "namespace"),
         (("--url", "http://host", "get", "s"), "redis://"),
         (("--url", "redis://127.0.0.1:1", "get", "s"), "127.0.0.1:1"),
@@ -256,10 +267,12 @@ def test_the_environment_names_the_store(run: Run, monkeypatch: pytest.MonkeyPat
 def test_every_command_explains_itself(run: Run, command: str) -> None:
     done = run(*command.split(), "--help")
     assert done.code == 0
-    if command:
+    if command == "send":
+        assert all(f" {name.removeprefix('send ')} " in done.out for name in COMMANDS if name.startswith("send "))
+    elif command:
         assert "Example: distributed-state" in " ".join(done.out.split())
     else:
-        assert all(f" {name} " in done.out for name in COMMANDS)
+        assert all(f" {name} " in done.out for name in COMMANDS if " " not in name)
 
 
 def start(*words: str) -> subprocess.Popen[str]:
@@ -342,3 +355,121 @@ def test_a_bad_question_about_the_past_is_one_line(run: Run, words: tuple[str, .
     assert (done.code, done.out) == (1, "")
     assert lines(done.err) <= 2
     assert done.err.startswith("error: ")
+
+
+# The fleet
+
+
+@pytest.fixture
+def fleet(servers: object, archive: str) -> tuple[str, ...]:
+    """The options of a store that several processes share."""
+    url = servers.redis("valkey").url  # type: ignore[attr-defined]  # the fixture's class is conftest's own
+    return "--url", url, "--archive", archive, "--namespace", f"cli-{os.urandom(6).hex()}"
+
+
+def shared(options: tuple[str, ...]) -> StateStore:
+    return StateStore.open(options[1], archive=options[3], namespace=options[5])
+
+
+def test_operators_tell_the_fleet(run: Run, archive: str) -> None:
+    assert run("send", "new-conversation", "c1", "--user", "u1").out == "conversation.created c1 version 1\n"
+    assert run("send", "new-conversation", "c1").code == 1, "it exists"
+    assert run("send", "new-conversation", "c1", "--clear").out == "conversation.cleared c1 version 2\n"
+    assert run("send", "switch", "c1", "--previous", "c0", "--client", "web").out.startswith("conversation.switched c1")
+    told = json.loads(run("send", "activate", "notes", "--previous", "search", "--client", "web").out)
+    assert (told["type"], told["subject"]) == ("agent.switched", "client:web")
+    assert json.loads(run("send", "directory", "/a", "/b").out)["subject"] == "client:"
+    assert json.loads(run("send", "event", "mail.sent", "--data", '{"id": [7]}').out)["data"] == {"id": [7]}
+    assert run("send", "delete", "c1").out == "conversation.deleted c1 version 4\n"
+    with StateStore.open(archive=archive) as store:
+        events = store.audit()
+    assert [(each.type, each.data) for each in events] == [
+        ("conversation.created", {}),
+        ("conversation.cleared", {"messages": True}),
+        (
+            "conversation.switched",
+            {"conversation_id": "c1", "previous_id": "c0", "message_count": 0, "client": "web"},
+        ),
+        (
+            "agent.switched",
+            {"previous_agent": "search", "next_agent": "notes", "conversation_id": "", "client": "web"},
+        ),
+        ("directory.changed", {"old_path": "/a", "new_path": "/b", "client": ""}),
+        ("mail.sent", {"id": [7]}),
+        ("conversation.deleted", {}),
+    ]
+
+
+def test_replicas_are_listed(run: Run, fleet: tuple[str, ...]) -> None:
+    assert run(*fleet, "replicas", "--json").out == ""
+    with shared(fleet) as store:
+        store.announce(agent="notes\x1b[2J[bold]")
+        deadline = time.monotonic() + 20
+        while not store.replicas()[0].status:
+            # The beat of the opening store may have been on its way, and come last.
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (one,) = [json.loads(line) for line in run(*fleet, "replicas", "--json").out.splitlines()]
+        assert (one["id"], one["pid"], one["status"]) == (store.replica, os.getpid(), {"agent": "notes\x1b[2J[bold]"})
+        shown = run(*fleet, "replicas").out
+        assert store.replica in shown
+        assert '{"agent": "notes\\u001b[2J[bold]"}' in shown
+        assert "\x1b[2J" not in shown
+    assert run(*fleet, "replicas", "--json").out == "", "it left"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_what_happens_is_shown_as_it_happens(fleet: tuple[str, ...], number: signal.Signals) -> None:
+    with shared(fleet) as store:
+        store.session("c0").set("a", 1)
+        with start(*fleet, "tail", "--json", "--since", "10m", "conversation.*", "resync") as process:
+            assert process.stdout is not None
+            first = json.loads(process.stdout.readline())
+            assert (first["type"], first["subject"]) == ("conversation.created", "session:c0")
+            store.session("c1\x1b[2J").set("a", 1)
+            store.emit("mail.sent")
+            store.delete("c0")
+            lines = [process.stdout.readline() for _ in range(2)]
+            assert [json.loads(line)["type"] for line in lines] == ["conversation.created", "conversation.deleted"]
+            assert "\x1b" not in "".join(lines)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (0, ""), err
+        assert "Traceback" not in err
+        position = err.strip().split("--since ")[1]
+        store.session("c2").set("a", 1)
+        store.session("c1\x1b[2J").clear()
+        with start(*fleet, "tail", "--count", "2", "--since", position) as process:
+            out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert lines_of(out) == {"conversation.created": "session:c2", "conversation.cleared": "session:c1%1B[2J"}
+
+
+def lines_of(text: str) -> dict[str, str]:
+    """Type and subject of each line."""
+    return {line.split()[1]: line.split()[2] for line in text.splitlines()}
+
+
+def test_one_conversation_is_followed_and_what_was_missed_is_seen(fleet: tuple[str, ...]) -> None:
+    with shared(fleet) as store:
+        for id in ("c1", "c2"):
+            store.session(id).set("a", 1)
+        position = f"{store.emit('a.b').partition}=another-epoch@7"
+        with start(*fleet, "tail", "--conversation", "c2", "--count", "2", "--since", position) as process:
+            out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    kinds = [line.split()[1] for line in out.splitlines()]
+    assert sorted(kinds) == ["conversation.created", "resync"]
+    assert "events of 1 partitions were missed here (epoch)" in out
+
+
+def test_a_reader_that_leaves_ends_it(fleet: tuple[str, ...]) -> None:
+    with shared(fleet) as store, start(*fleet, "tail", "--since", "oldest") as process:
+        assert process.stdout is not None
+        store.emit("a.b")
+        process.stdout.readline()
+        process.stdout.close()
+        store.emit("a.c")
+        assert process.wait(20) == 0
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()

@@ -25,7 +25,7 @@ FLOORS = [
     {"warm", "hot", "link", "cold", "clock", "merging", "ephemeral", "sanitizing"},
     {"lease", "changes"},
     {"shares", "stream"},
-    {"archiver", "transaction", "schema", "feed"},
+    {"archiver", "transaction", "schema", "feed", "presence"},
     {"tiers"},
     {"record", "doctor", "events"},
     {"timeline", "upkeep", "reencryption", "backup", "applying", "audit"},

@@ -1,0 +1,19 @@
+--[[
+  Tell that a replica is there: onto the roll of replicas until it counts as lost, with what it tells of itself.
+  KEYS  roll  replica
+  ARGV  id, told
+        ttl_ms    counts as lost so long after this
+        kept_ms   what it told is kept so long after this
+  Returns {'ok', id of a replica that is due, ...}
+        | {'late'}   it was not on the roll in time itself: as it may be with others, it must not judge them
+]]
+local roll, replica = KEYS[1], KEYS[2]
+local id, told, ttl_ms, kept_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local before = redis.call('ZSCORE', roll, id)
+redis.call('ZADD', roll, string.format('%d', now + ttl_ms), id)
+redis.call('SET', replica, told, 'PX', kept_ms)
+if not before or tonumber(before) <= now then return {'late'} end
+-- Bounded: more are found at the next beat, when these are off the roll.
+return {'ok', unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', string.format('%d', now), 'LIMIT', 0, 100))}

@@ -1,0 +1,454 @@
+"""Which replicas there are: as they tell of themselves, gone at once when they leave, lost once when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import signal
+import time
+from typing import Any
+
+import pytest
+from below import Worker, names, own_server, redis_of, tiers, until
+from controls import sabotage
+from faces import core
+
+from distributed_state import InvalidValue, Replica, TooLarge
+
+real = pytest.mark.only(warm=("valkey", "redis"))
+
+
+async def test_a_replica_tells_of_itself(opener: Any) -> None:
+    before = time.time()
+    store = await opener()
+    (one,) = await store.replicas()
+    assert isinstance(one, Replica)
+    assert (one.id, one.host, one.pid) == (store.replica, platform.node(), os.getpid())
+    assert before - 1 <= one.started <= time.time() + 1
+    assert one.load >= 0
+    assert one.seen < 1
+    assert one.status == {}
+    assert one.positions == {"archived": 0, "archives": one.positions["archives"], "events": 0}
+    stats = await store.stats()
+    assert one.stats.keys() == stats.keys() - {"unarchived"}
+
+
+@pytest.mark.brief("servers")
+async def test_it_is_told_without_being_asked(opener: Any) -> None:
+    """By a background job, at once when it opens."""
+    store = await opener()
+
+    def on_the_roll() -> bool:
+        with redis_of(store) as client:
+            return bool(client.zscore(core(store).keys.roll, store.replica))
+
+    await until(on_the_roll, 5)
+
+
+async def test_what_is_announced_goes_with_the_next_beat(opener: Any) -> None:
+    store = await opener(beat=0.05)
+    store.announce(agent="notes", sections={"help": "?"}, n=2**70)
+    store.announce(mood="good", agent=None)
+
+    async def told() -> bool:
+        (one,) = await store.replicas()
+        return bool(one.status == {"sections": {"help": "?"}, "n": 2**70, "mood": "good"})
+
+    await until(told)
+    for nonsense in ({"a": {1}}, {"a": float("nan")}, {"a": object()}):
+        with pytest.raises(InvalidValue, match=r"status"):
+            store.announce(**nonsense)
+    with pytest.raises(TooLarge, match="16384"):
+        store.announce(a="x" * 20_000)
+    with pytest.raises(TooLarge):
+        store.announce(**{f"k{n}": "x" * 1000 for n in range(20)})
+    assert await told()
+
+
+async def test_what_is_announced_later_does_not_change_with_what_was_given(store: Any) -> None:
+    given = {"a": [1]}
+    store.announce(x=given)
+    given["a"].append(2)
+
+    async def told() -> Any:
+        return (await store.replicas())[0].status
+
+    assert await until(told) == {"x": {"a": [1]}}
+
+
+@pytest.mark.replicas
+async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any) -> None:
+    """Leaving is no loss: nobody is told."""
+    stores = [await opener(beat=0.5) for _ in range(3)]
+    heard: list[Any] = []
+    stores[0].on("replica.*", heard.append)
+    await stores[0].ready()
+    ids = [each.replica for each in stores]
+
+    async def listed() -> list[str]:
+        return [each.id for each in await stores[0].replicas()]
+
+    async def all_there() -> bool:
+        return await listed() == ids
+
+    await until(all_there)
+    await stores[1].close()
+    assert await listed() == [ids[0], ids[2]]
+    await asyncio.sleep(2.5)  # four beats and more: that nothing comes cannot be waited for
+    assert heard == []
+
+
+@real
+async def test_without_heartbeats_a_replica_is_not_seen(opener: Any) -> None:
+    store = await opener(beat=0)
+    store.announce(a=1)
+    assert await store.replicas() == []
+    with redis_of(store) as client:
+        assert not client.exists(core(store).keys.roll)
+
+
+@real
+async def test_what_cannot_be_read_hides_no_other(opener: Any) -> None:
+    store = await opener()
+    await store.replicas()
+    keys = core(store).keys
+    with redis_of(store) as client:
+        for id, card in (
+            ("odd", b"{"),
+            ("list", b"[1]"),
+            ("half", b'{"host": "h", "pid": "x"}'),
+            ("new", b'{"more": 1}'),
+        ):
+            client.set(keys.replica(id), card)
+            client.zadd(keys.roll, {id: 2**52})
+        client.zadd(keys.roll, {"silent": 2**52})
+    found = {each.id: each for each in await store.replicas()}
+    assert found.keys() == {"odd", "list", "half", "new", "silent", store.replica}
+    assert found["odd"].host == ""
+    assert found[store.replica].pid == os.getpid()
+
+
+# Losses
+
+
+def lose(store: Any, id: str) -> None:
+    """As if this replica had fallen silent long ago."""
+    with redis_of(store) as client:
+        client.zadd(core(store).keys.roll, {id: 1000})
+
+
+async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
+    """Three replicas see a fourth one killed; what they tell of it, as it is archived."""
+    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.4}
+    stores = [await opener(beat=0.4) for _ in range(3)]
+    with Worker("present", **settings) as worker:
+        replica = worker.line()
+
+        async def seen() -> bool:
+            return all([replica in [each.id for each in await store.replicas()] for store in stores])
+
+        await until(seen)
+        await asyncio.sleep(1.3)  # they judge once they have been there for the time in which one is lost
+        worker.kill()
+        pid = worker.process.pid
+        killed = time.monotonic()
+
+        async def gone() -> bool:
+            return replica not in [each.id for each in await stores[1].replicas()]
+
+        await until(gone)
+        assert time.monotonic() - killed < 2.0, "three beats, and the machine's own slowness"
+
+        async def told() -> bool:
+            return bool(await stores[0].audit(type="replica.lost"))
+
+        await until(told)
+        await asyncio.sleep(seconds)
+    # Of this one: on a machine that stands still for a second the others lose one another.
+    events = [each for each in await stores[0].audit(type="replica.lost") if each.data["replica"] == replica]
+    assert all(each.data == {"replica": replica, "host": platform.node(), "pid": pid} for each in events)
+    assert all((each.subject, each.partition) == (f"replica:{replica}", 0) for each in events)
+    return events, replica
+
+
+@pytest.mark.replicas
+async def test_of_a_replica_that_dies_one_other_tells_once(opener: Any) -> None:
+    events, _ = await survive(opener)
+    assert len(events) == 1
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -> None:
+    with sabotage("emit", "if member ~= '' then call('ZREM', roll, member) end", ""):
+        events, _ = await survive(opener)
+    assert len(events) > 3, "each of three, again and again"
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
+    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.4}
+    store = await opener(beat=0.4)
+    heard: list[Any] = []
+    store.on("replica.*", heard.append)
+    await store.ready()
+    with Worker("present", **settings) as worker:
+        replica = worker.line()
+
+        async def listed() -> bool:
+            return replica in [each.id for each in await store.replicas()]
+
+        async def lost() -> bool:
+            return not await listed()
+
+        await until(listed)
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        await until(lost)
+        await until(lambda: heard)
+        os.kill(worker.process.pid, signal.SIGCONT)
+        await until(listed)
+        worker.say("close")
+        await until(lost)
+    await asyncio.sleep(2)
+    assert [(each.type, each.data["replica"]) for each in heard] == [("replica.lost", replica)]
+
+
+async def all_late(opener: Any) -> list[str]:
+    """All are late at once, as when Redis was away; the replicas that are then told of as lost."""
+    stores = []
+    for _ in range(3):
+        stores.append(await opener(beat=0.6))
+        await asyncio.sleep(0.2)  # so that they do not beat at the same moment
+    heard: list[Any] = []
+    stores[0].on("replica.lost", heard.append)
+    await stores[0].ready()
+    await asyncio.sleep(2.0)  # from now on they judge others
+    with redis_of(stores[0]) as client:
+        client.zadd(core(stores[0]).keys.roll, {each.replica: 1000 for each in stores})
+    await asyncio.sleep(1.5)
+    assert len(await stores[0].replicas()) == 3
+    return [each.data["replica"] for each in heard]
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None:
+    """When Redis was away, whoever comes back first finds all the others late."""
+    assert await all_late(opener) == []
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> None:
+    with sabotage("beat", "if not before or tonumber(before) <= now then return {'late'} end", ""):
+        assert await all_late(opener) != []
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
+    with own_server(opener) as server:
+        stores = [await opener(url=server.url, beat=0.5) for _ in range(3)]
+        heard: list[Any] = []
+        stores[0].on("replica.lost", heard.append)
+        await stores[0].ready()
+        server.pause()
+        await asyncio.sleep(2.5)
+        server.resume()
+        await asyncio.sleep(1.5)
+        assert len(await stores[0].replicas()) == 3
+        assert heard == []
+        for store in stores:
+            await store.close()
+
+
+@real
+async def test_whoever_died_with_the_whole_fleet_is_told_of_by_the_next(opener: Any) -> None:
+    store = await opener(beat=0.1)
+    heard: list[Any] = []
+    store.on("replica.lost", heard.append)
+    await store.ready()
+    lose(store, "long-gone")
+    await until(lambda: heard)
+    assert heard[0].data == {"replica": "long-gone", "host": "", "pid": 0}
+    assert heard[0].subject == "replica:long-gone"
+
+
+@real
+async def test_a_redis_that_was_emptied_knows_everybody_again(opener: Any) -> None:
+    with own_server(opener) as server:
+        store = await opener(url=server.url, beat=0.1)
+        await store.replicas()
+        with redis_of(store) as client:
+            client.flushall()
+
+        def back() -> bool:
+            with redis_of(store) as client:
+                return client.zscore(core(store).keys.roll, store.replica) is not None
+
+        await until(back)
+        lose(store, "x")  # its event has to start the partition first
+
+        async def told() -> bool:
+            return bool(await store.audit(type="replica.lost"))
+
+        await until(told)
+        await store.close()
+
+
+# Locks
+
+
+async def lost_locks(store: Any) -> list[Any]:
+    return [(each.subject, each.data) for each in await store.audit(type="lock.lost")]
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_a_lost_lock_is_told_once(opener: Any) -> None:
+    store = await opener()
+    session = store.session("s:1")
+    with pytest.raises(Exception, match="lost"):
+        async with session.lock(ttl=1) as lease:
+            held = core(lease)
+            with redis_of(store) as client:
+                client.set(names(store, "s:1").lock, "x99:somebody")
+            await until(lambda: lease.lost)
+            await session.set("a", 1)
+
+    async def told() -> bool:
+        return bool(await store.audit(type="lock.lost"))
+
+    await until(told)
+    assert await lost_locks(store) == [("session:s%3A1", {"token": held.token, "holder": held.holder})]
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_a_lock_that_nobody_saw_lost_is_told_when_it_is_given_back(opener: Any) -> None:
+    store = await opener()
+    async with store.session("s").lock(ttl=30) as lease:
+        with redis_of(store) as client:
+            client.set(names(store, "s").lock, "x99:somebody")
+
+    async def told() -> bool:
+        return bool(await store.audit(type="lock.lost"))
+
+    await until(told)
+    assert (await lost_locks(store))[0][1]["token"] == core(lease).token
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_locks_that_are_given_back_are_not_lost(opener: Any) -> None:
+    """Nor one that was never got, nor one that was given back behind a turn's commit and taken by another."""
+    store = await opener()
+    session = store.session("s")
+    async with session.lock(ttl=0.3):
+        await asyncio.sleep(0.5)  # renewed meanwhile
+
+    async def other() -> None:
+        with pytest.raises(Exception, match="still held"):
+            await session.lock(wait=0.05).acquire()
+
+    async with session.lock():
+        await asyncio.create_task(other())
+        async with session.lock():
+            await session.set("a", 1)
+    async with session.turn() as turn:
+        turn["a"] = 2
+    await asyncio.gather(*(asyncio.create_task(_turn(session)) for _ in range(5)))
+    await store.emit("last.one")
+
+    async def archived() -> bool:
+        return bool(await store.audit(type="last.one"))
+
+    await until(archived)
+    assert await lost_locks(store) == []
+
+
+async def _turn(session: Any) -> None:
+    async with session.turn() as turn:
+        turn["n"] = turn.get("n", 0) + 1
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_what_is_lost_just_before_closing_is_told(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    lease = await store.session("s").lock(ttl=30).acquire()
+    with redis_of(store) as client:
+        client.set(names(store, "s").lock, "x99:somebody")
+    await lease.release()
+    await store.close()
+    assert len(await lost_locks(other)) == 1
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_a_turn_that_is_taken_over_lost_its_lock(opener: Any) -> None:
+    store = await opener()
+    session, inside = store.session("s"), asyncio.Event()
+
+    async def slow() -> None:
+        async with session.turn(request_id="one") as turn:
+            turn["a"] = 1
+            inside.set()
+            await until(lambda: turn.lost, 20)
+
+    task = asyncio.create_task(slow())
+    await inside.wait()
+    async with session.turn(request_id="two", busy="interrupt") as turn:
+        turn["b"] = 2
+    with pytest.raises(Exception, match="taken over"):
+        await task
+
+    async def told() -> bool:
+        return bool(await store.audit(type="lock.lost"))
+
+    await until(told)
+    assert [subject for subject, _ in await lost_locks(store)] == ["session:s"]
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_whoever_loses_a_lock_waits_for_nobody(opener: Any) -> None:
+    """Redis is away, so it cannot be told; the holder knows in time all the same."""
+    with own_server(opener) as server:
+        store = await opener(url=server.url, retry_for=1, timeout=1)
+        session = store.session("s")
+        lease = await session.lock(ttl=1).acquire()
+        began = time.monotonic()
+        server.pause()
+        try:
+            await until(lambda: lease.lost, 5)
+            assert time.monotonic() - began < 1.2
+        finally:
+            server.resume()
+        await until(lambda: not tiers(store).remarks._waiting)
+        await store.close()
+
+
+async def test_figures_of_events_are_counted(store: Any) -> None:
+    def fails(event: Any) -> None:
+        raise ValueError(event.type)
+
+    store.on("a.*", lambda event: None)
+    store.on("a.*", fails)
+    await store.ready()
+    await store.emit("a.b")
+
+    async def counted() -> bool:
+        figures = await store.stats()
+        return bool(figures["events_handled"] == 2 and figures["events_failed"] == 1)
+
+    await until(counted)
+    figures = await store.stats()
+    assert (figures["events_waiting"], figures["resyncs"], figures["slow_handlers"]) == (0, 0, 0)
+
+    async def reached() -> bool:
+        return bool((await store.replicas())[0].positions["events"] >= 1)
+
+    await until(reached)
