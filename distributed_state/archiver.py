@@ -35,6 +35,11 @@ class Archiver:
         self.archived = 0
         self.diverged: dict[int, str] = {}
 
+    @property
+    def mine(self) -> list[int]:
+        """The partitions that this replica takes care of now."""
+        return self._shares.mine
+
     def begin(self) -> None:
         """Archive in the background."""
         self._job = self._port.spawn(self._run, "distributed-state-archiver")

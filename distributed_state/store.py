@@ -33,6 +33,7 @@ from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
+from distributed_state.reaper import Reaper
 from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.sanitizing import Clean, CleanMessage, sanitizer
@@ -211,6 +212,9 @@ class AsyncStateStore(AsyncFleet):
         kept = self._homes.setdefault(self._here(), home)
         if kept is home and self.settings.archiver:
             home.archiver.begin()
+            reaper = Reaper(home)
+            home.workers.append(reaper)
+            reaper.begin()
         return kept
 
     async def close(self) -> None:

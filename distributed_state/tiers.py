@@ -39,6 +39,12 @@ def mark(layout: dict[str, Any]) -> bytes:
     return orjson.dumps(layout | {"life": secrets.token_hex(8)})
 
 
+class Worker(Protocol):
+    """Work in the background that stands above the tiers."""
+
+    async def close(self) -> None: ...
+
+
 class Handling(Protocol):
     """A handler of events, with what calls it."""
 
@@ -83,6 +89,7 @@ class Tiers:
         self.stream = Stream(port, self.warm)
         self.feed = Feed(port, self.stream, keys, self.link)
         self.handlings: list[Handling] = []
+        self.workers: list[Worker] = []
         self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         self._epochs: dict[int, str] = {}
@@ -183,7 +190,7 @@ class Tiers:
 
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
-        closing = [each.close for each in self.handlings]
+        closing = [each.close for each in (*self.handlings, *self.workers)]
         closing += [self.feed.close, self.archiver.close, self.leases.close, self.link.close, self.port.close]
         for step in closing:
             try:

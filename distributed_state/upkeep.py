@@ -19,6 +19,7 @@ from distributed_state.keys import RecordKeys
 from distributed_state.model import (
     DELETED,
     INITIALIZED,
+    LIFETIME,
     NEXT,
     PHASE,
     SEGMENTS,
@@ -43,14 +44,18 @@ FORMAT = "distributed_state/1"
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
-def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
-    """The change that deletes a record."""
+def tombstone(settings: Settings, form: Form, kind: str, *, expired: str = "") -> Draft:
+    """The change that deletes a record, or ends a session that `expired` for this reason."""
     changes = Changes(settings, form)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
-    changes.tell("conversation.deleted", {})
+    changes.lives(0, 0)
+    if expired:
+        changes.tell("session.expired", {"reason": expired})
+    else:
+        changes.tell("conversation.deleted", {})
     return changes.draft(kind)
 
 
@@ -237,8 +242,9 @@ class Import:
             form = source.of(writer)
             return form.carry(data, codec.MESSAGE, target if moves else form)
 
+        # Without its lifetime: a copy that was kept for long would end at once.
         if self.base is not None:
-            fields = {name: settled(name, value) for name, value in self.base.fields.items()}
+            fields = {name: settled(name, value) for name, value in self.base.fields.items() if name != LIFETIME}
             self.base = replace(self.base, fields=fields)
         for at, entry in enumerate(self.entries):
             ops = [
@@ -246,6 +252,7 @@ class Import:
                 if op.kind in (b"s", b"m")
                 else op
                 for op in unpack(entry.data)
+                if op.name != LIFETIME
             ]
             self.entries[at] = replace(entry, record=self.ref.text, data=pack(ops))
         self.shared = [(n, written(data, writers.get(n, source.record))) for n, data in self.shared]
