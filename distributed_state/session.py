@@ -149,7 +149,7 @@ class AsyncSession(AsyncRecord):
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
         What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
-        seconds later (ten more if the replica that looks after it has crashed), one `session.expired` is told with
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
         the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
         not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
         """

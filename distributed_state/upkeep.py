@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from distributed_state import codec, deadlines, lineage, record
@@ -299,7 +300,7 @@ async def purge(tiers: Tiers, older_than: float) -> dict[str, int]:
 
 
 async def forget(tiers: Tiers, user: str) -> int:
-    """Tombstones first, so that no tier brings anything back; then SQL, then Redis, then the journal's last entries."""
+    """Tombstones first, so that no tier brings anything back; then SQL, Redis, events, the journal's last entries."""
     owner = escape(Ref("user", user).id)
     await tiers.archiver.drain()
     texts: Sequence[str] = await tiers.port.sql(tiers.cold.owned, owner)
@@ -319,10 +320,18 @@ async def forget(tiers: Tiers, user: str) -> int:
     for answer in await tiers.port.scripts(calls):
         if isinstance(answer, StateError):
             raise answer
+    last = {names.text: version for names, version in versions.items()}
     for partition in {names.partition for names in records}:
+        await tiers.stream.redact(tiers.keys.partition(partition), partial(_tells_of, last))
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
         await tiers.warm.mark(tiers.keys.partition(partition), tiers.epoch(partition))
     await tiers.archiver.drain()
     for names in records:
         tiers.hot.forget(names.ref.text)
     return len(records)
+
+
+def _tells_of(last: Mapping[bytes, int], head: bytes) -> bool:
+    """Whether an event is about one of these records, but for their end, which every replica has to hear."""
+    _, type, subject, _, version, _ = head.split(b"\n")
+    return subject in last and (type != b"conversation.deleted" or int(version) != last[subject])

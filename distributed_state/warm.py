@@ -32,7 +32,7 @@ COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
 SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
 MINT, INSTALL, DROP, EVICT = Script("mint"), Script("install"), Script("drop"), Script("evict")
 EMIT, ADVANCE, PRUNE = Script("emit"), Script("advance"), Script("prune")
-DUE, DEFER, FILL = Script("due"), Script("defer"), Script("fill")
+DUE, DEFER, FILL, REDACT = Script("due"), Script("defer"), Script("fill"), Script("redact")
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
 _TOKEN_MS = 30_000
