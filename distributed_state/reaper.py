@@ -84,6 +84,7 @@ class Reaper:
             if answer[0] == b"uninitialised":
                 empty.append(partition)
                 continue
+            self._empty.pop(partition, None)
             _, epoch, filled, now_ms, rows = answer
             if filled != epoch:
                 unfilled[partition] = epoch.decode()
@@ -115,9 +116,14 @@ class Reaper:
                 calls.append(_later(each, ends_ms))
             else:
                 ends.append((each, self._end(each, int(version), lifetime)))
-        results = await record.commit_many(self._tiers, [(each.names, draft) for each, draft in ends]) if ends else []
+        if ends:
+            await self._tiers.listening()
+        results = await record.commit_many(self._tiers, [(each.names, draft) for each, draft in ends])
         for (each, _), result in zip(ends, results, strict=True):
             calls += self._outcome(each, result)
+        away = [result for result in results if isinstance(result, Unavailable)]
+        if away:
+            log.warning("%d sessions cannot expire now: %s", len(away), away[0])
         await self._send(calls)
 
     def _end(self, each: Due, version: int, lifetime: bytes) -> Draft:

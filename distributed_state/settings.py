@@ -50,7 +50,7 @@ class Settings(BaseSettings):
     kept_events: int = Field(10_000, ge=1, description="events per partition that a replica can catch up with")
     events_for: float = Field(86400.0, gt=0, description="and for how long they are kept for it")
     slow_handler: float = Field(0.1, gt=0, description="a handler of events that takes longer is logged")
-    archiver: bool = Field(True, description="archive in the background of this process")
+    archiver: bool = Field(True, description="archive, and end sessions, in the background of this process")
     archive_every: float = Field(0.2, gt=0, description="pause between two looks at an idle journal")
     archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")
     snapshot_every: int = Field(100, ge=1, description="versions between two snapshots of a record in SQL")

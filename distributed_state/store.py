@@ -365,7 +365,8 @@ class AsyncStateStore(AsyncFleet):
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
-        Leaves hashed ids with their last version, so that no version is used twice. Returns the number of records.
+        Leaves hashed ids with their last version, so that no version is used twice, and in Redis, for replicas that
+        are away, for `events_for` seconds that the conversations are deleted. Returns the number of records.
         """
         self._allow("admin", user=escape(Ref("user", user).id))
         return await upkeep.forget(self.tiers(), user)

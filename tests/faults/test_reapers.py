@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from below import Worker, names, own_server, redis_of, tiers, until
+from controls import sabotage
 from faces import core
-from reaping import Sweeps, exists, quiet, score, told
+from reaping import Sweeps, exists, quiet, run, score, told
 
 from distributed_state import Lifetime
 from distributed_state.archiver import Archiver
@@ -129,6 +131,40 @@ async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
         for id, count in ("idle", 2), ("later", 1):
             assert len(await store.session(id).history()) == count
         await opener.close()
+
+
+@pytest.mark.parametrize("guard", [True, False])
+@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.brief("servers")
+async def test_what_was_written_since_knows_better_than_sql(opener: Any, guard: bool) -> None:
+    """Between the loss and the look into SQL somebody gives the session another lifetime."""
+    with own_server(opener) as server:
+        store = await quiet(opener, url=server.url)
+        await store.session("s", idle=60).set("a", 1)
+        await store.archive()
+        with redis_of(store) as client:
+            client.flushall()
+        await store.session("s").set_lifetime(idle=5)
+        with nullcontext() if guard else sabotage("fill", "'NX', ", ""):
+            await Sweeps(store)()
+        assert (score(store, "s") == (await store.session("s").lifetime()).ends) == guard
+        await opener.close()
+
+
+@pytest.mark.parametrize("guard", [True, False])
+async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener: Any, guard: bool) -> None:
+    store = await quiet(opener)
+    session, place = store.session("s", idle=60), names(store, "s")
+    await session.set("a", 1)
+    await store.archive()
+    with redis_of(store) as client:
+        client.delete(place.event_keys[2])
+    old = {place.partition: "1-of-another-life"}
+    with nullcontext() if guard else sabotage("fill", "then return {'epoch'} end", "then local nothing end"):
+        await run(store, Sweeps(store).reaper._fill(old))
+    assert (score(store, "s") is None) == guard
+    await Sweeps(store)()
+    assert score(store, "s") == (await session.lifetime()).ends
 
 
 @pytest.mark.only(warm=("redis", "valkey"))

@@ -89,21 +89,36 @@ async def test_the_floor_never_sinks(opener: Any) -> None:
         assert await on() < pruned
 
 
-@pytest.mark.parametrize("middle", [True, False])
-async def test_events_that_were_taken_out_do_not_mislead(opener: Any, middle: bool) -> None:
-    store = await quiet(opener, events_for=0.4, partitions=1)
+async def pruned(store: Any, *gone: bytes) -> tuple[list[int], int]:
+    """Which of six old events and six new ones, some of which were taken out, are kept; and the floor."""
     for _ in range(6):
         await store.emit("old")
     await asyncio.sleep(0.45)
     for _ in range(6):
         await store.emit("new")
     with redis_of(store) as client:
-        keys = core(store).keys.partition(0)
-        client.xdel(keys.events, *((b"5-0", b"6-0", b"7-0") if middle else (b"9-0", b"10-0", b"11-0", b"12-0")))
+        client.xdel(core(store).keys.partition(0).events, *gone)
     await Sweeps(store)()
     offsets, _, floor = (await kept(store, 1))[0]
-    assert offsets == ([8, 9, 10, 11, 12] if middle else [7, 8])
-    assert floor == (4 if middle else 6)
+    return offsets, floor
+
+
+async def test_events_that_were_taken_out_of_the_middle_do_not_mislead(opener: Any) -> None:
+    store = await quiet(opener, events_for=0.4, partitions=1)
+    assert await pruned(store, b"5-0", b"6-0", b"7-0") == ([8, 9, 10, 11, 12], 4)
+
+
+async def test_events_that_were_taken_out_of_the_end_do_not_mislead(opener: Any) -> None:
+    store = await quiet(opener, events_for=0.4, partitions=1)
+    assert await pruned(store, b"9-0", b"10-0", b"11-0", b"12-0") == ([7, 8], 6)
+
+
+async def test_new_events_would_go_with_those_that_were_taken_out(opener: Any) -> None:
+    """The negative control: who does not look back takes what is not there for old."""
+    store = await quiet(opener, events_for=0.4, partitions=1)
+    with sabotage("prune", "'XREVRANGE', events, whole(middle)", "'XREVRANGE', events, '0'"):
+        offsets, _ = await pruned(store, b"8-0", b"9-0", b"10-0", b"11-0", b"12-0")
+    assert offsets != [7]
 
 
 @pytest.mark.replicas
