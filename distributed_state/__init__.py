@@ -45,7 +45,17 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.lease import AsyncLease
-from distributed_state.model import Change, Checkpoint, Event, Message, Replica, SessionInfo, Snapshot, Written
+from distributed_state.model import (
+    Change,
+    Checkpoint,
+    Event,
+    Lifetime,
+    Message,
+    Replica,
+    SessionInfo,
+    Snapshot,
+    Written,
+)
 from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.schema import Schema
@@ -93,6 +103,7 @@ __all__ = [
     "Lease",
     "LockTimeout",
     "Locked",
+    "Lifetime",
     "Message",
     "NotFound",
     "Policy",

@@ -36,9 +36,9 @@ class Archiver:
         self.diverged: dict[int, str] = {}
 
     @property
-    def partitions(self) -> int:
-        """How many partitions this replica archives."""
-        return len(self._shares.mine)
+    def mine(self) -> list[int]:
+        """The partitions that this replica takes care of now."""
+        return self._shares.mine
 
     def begin(self) -> None:
         """Archive in the background."""

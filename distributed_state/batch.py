@@ -36,7 +36,7 @@ class AsyncBatch:
         drafts = self._batch._drafts()
         for handle, draft in drafts:
             handle._allow_steps(draft)
-            draft.owner, draft.actor = handle._owner, handle._actor
+            handle._own(draft)
         attempts = [handle._attempt(draft) for handle, draft in drafts]
         writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]
         results = await record.commit_many(self._store.tiers(), writes)

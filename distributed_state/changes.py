@@ -9,7 +9,7 @@ from typing import Any
 from distributed_state import codec, deadlines
 from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
-from distributed_state.model import DELETED, PHASE, SUMMARY, TIMED, Message
+from distributed_state.model import DELETED, LIFETIME, PHASE, SUMMARY, TIMED, Message
 from distributed_state.settings import Settings
 from distributed_state.warm import Draft
 
@@ -163,6 +163,13 @@ class Changes:
         """Write a lifecycle event with the change, if it is one of a session."""
         if self._form.record.startswith("session:"):
             self._told.append((b"e", type.encode(), codec.encode(data, "data")))
+
+    def lives(self, idle_ms: int, whole_ms: int) -> None:
+        """End a session after this time without a commit, or this one from now on; 0: never."""
+        if not idle_ms and not whole_ms:
+            self.reserved(LIFETIME, None)
+        if self._form.record.startswith("session:"):
+            self._told.append((b"x", b"%d" % idle_ms, b"%d" % whole_ms))
 
     def draft(self, kind: str) -> Draft:
         """The change as it is sent."""

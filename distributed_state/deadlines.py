@@ -23,6 +23,29 @@ def after(ttl: Any, now: float) -> float:
     return now + ttl
 
 
+def span_ms(name: str, seconds: Any) -> int:
+    """How long a session may live, in ms; 0 for None and `math.inf`, which are without end."""
+    if seconds is None or (isinstance(seconds, float) and seconds == NEVER):
+        return 0
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0.001 <= seconds <= _LONGEST:
+        raise InvalidValue(
+            f"{name} is a number of seconds from 0.001 to 100 years, None or math.inf, not {seconds!r:.80}"
+        )
+    return math.ceil(seconds * 1000)
+
+
+def parse_lifetime(text: bytes) -> tuple[int, int]:
+    """What `model.LIFETIME` holds: how long a session may be idle, and when it ends at the latest, in ms; 0: none."""
+    idle_ms, _, until_ms = text.partition(b" ")
+    return int(idle_ms), int(until_ms)
+
+
+def end_ms(text: bytes, last_ms: int) -> int:
+    """When a session of this lifetime ends, if its last commit was at this time."""
+    idle_ms, until_ms = parse_lifetime(text)
+    return min(([last_ms + idle_ms] if idle_ms else []) + ([until_ms] if until_ms else []), default=2**63 - 1)
+
+
 def wrap(data: bytes, deadline: float) -> bytes:
     """The stored form of a value that ends at `deadline`, in seconds since 1970."""
     return data if deadline == NEVER else b"%b%d %b" % (_MARK, math.ceil(deadline * 1000), data)

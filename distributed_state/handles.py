@@ -5,9 +5,10 @@ from __future__ import annotations
 import secrets
 from typing import Unpack, overload
 
+from distributed_state import deadlines
 from distributed_state.model import Ref
 from distributed_state.records import AsyncRecord
-from distributed_state.sanitizing import Options
+from distributed_state.sanitizing import Options, SessionOptions
 from distributed_state.schema import M, Schema
 from distributed_state.session import AsyncSession
 from distributed_state.tiers import Home
@@ -24,7 +25,7 @@ class AsyncHandles(Home):
         *,
         user: str | None = None,
         schema: None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SessionOptions],
     ) -> AsyncSession: ...
     @overload
     def session(
@@ -33,7 +34,7 @@ class AsyncHandles(Home):
         *,
         user: str | None = None,
         schema: type[M] | Schema[M],
-        **options: Unpack[Options],
+        **options: Unpack[SessionOptions],
     ) -> AsyncTypedSession[M]: ...
     def session(
         self,
@@ -41,21 +42,31 @@ class AsyncHandles(Home):
         *,
         user: str | None = None,
         schema: type[M] | Schema[M] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SessionOptions],
     ) -> AsyncSession:
         """A conversation by its id, or a new one. No I/O.
 
         `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
         `schema`, a pydantic model or a Schema of one, its fields are those of the model.
 
+        A session that begins with a commit through this handle ends after `idle` seconds without another, and at the
+        age of `lifetime` seconds (see `set_lifetime`); None is the store's `session_idle` and `session_lifetime`,
+        `math.inf` is without end.
+
         What is stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any
         depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
         store's own hooks come after them.
         """
-        ref = Ref("session", secrets.token_hex(16) if id is None else id)
+        ref, fresh = Ref("session", secrets.token_hex(16) if id is None else id), id is None
+        idle, lifetime = options.pop("idle", None), options.pop("lifetime", None)
+        lives = (
+            deadlines.span_ms("idle", self.settings.session_idle if idle is None else idle),
+            deadlines.span_ms("lifetime", self.settings.session_lifetime if lifetime is None else lifetime),
+        )
+        rest: Options = options
         if schema is not None:
-            return AsyncTypedSession(self, ref, schema=schema, user=user, fresh=id is None, **options)
-        return AsyncSession(self, ref, user=user, fresh=id is None, **options)
+            return AsyncTypedSession(self, ref, schema=schema, user=user, fresh=fresh, lifetime=lives, **rest)
+        return AsyncSession(self, ref, user=user, fresh=fresh, lifetime=lives, **rest)
 
     @overload
     def user(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...

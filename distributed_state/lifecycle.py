@@ -22,6 +22,7 @@ class Handle(transaction.Handle, Protocol):
     _home: Home
     _names: RecordKeys
     _actor: str
+    _lifetime: tuple[int, int]
 
     @property
     def ref(self) -> Ref: ...
@@ -170,5 +171,5 @@ class AsyncLifecycle(Handle):
         self._allow("write", None, ref=target.ref)
         draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
         self._allow_steps(draft, target.ref)
-        draft.actor = self._actor
+        draft.actor, draft.lifetime = self._actor, self._lifetime
         return (await record.commit(tiers, target, draft)).version

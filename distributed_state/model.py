@@ -24,7 +24,10 @@ PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#pa
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
 SUMMARY = b"#summary"  # of messages that a model is not sent any more
 TIMED, INITIALIZED = b"#timed", b"#initialized"  # some field has or had a deadline; defaults were set
-STATE_FIELDS = frozenset({PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED})
+LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
+STATE_FIELDS = frozenset(
+    {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, LIFETIME}
+)
 REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
 
 
@@ -181,6 +184,7 @@ class Loaded:
     state: State
     messages: list[tuple[int, bytes]]
     ops: list[tuple[str, int, int]]  # event, version, time_ms
+    time_ms: int = 0  # of the last commit
 
 
 class Message(BaseModel):
@@ -252,6 +256,18 @@ class Checkpoint:
     label: str
     version: int
     time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a session lives: `idle` seconds without a commit, and at most until `until`; None is without end.
+
+    `ends` is when that will be if nobody writes any more. Times are in seconds since 1970 by the server's clock.
+    """
+
+    idle: float | None
+    until: float | None
+    ends: float | None
 
 
 @dataclass(frozen=True, slots=True)

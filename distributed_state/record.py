@@ -64,6 +64,11 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
 
 
+async def present(tiers: Tiers, names: RecordKeys) -> Entry:
+    """The record as the server has it, brought there from SQL if need be; nothing of it is kept here."""
+    return await _load(tiers, names, None)
+
+
 async def _living(tiers: Tiers, entry: Entry) -> Entry:
     """The entry as it is by the server's clock."""
     if entry.expires == NEVER:
@@ -298,7 +303,8 @@ def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
 def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
     ops: list[Op] | None = None
-    if names.ref.text in tiers.hot.entries and done.first_message is not None and done.results is not None:
+    here = names.ref.text in tiers.hot.entries and not _lives_anew(tiers, names, draft)
+    if here and done.first_message is not None and done.results is not None:
         ops, number, sums = [], done.first_message, iter(done.results)
         for step, name, value in draft.steps:
             if step == b"i":
@@ -311,6 +317,11 @@ def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) ->
             else:
                 ops.append(Op(step, name, value))
     tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
+
+
+def _lives_anew(tiers: Tiers, names: RecordKeys, draft: Draft) -> bool:
+    """Whether the record may have another lifetime now, which is what the server reckoned."""
+    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in tiers.warm.told(names, draft))
 
 
 async def _keep(tiers: Tiers, names: RecordKeys, done: Committed) -> None:

@@ -37,9 +37,10 @@ class AsyncRecord(AsyncLifecycle):
         user: str | None = None,
         actor: str = "",
         fresh: bool = False,
+        lifetime: tuple[int, int] = (0, 0),
         **options: Unpack[Sanitizing],
     ) -> None:
-        self._ref, self._fresh = ref, fresh
+        self._ref, self._fresh, self._lifetime = ref, fresh, lifetime
         self._home, self._names, self._text = home, home.keys.of(ref), ref.text
         self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
         chosen = sanitizer(options, home.clean, home.clean_messages)
@@ -165,10 +166,14 @@ class AsyncRecord(AsyncLifecycle):
     def _sign(self, draft: Draft) -> Draft:
         """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
         self._allow_steps(draft)
-        draft.owner, draft.actor = self._owner, self._actor
+        self._own(draft)
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
             self._fresh, draft.creation = False, "*"
+        return draft
+
+    def _own(self, draft: Draft) -> Draft:
+        draft.owner, draft.actor, draft.lifetime = self._owner, self._actor, self._lifetime
         return draft
 
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
@@ -302,9 +307,7 @@ class AsyncRecord(AsyncLifecycle):
             return changes
 
         def draft(changes: Changes) -> Draft:
-            draft = changes.draft(kind)
-            draft.owner, draft.actor = self._owner, self._actor
-            return draft
+            return self._own(changes.draft(kind))
 
         changes, done = await record.swap(self._home.tiers(), self._names, name, changed, draft)
         return changes.fields[name][2], done

@@ -33,6 +33,13 @@ class Options(Sanitizing, total=False):
     actor: str
 
 
+class SessionOptions(Options, total=False):
+    """What may be said of the handle of a session."""
+
+    idle: float | None
+    lifetime: float | None
+
+
 class Sanitizer:
     """Prepares fields and messages of one handle."""
 

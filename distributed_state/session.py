@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from distributed_state import lineage, timeline
+from distributed_state import deadlines, lifetimes, lineage, timeline
 from distributed_state.access import MESSAGES, MOVES, VERSION
 from distributed_state.agent import saving
 from distributed_state.agent.calling import call_once
@@ -17,7 +17,7 @@ from distributed_state.agent.tools import Tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, of_session
 from distributed_state.errors import InvalidValue
-from distributed_state.model import MAX_ID_BYTES, PHASE, Message
+from distributed_state.model import MAX_ID_BYTES, PHASE, Lifetime, Message
 from distributed_state.records import AsyncRecord
 
 
@@ -139,6 +139,24 @@ class AsyncSession(AsyncRecord):
         place = {"conversation_id": self._ref.id, "previous_id": previous_id}
         changes.tell("conversation.switched", {**place, "message_count": count, "client": client})
         return (await self._commit(changes.draft("switch"))).version
+
+    async def lifetime(self) -> Lifetime:
+        """Read how long the session lives: what is set, and when it ends if nobody writes any more. Asks the server."""
+        self._allow("read", VERSION)
+        return await lifetimes.read(self._home.tiers(), self._names)
+
+    async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
+        """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
+
+        What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
+        the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
+        not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        """
+        self._allow("write", None)
+        changes = self._changes()
+        changes.lives(deadlines.span_ms("idle", idle), deadlines.span_ms("lifetime", lifetime))
+        return (await self._commit(changes.draft("lifetime"))).version
 
     def turn(
         self,

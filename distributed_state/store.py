@@ -33,6 +33,7 @@ from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
+from distributed_state.reaper import Reaper
 from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
 from distributed_state.sanitizing import Clean, CleanMessage, sanitizer
@@ -213,6 +214,9 @@ class AsyncStateStore(AsyncFleet):
             home.presence.begin()
             if self.settings.archiver:
                 home.archiver.begin()
+                reaper = Reaper(home)
+                home.workers.append(reaper)
+                reaper.begin()
         return kept
 
     async def close(self) -> None:
@@ -363,7 +367,8 @@ class AsyncStateStore(AsyncFleet):
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
-        Leaves hashed ids with their last version, so that no version is used twice. Returns the number of records.
+        Leaves hashed ids with their last version, so that no version is used twice, and in Redis, for replicas that
+        are away, for `events_for` seconds that the conversations are deleted. Returns the number of records.
         """
         self._allow("admin", user=escape(Ref("user", user).id))
         return await upkeep.forget(self.tiers(), user)

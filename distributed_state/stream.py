@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from distributed_state import codec
 from distributed_state.errors import Backpressure, StateError, WarmUnavailable
 from distributed_state.keys import Keys, PartitionKeys
 from distributed_state.port import Job, Port, Words
-from distributed_state.warm import ADVANCE, EMIT, Warm
+from distributed_state.warm import ADVANCE, EMIT, REDACT, Warm
 
 log = logging.getLogger(__name__)
-_REMARKS, _PATIENCE = 1000, 1.0
+_PAGE, _REMARKS, _PATIENCE = 200, 1000, 1.0
 
 
 class Head(NamedTuple):
@@ -107,6 +107,20 @@ class Stream:
             told = [Told(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
             found.append((_head(keys, before), _head(keys, after_), told))
         return found
+
+    async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
+        """Take the events with these heads out of a partition. Nobody is told; offsets stay as they are."""
+        after, count = 0, _PAGE
+        while count == _PAGE:
+            ((before, behind, told),) = await self.events([(keys, after, _PAGE)])
+            if before.epoch != behind.epoch:
+                after = 0  # Redis was emptied meanwhile
+                continue
+            gone = [b"%d-0" % each.offset for each in told if unwanted(each.head)]
+            if gone:
+                await self._port.script(REDACT, [keys.meta, keys.events], [before.epoch, *gone])
+            count = len(told)
+            after = told[-1].offset if told else 0
 
     async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes]]) -> list[bool]:
         """Note how far a group is in partitions that this replica handles for it; False where it does not any more."""

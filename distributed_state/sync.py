@@ -24,7 +24,7 @@ from distributed_state.model import Ref, SessionInfo
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
-from distributed_state.sanitizing import Clean, CleanMessage, Options
+from distributed_state.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption
 from distributed_state.session import AsyncSession
@@ -113,7 +113,7 @@ class StateStore(Fleet):
         *,
         user: str | None = None,
         schema: None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SessionOptions],
     ) -> Session: ...
     @overload
     def session(
@@ -122,7 +122,7 @@ class StateStore(Fleet):
         *,
         user: str | None = None,
         schema: type[M] | Schema[M],
-        **options: Unpack[Options],
+        **options: Unpack[SessionOptions],
     ) -> TypedSession[M]: ...
     def session(
         self,
@@ -130,7 +130,7 @@ class StateStore(Fleet):
         *,
         user: str | None = None,
         schema: type[M] | Schema[M] | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[SessionOptions],
     ) -> Session:
         return _session(self._twin.session(id, user=user, schema=schema, **options))
 

@@ -14,7 +14,7 @@ from distributed_state.agent.window import Strategy, Summarizer, Window
 from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.hot import MISSING
 from distributed_state.merging import Merge
-from distributed_state.model import Change, Checkpoint, Message, Ref, Snapshot, Written
+from distributed_state.model import Change, Checkpoint, Lifetime, Message, Ref, Snapshot, Written
 from distributed_state.port.blocking import finish
 from distributed_state.records import AsyncRecord
 from distributed_state.schema import M
@@ -206,6 +206,12 @@ class Session(Record):
 
     def switch(self, *, previous_id: str = "", client: str = "") -> int:
         return finish(self._twin.switch(previous_id=previous_id, client=client))
+
+    def lifetime(self) -> Lifetime:
+        return finish(self._twin.lifetime())
+
+    def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
+        return finish(self._twin.set_lifetime(idle=idle, lifetime=lifetime))
 
     def turn(
         self,

@@ -40,6 +40,12 @@ def mark(layout: dict[str, Any]) -> bytes:
     return orjson.dumps(layout | {"life": secrets.token_hex(8)})
 
 
+class Worker(Protocol):
+    """Work in the background that stands above the tiers."""
+
+    async def close(self) -> None: ...
+
+
 class Handling(Protocol):
     """A handler of events, with what calls it."""
 
@@ -86,6 +92,7 @@ class Tiers:
         self.feed = Feed(port, self.stream, keys, self.link)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
         self.handlings: list[Handling] = []
+        self.workers: list[Worker] = []
         self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         self._epochs: dict[int, str] = {}
@@ -193,7 +200,7 @@ class Tiers:
         return Figures(
             positions={
                 "archived": self.archiver.archived,
-                "archives": self.archiver.partitions,
+                "archives": len(self.archiver.mine),
                 "events": feed.reached,
             },
             stats={
@@ -214,7 +221,7 @@ class Tiers:
 
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
-        closing = [each.close for each in self.handlings]
+        closing = [each.close for each in (*self.handlings, *self.workers)]
         closing += [self.feed.close, self.archiver.close, self.leases.close, self.remarks.close, self.presence.close]
         closing += [self.link.close, self.port.close]
         for step in closing:

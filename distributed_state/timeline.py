@@ -14,6 +14,7 @@ from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
 from distributed_state.model import (
     DELETED,
+    LIFETIME,
     NEXT,
     OWNER,
     PARENT,
@@ -205,7 +206,7 @@ def _restore(changes: Changes, present: Entry, target: State) -> None:
     if past != now:
         changes.wipe()
         changes.reserved(SEGMENTS, lineage.close(text, target.fields))
-    handled = {SEGMENTS, START, NEXT, OWNER, PARENT}
+    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME}
     if Ref.parse(text).scope == "user":
         # What sessions have changed of their user: forgotten, it would be done once more.
         handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
@@ -252,7 +253,7 @@ async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Cha
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
     fields, form = state.fields, tiers.form(target.ref.text)
     for name, value in fields.items():
-        if name not in (SEGMENTS, START, PARENT, DELETED):
+        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME):
             changes.reserved(name, _carried(present.form, form, name, value))
     changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
     if int(fields.get(NEXT, b"0")):

@@ -47,9 +47,10 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         user: str | None = None,
         actor: str = "",
         fresh: bool = False,
+        lifetime: tuple[int, int] = (0, 0),
         **options: Unpack[Sanitizing],
     ) -> None:
-        super().__init__(home, ref, user=user, actor=actor, fresh=fresh, **options)
+        super().__init__(home, ref, user=user, actor=actor, fresh=fresh, lifetime=lifetime, **options)
         self._schema: Schema[M] = Schema.of(schema)
 
     # Reading
@@ -272,7 +273,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         changes = self._unchecked(view.all(), entry.all())
         changes.reserved(SCHEMA, self._schema.stamp)
         draft = changes.draft("upcast")
-        draft.owner, draft.actor = self._owner, self._actor
+        self._own(draft)
         draft.expected, draft.epoch = entry.version, entry.epoch
         draft.expectations.append((SCHEMA, entry.fields.get(SCHEMA)))
         return draft

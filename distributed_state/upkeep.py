@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from distributed_state import codec, deadlines, lineage, record
@@ -19,6 +20,7 @@ from distributed_state.keys import RecordKeys
 from distributed_state.model import (
     DELETED,
     INITIALIZED,
+    LIFETIME,
     NEXT,
     PHASE,
     SEGMENTS,
@@ -43,14 +45,18 @@ FORMAT = "distributed_state/1"
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
-def tombstone(settings: Settings, form: Form, kind: str) -> Draft:
-    """The change that deletes a record."""
+def tombstone(settings: Settings, form: Form, kind: str, *, expired: str = "") -> Draft:
+    """The change that deletes a record, or ends a session that `expired` for this reason."""
     changes = Changes(settings, form)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
-    changes.tell("conversation.deleted", {})
+    changes.lives(0, 0)
+    if expired:
+        changes.tell("session.expired", {"reason": expired})
+    else:
+        changes.tell("conversation.deleted", {})
     return changes.draft(kind)
 
 
@@ -237,8 +243,9 @@ class Import:
             form = source.of(writer)
             return form.carry(data, codec.MESSAGE, target if moves else form)
 
+        # Without its lifetime: a copy that was kept for long would end at once.
         if self.base is not None:
-            fields = {name: settled(name, value) for name, value in self.base.fields.items()}
+            fields = {name: settled(name, value) for name, value in self.base.fields.items() if name != LIFETIME}
             self.base = replace(self.base, fields=fields)
         for at, entry in enumerate(self.entries):
             ops = [
@@ -246,6 +253,7 @@ class Import:
                 if op.kind in (b"s", b"m")
                 else op
                 for op in unpack(entry.data)
+                if op.name != LIFETIME
             ]
             self.entries[at] = replace(entry, record=self.ref.text, data=pack(ops))
         self.shared = [(n, written(data, writers.get(n, source.record))) for n, data in self.shared]
@@ -292,7 +300,7 @@ async def purge(tiers: Tiers, older_than: float) -> dict[str, int]:
 
 
 async def forget(tiers: Tiers, user: str) -> int:
-    """Tombstones first, so that no tier brings anything back; then SQL, then Redis, then the journal's last entries."""
+    """Tombstones first, so that no tier brings anything back; then SQL, Redis, events, the journal's last entries."""
     owner = escape(Ref("user", user).id)
     await tiers.archiver.drain()
     texts: Sequence[str] = await tiers.port.sql(tiers.cold.owned, owner)
@@ -312,10 +320,18 @@ async def forget(tiers: Tiers, user: str) -> int:
     for answer in await tiers.port.scripts(calls):
         if isinstance(answer, StateError):
             raise answer
+    last = {names.text: version for names, version in versions.items()}
     for partition in {names.partition for names in records}:
+        await tiers.stream.redact(tiers.keys.partition(partition), partial(_tells_of, last))
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
         await tiers.warm.mark(tiers.keys.partition(partition), tiers.epoch(partition))
     await tiers.archiver.drain()
     for names in records:
         tiers.hot.forget(names.ref.text)
     return len(records)
+
+
+def _tells_of(last: Mapping[bytes, int], head: bytes) -> bool:
+    """Whether an event is about one of these records, but for their end, which every replica has to hear."""
+    _, type, subject, _, version, _ = head.split(b"\n")
+    return subject in last and (type != b"conversation.deleted" or int(version) != last[subject])

@@ -22,7 +22,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.keys import PartitionKeys, RecordKeys
-from distributed_state.model import Entry, Loaded
+from distributed_state.model import LIFETIME, Entry, Loaded
 from distributed_state.port import Call, Port, Script
 from distributed_state.settings import Settings
 
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
 SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
 MINT, INSTALL, DROP, EVICT = Script("mint"), Script("install"), Script("drop"), Script("evict")
-EMIT, ADVANCE, BEAT = Script("emit"), Script("advance"), Script("beat")
+EMIT, ADVANCE, BEAT, PRUNE = Script("emit"), Script("advance"), Script("beat"), Script("prune")
+DUE, DEFER, FILL, REDACT = Script("due"), Script("defer"), Script("fill"), Script("redact")
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
 _TOKEN_MS = 30_000
@@ -42,7 +43,8 @@ _CREATED = (b"E", b"conversation.created", b"{}")
 class Draft:
     """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes.
 
-    `told` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e').
+    `told` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another lifetime
+    ('x'). `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class Draft:
     owner: str = ""
     grip: str = ""
     told: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    lifetime: tuple[int, int] = (0, 0)
 
 
 class OpId(NamedTuple):
@@ -200,16 +203,22 @@ class Warm:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
-        for step in self._told(names, draft):
+        for step in self.told(names, draft):
             arguments += step
         return arguments
 
-    def _told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
-        begins = names.ref.scope == "session" and (draft.creation or draft.deleted == "create")
-        return [_CREATED, *draft.told] if begins else draft.told
+    def told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
+        """The steps beside the change, with those that go with a beginning."""
+        told = draft.told
+        if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):
+            # A rollback brings back a deleted one: that is told as what it is, and begins another lifetime.
+            told = [_CREATED, *told] if draft.deleted != "revive" else list(told)
+            if any(draft.lifetime) and not any(step == b"x" for step, _, _ in told):
+                told.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
+        return told
 
     def _keys(self, names: RecordKeys, draft: Draft) -> Sequence[bytes]:
-        return (*names.commit_keys, *names.event_keys) if self._told(names, draft) else names.commit_keys
+        return (*names.commit_keys, *names.event_keys) if self.told(names, draft) else names.commit_keys
 
     def committed(self, names: RecordKeys, draft: Draft, answer: list[Any]) -> Committed | Cold | Swap | Uninitialised:
         """Read the answer of commit.lua."""
@@ -292,6 +301,8 @@ class Warm:
             fields += (name, value)
         for number, data in loaded.messages:
             fields += (b"#m%d" % number, data)
+        if LIFETIME in state.fields:
+            fields += (b"#t", loaded.time_ms)
         remembered = _remember(loaded.ops)
         if remembered:
             fields += (b"#ops", remembered)

@@ -7,7 +7,19 @@ from typing import NamedTuple
 
 from distributed_state import lineage
 from distributed_state.errors import CorruptState
-from distributed_state.model import DELETED, OWNER, PARENT, SEGMENTS, Entry, Op, Segment, escape, unescape, unpack
+from distributed_state.model import (
+    DELETED,
+    LIFETIME,
+    OWNER,
+    PARENT,
+    SEGMENTS,
+    Entry,
+    Op,
+    Segment,
+    escape,
+    unescape,
+    unpack,
+)
 
 LARGEST = 2**63 - 1
 
@@ -35,8 +47,9 @@ class Parsed:
     runs: list[Segment] = field(default_factory=list)
     owner: str | None = None
     parent: str | None = None
-    touched: set[bytes] = field(default_factory=set)  # which of #owner, #deleted, #parent were set or deleted
+    touched: set[bytes] = field(default_factory=set)  # which of these fields were set or deleted
     deleted: bool = False
+    lifetime: str | None = None
     events: list[Told] = field(default_factory=list)
 
 
@@ -69,6 +82,14 @@ def label_text(stored: str) -> str:
 def parent_record(value: bytes) -> str:
     """The record in a `#parent` field, `<record text>@<version>`."""
     return value.decode().rpartition("@")[0]
+
+
+def lifetime_text(value: bytes) -> str:
+    """What is in a `#lifetime` field, if it can be read."""
+    idle_ms, _, until_ms = value.partition(b" ")
+    if not 0 <= int(idle_ms) <= LARGEST or not 0 <= int(until_ms) <= LARGEST:
+        raise ValueError("a lifetime outside of 0 .. 2**63 - 1")
+    return value.decode()
 
 
 def _sequence(name: bytes) -> int:
@@ -104,6 +125,8 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.owner = None if value is None else _text(value)
     elif op.name == PARENT:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
+    elif op.name == LIFETIME:
+        parsed.lifetime = None if value is None else lifetime_text(value)
     elif op.name == DELETED:
         parsed.deleted = value is not None
     else:

@@ -32,5 +32,5 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
 
 def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
     version = max(row["version"], former["version"] if former else 0)
-    hidden = {"record": name, "id": name, "scope": ERASED, "owner": None, "parent": None}
+    hidden = {"record": name, "id": name, "scope": ERASED, "owner": None, "parent": None, "lifetime": None}
     return {**row, **hidden, "deleted": True, "version": version}

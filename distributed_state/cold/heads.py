@@ -11,7 +11,7 @@ from sqlalchemy import Connection, select
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.tables import records
-from distributed_state.model import DELETED, OWNER, PARENT
+from distributed_state.model import DELETED, LIFETIME, OWNER, PARENT
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
 Head = Mapping[Any, Any]
@@ -69,7 +69,7 @@ def _new(namespace: str, item: Parsed) -> dict[str, Any]:
     record = item.entry.record
     scope, _, name = record.partition(":")
     head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": scope, "id": name}
-    return head | {"created_ms": item.entry.time_ms, "owner": None, "deleted": False, "parent": None}
+    return head | {"created_ms": item.entry.time_ms, "owner": None, "deleted": False, "parent": None, "lifetime": None}
 
 
 def _follow(head: dict[str, Any], item: Parsed) -> None:
@@ -81,3 +81,5 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
             head["deleted"] = item.deleted
         if PARENT in item.touched:
             head["parent"] = item.parent
+        if LIFETIME in item.touched:
+            head["lifetime"] = item.lifetime

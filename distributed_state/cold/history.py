@@ -84,7 +84,7 @@ def load(connection: Connection, namespace: str, record: str, window: int, ops_s
         fields = dict(_GONE)
     runs = lineage.last(lineage.segments(record, fields), window)
     shown = sorted(messages_of(connection, namespace, record, runs).items())
-    return Loaded(State(head["epoch"], head["version"], fields), shown, ops[-_RECENT_OPS:])
+    return Loaded(State(head["epoch"], head["version"], fields), shown, ops[-_RECENT_OPS:], head["updated_ms"])
 
 
 def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
@@ -92,7 +92,7 @@ def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> 
     # Neither depends on the row found: PostgreSQL looks the snapshot up by its key, and could otherwise hash them all.
     same = and_(s.namespace == namespace, s.record == record)
     latest = select(func.max(s.version)).where(same).scalar_subquery()
-    query = select(r.record, r.scope, r.epoch, r.version, r.deleted, s.version.label("base"), s.data)
+    query = select(r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms, s.version.label("base"), s.data)
     query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
     query = query.where(r.namespace == namespace, r.record.in_([record, hashed(namespace, record)]))
     rows = {row["record"]: row for row in connection.execute(query).mappings()}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, select, tuple_
 
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.tables import records, shares
-from distributed_state.cold.values import Listed
+from distributed_state.cold.values import Listed, Mortal
 from distributed_state.errors import InvalidValue
 
 
@@ -85,3 +85,12 @@ def _forks(connection: Connection, namespace: str, sources: Iterable[str]) -> se
         sharers = select(s.record).where(s.namespace == namespace, s.source.in_(chunk))
         found |= {*connection.execute(children).scalars(), *connection.execute(sharers).scalars()}
     return found
+
+
+def mortal(connection: Connection, namespace: str, partitions: Sequence[int], after: str, limit: int) -> list[Mortal]:
+    """Records of these partitions that have a lifetime, in order of their texts."""
+    r = records.c
+    query = select(r.record, r.partition, r.lifetime, r.updated_ms)
+    query = query.where(r.namespace == namespace, r.partition.in_(partitions), r.lifetime.is_not(None))
+    query = query.where(r.record > after, r.deleted.is_(False)).order_by(r.record).limit(limit)
+    return [Mortal(*row) for row in connection.execute(query)]

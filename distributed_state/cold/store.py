@@ -24,11 +24,11 @@ from distributed_state.cold import (
 )
 from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import cursors, namespaces, quarantine, records
-from distributed_state.cold.values import Batch, Cursor, Happened, Listed, Purged, Quarantined, Sought
+from distributed_state.cold.values import Batch, Cursor, Happened, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
 from distributed_state.model import Entry, Loaded, Segment, State
 
-__all__ = ["Batch", "ColdStore", "Cursor", "Happened", "Listed", "Purged", "Quarantined", "Sought"]
+__all__ = ["Batch", "ColdStore", "Cursor", "Happened", "Listed", "Mortal", "Purged", "Quarantined", "Sought"]
 LAYOUT = 1
 
 
@@ -156,6 +156,11 @@ class ColdStore:
         """
         with self._database.read() as connection:
             return listing.listing(connection, self.namespace, scope, owner, limit, after, deleted)
+
+    def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
+        """Records of these partitions that have a lifetime, from behind `after` on in order of their texts."""
+        with self._database.read() as connection:
+            return listing.mortal(connection, self.namespace, partitions, after, limit)
 
     def audit(self, sought: Sought) -> list[Happened]:
         """The events asked for, oldest first."""

@@ -100,12 +100,21 @@ records = Table(
     Column("updated_ms", BigInteger, nullable=False),
     Column("deleted", Boolean, nullable=False),
     Column("parent", TEXT, nullable=True),
+    Column("lifetime", TEXT, nullable=True),
 )
 _NEWEST = (records.c.deleted, records.c.updated_ms, records.c.record)
 Index("records_listed", records.c.namespace, records.c.scope, *_NEWEST)
 Index("records_listed_by_owner", records.c.namespace, records.c.scope, records.c.owner, *_NEWEST)
 Index("records_owned", records.c.namespace, records.c.owner)
 Index("records_forked", records.c.namespace, records.c.parent)
+Index(
+    "records_mortal",
+    records.c.namespace,
+    records.c.partition,
+    records.c.record,
+    postgresql_where=records.c.lifetime.is_not(None),
+    sqlite_where=records.c.lifetime.is_not(None),
+)
 
 # Since `version`, the record shows messages `start` to `stop` (exclusive) kept under `source`, which may be itself.
 shares = Table(

@@ -73,6 +73,16 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
+class Mortal:
+    """A record that has a lifetime, as `model.LIFETIME` is written, and when it was last committed."""
+
+    record: str
+    partition: int
+    lifetime: str
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sought:
     """Which events are asked for: in `type`, `*` stands for any characters.
 

@@ -1,7 +1,7 @@
 --[[
   Change one record: every check first, then every write, because a script does not roll back.
   KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes
-        the last three only if there are steps 'e', 'E' or 'x'
+        the last three only if there are steps 'e', 'E', 'x' or 'X'
   ARGV  epoch           '' = whichever it is
         replica, sequence, oldest, digest     the op id: see remembered() below
         grip            the lock's value as acquired, '' = none
@@ -16,8 +16,8 @@
         window          seconds, how long op ids of other replicas are kept
         kept_events     how many lifecycle events stay in the stream
         expectations, then that many pairs: field, '=' .. raw value | '-'
-        then triples: step, name, value (steps as in model.Op, and 'E': an event only if the record begins with this;
-        'x': look at the record's lifetime at this time in ms)
+        then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
+        at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
   Returns {'ok', version, epoch, first message's number, results, journal offset}   '?' for a number that only SQL knows
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
@@ -42,7 +42,7 @@ if not place[1] then return {'uninitialised'} end
 if epoch ~= '' and epoch ~= place[1] then return {'epoch', place[1]} end
 epoch = place[1]
 
-local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#owner')
+local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#owner', '#lifetime')
 local version = head[1]
 
 -- Op ids are kept per replica as 'replica oldest time sequence:version:digest:first,results ...', joined by ';'. A replica
@@ -140,9 +140,10 @@ local first_message = head[4] or '0'
 local next_message, last_message = first_message + 0, first_message
 local fields, gone, change, results = {}, {}, {}, ''
 local event, types, told = tonumber(place[6] or '0'), {}, {}
+local now_ms, lives = now[1] * 1000 + math.floor(now[2] / 1000), head[7]
 for i = first_step, #ARGV, 3 do
   local step, name, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
-  if step == 'E' and (not version or head[3]) then step = 'e' end
+  if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
   if step == 's' or step == 'i' then
     if step == 'i' then
       step, value = 's', sums[name]
@@ -175,9 +176,23 @@ for i = first_step, #ARGV, 3 do
     types[#types + 1], told[#told + 1] = name, value
     name = whole(event + #types) .. ' ' .. name .. ' ' .. text
   elseif step == 'x' then
-    call('ZADD', lifetimes, name, text)
+    local idle, left, limit, look = tonumber(name), tonumber(value), 0, nil
+    if left > 0 then
+      limit = now_ms + left
+      look = limit
+    end
+    if idle > 0 then look = math.min(look or math.huge, now_ms + idle) end
+    if look then
+      lives = true
+      step, name, value = 's', '#lifetime', name .. ' ' .. whole(limit)
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+      call('ZADD', lifetimes, whole(look), text)
+    else
+      call('ZREM', lifetimes, text)
+    end
   end
-  if step ~= 'E' and step ~= 'x' then
+  if step ~= 'E' and step ~= 'x' and step ~= 'X' then
     change[#change + 1] = step .. #name .. ':' .. #value .. ':' .. name .. value
   end
 end
@@ -197,6 +212,10 @@ local n = #fields
 fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = '#v', version, '#size', growth == 0 and head[5] or whole(size + growth)
 fields[n + 5], fields[n + 6] = '#ops', remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
   .. ARGV[3] .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+-- When it was last committed, for who looks whether it was idle too long: nothing else is noted of that on the way.
+if lives then
+  fields[n + 7], fields[n + 8] = '#t', whole(now_ms)
+end
 if n <= 7000 then
   call('HSET', record, unpack(fields))
 else
@@ -231,7 +250,8 @@ if types[1] then
   local floor = event - kept_events
   if floor > 0 and event % 64 < #types then
     call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
-    call('HSET', meta, 'event_floor', whole(floor))
+    -- It may be higher already: old events are dropped by their age, too.
+    if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', whole(floor)) end
   end
 end
 -- The writer need not be told. Whether it listens only the server knows: its link may have ended without a word.

@@ -51,7 +51,8 @@ call('XADD', events, number .. '-0', 'h', head, 'd', data)
 local floor = number - kept_events
 if floor > 0 and number % 64 == 0 then
   call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
-  call('HSET', meta, 'event_floor', whole(floor))
+  -- It may be higher already: old events are dropped by their age, too.
+  if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', whole(floor)) end
 end
 local name = number .. ' ' .. type .. ' ' .. subject
 local change = 'e' .. #name .. ':' .. #data .. ':' .. name .. data

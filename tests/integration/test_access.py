@@ -150,6 +150,8 @@ SESSION: dict[str, Case] = {
         [("write", f"agent.{name}") for name in STATE] + [("write", P), ("write", M)],
     ),
     "switch": (lambda s: s.switch(previous_id="t"), [("write", V), ("read", V)]),
+    "lifetime": (lambda s: s.lifetime(), [("read", V)]),
+    "set_lifetime": (lambda s: s.set_lifetime(idle=60), [("write", None)]),
     "fork": (lambda s: s.fork("f"), [("read", None), ("write", None), ("write", "a"), ("write", P)]),
 }
 

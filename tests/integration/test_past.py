@@ -582,7 +582,11 @@ def traces(store: Any, opener: Any) -> list[str]:
     """Where the person can still be found."""
     found = []
     with redis_of(store) as client:
-        blobs = [held_in_redis(client, key) for key in client.scan_iter(f"{opener.namespace}*", count=1000)]
+        names = list(client.scan_iter(f"{opener.namespace}*", count=1000))
+        blobs = [held_in_redis(client, key) for key in names if not key.endswith(b":events")]
+        # All that replicas which are away have still to hear is that the conversation is deleted.
+        events = [repr(row).encode() for key in names if key.endswith(b":events") for row in client.xrange(key)]
+        blobs += [row for row in events if b"\\nconversation.deleted\\nsession:" not in row]
         found += [f"redis: {blob[:300]!r}" for blob in blobs if MARK.encode() in blob]
     if opener.archive != "memory":
         tables = everything_in_sql(opener.archive, opener.namespace)

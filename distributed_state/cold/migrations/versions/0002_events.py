@@ -1,4 +1,4 @@
-"""The table of lifecycle events."""
+"""The table of lifecycle events, and the lifetimes of records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
-    """Create the table; what happened before is not told."""
+    """Create the table; what happened before is not told. Nothing that is there has a lifetime."""
     op.create_table(
         "events",
         sa.Column("namespace", TEXT, primary_key=True),
@@ -30,6 +30,14 @@ def upgrade() -> None:
     op.create_index("events_by_subject", "events", ["namespace", "subject", "time_ms"])
     op.create_index("events_by_time", "events", ["namespace", "time_ms"])
     op.create_index("events_by_type", "events", ["namespace", "type", "time_ms"])
+    op.add_column("records", sa.Column("lifetime", TEXT, nullable=True))
+    op.create_index(
+        "records_mortal",
+        "records",
+        ["namespace", "partition", "record"],
+        postgresql_where=sa.text("lifetime IS NOT NULL"),
+        sqlite_where=sa.text("lifetime IS NOT NULL"),
+    )
 
 
 def downgrade() -> None:

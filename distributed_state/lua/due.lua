@@ -1,0 +1,14 @@
+--[[
+  The records of a partition whose lifetime has to be looked at now, the most overdue first.
+  KEYS  lifetimes  meta
+  ARGV  most    this many
+  Returns {'ok', epoch, epoch that the set was filled for | '', now_ms, {member, score, ...}} | {'uninitialised'}
+]]
+local lifetimes, meta = KEYS[1], KEYS[2]
+local most = ARGV[1]
+local place = redis.call('HMGET', meta, 'epoch', 'lifetimes')
+if not place[1] then return {'uninitialised'} end
+local now = redis.call('TIME')
+local now_ms = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))
+return {'ok', place[1], place[2] or '', now_ms,
+  redis.call('ZRANGEBYSCORE', lifetimes, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, most)}

@@ -1,0 +1,30 @@
+--[[
+  Drop the oldest events of a partition, as far as they are older than this, and note up to where.
+  KEYS  meta  events
+  ARGV  age_ms
+        most    this many at a time
+  Returns {'ok', dropped}
+]]
+local meta, events = KEYS[1], KEYS[2]
+local age_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
+local function whole(number) return string.format('%d', number) end
+
+local now = redis.call('TIME')
+local before_ms = now[1] * 1000 + now[2] / 1000 - age_ms
+local place = redis.call('HMGET', meta, 'event', 'event_floor')
+local floor = tonumber(place[2] or '0')
+-- Events are in the order of their times, so the first that is new enough is found by halving. One that was taken out
+-- is as the next that is there, or the one before it.
+local low, high = floor, math.min(tonumber(place[1] or '0'), floor + most)
+while low < high do
+  local middle = math.ceil((low + high) / 2)
+  local found = redis.call('XRANGE', events, whole(middle) .. '-0', '+', 'COUNT', 1)[1]
+    or redis.call('XREVRANGE', events, whole(middle) .. '-0', '-', 'COUNT', 1)[1]
+  local seconds, micros
+  if found then seconds, micros = string.match(found[2][2], '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)') end
+  if found and seconds * 1000 + micros / 1000 >= before_ms then high = middle - 1 else low = middle end
+end
+if low == floor then return {'ok', '0'} end
+redis.call('XTRIM', events, 'MINID', whole(low + 1) .. '-0')
+redis.call('HSET', meta, 'event_floor', whole(low))
+return {'ok', whole(low - floor)}
