@@ -105,10 +105,11 @@ class Agent(Profile):
         return finish(self._run_command(name, args, conversation_id, progress))
 
     def status(self) -> Status:
-        return finish(self._hosted().status(self))
+        found: Status = finish(self._hosted().status(self))
+        return found
 
     def reload(self) -> None:
-        return finish(self._hosted().reload(self))
+        finish(self._hosted().reload(self))
 
 
 class Host:

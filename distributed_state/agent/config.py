@@ -23,6 +23,8 @@ RECORD = "agent-config"  # of scope app: a field for all agents, and one for eac
 
 def field_of(agent: str) -> str:
     """Where the record keeps what was given to one agent, or with "" to all."""
+    if not isinstance(agent, str):
+        raise InvalidValue(f"agent is the name of one, not a {type(agent).__name__}")
     return f"agent:{agent}" if agent else "all"
 
 
@@ -105,7 +107,7 @@ class Config:
     def __init__(self, agent: str, model: type[BaseModel] | None, source: Source | None) -> None:
         self._agent, self._model = agent, model
         self._path = Path(source) if isinstance(source, (str, os.PathLike)) else None
-        self._given = None if source is None or self._path else of_fleet(source)  # type: ignore[arg-type]  # not a path
+        self._given = None if source is None or self._path else of_fleet(source)
         self._raw: dict[str, Any] = {}
         self._file: dict[str, Any] | None = None  # as last read, good or not
         self._seen: tuple[float, int] | None = None

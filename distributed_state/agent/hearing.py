@@ -7,6 +7,7 @@ this client, and those that follow none in particular.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from distributed_state.agent import config
@@ -44,7 +45,7 @@ class Hearing:
     async def hear(self, event: Event) -> None:
         """Let the agents know of an event."""
         lag = max(0.0, self._store.tiers().clock.now() - event.time)
-        for agent in self.agents:
+        for agent in self.agents if event.time else ():
             agent._lag = lag
         meaning = self._meanings.get(event.type)
         if meaning is None or not await meaning(event):
@@ -123,7 +124,8 @@ class Hearing:
             if id not in self._deleting:
                 twin = core(agent._session(id))
                 # The tombstone is the last version; what it took away is the one before.
-                past = AsyncLastState(twin, event.version - 1, lambda error, it=agent: it._unreadable(error, id, "*"))
+                warn = partial(agent._unreadable, text=event.subject, field="*")
+                past = AsyncLastState(twin, event.version - 1, warn)
                 given = {"conversation_id": id}
                 await self.hook(agent, "on_conversation_deleted", given, event, id, self._dress_past(past))
             agent._conversations.pop(id, None)

@@ -26,6 +26,9 @@ class Hooks:
     def start(self) -> Any:
         """Begin. Runs once events are heard, before `main_loop`."""
 
+    def main_loop(self) -> Any:
+        """Work in the background until it is time to end: `while self.wait(5.0): ...`. Only under `run()`."""
+
     def on_new_conversation(self, conversation_id: str, is_clear: bool) -> Any:
         """A conversation was created or cleared. Everywhere; its defaults are there, put in once for the fleet."""
 
@@ -52,7 +55,7 @@ class Hooks:
         """The config is another one now. Take `config`, or also `changed`, the set of names whose values differ."""
 
     def on_status(self, *given: Any, **named: Any) -> Any:
-        """Somebody asked how this replica is, by SIGUSR1 or `status()`. The usual figures, `status`, are logged already."""
+        """Somebody asked how this replica is, by SIGUSR1 or `status()`. The figures, `status`, are logged already."""
 
     def on_resync(self, event: Event) -> Any:
         """This replica missed events, more than the fleet keeps. The current conversation and config are read anew."""

@@ -13,8 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from distributed_state.agent.hearing import Hearing
 from distributed_state.agent.health import Status
+from distributed_state.agent.hearing import Hearing
 from distributed_state.agent.hooks import call, check
 from distributed_state.agent.past import LastState
 from distributed_state.agent.profile import Profile, Scene, core, defaults_of
@@ -24,7 +24,7 @@ from distributed_state.port import Job, Port
 from distributed_state.port.signals import HAS_RELOAD, listening
 
 log = logging.getLogger(__name__)
-_WAITING = 10_000  # events that wait here before no more are read
+_WAITING = 100  # events that are taken over at once; the others wait where they arrive
 _TICK = 1.0
 _LAST_WORDS = 5.0  # seconds that the end's hooks and the archive get, however late it is
 _BEFORE_DELETION = 10.0
@@ -80,7 +80,7 @@ class AsyncHost:
     @property
     def waiting(self) -> int:
         """How many events wait for their hooks."""
-        return len(self._inbox)
+        return len(self._inbox) + (0 if self._events is None else self._events.waiting)
 
     # Beginning
 
@@ -254,7 +254,9 @@ class AsyncHost:
         ]
         if shown != self._shown:
             self._shown = shown
-            self._store.announce(agents=shown)
+            tell = getattr(self._store, "announce", None)
+            if tell is not None:
+                tell(agents=shown)
 
     # Being asked
 

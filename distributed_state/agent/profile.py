@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
 from distributed_state import codec
-from distributed_state.agent.commands import Command, CommandArgument, Commands, Progress, given
 from distributed_state.agent import config as configs
+from distributed_state.agent.commands import Command, CommandArgument, Commands, Progress, given
 from distributed_state.agent.health import Limits, Status, memory_mb
 from distributed_state.agent.hooks import Hooks, call
 from distributed_state.agent.visible import Visible
@@ -50,8 +51,8 @@ class Profile(Hooks, Visible):
     """
 
     Config: ClassVar[type[BaseModel] | None] = None
-    persistent_defaults: Any = {}
-    conversation_defaults: Any = {}
+    persistent_defaults: Any = MappingProxyType({})
+    conversation_defaults: Any = MappingProxyType({})
     pause_when_inactive: bool = False
     slow_hook: float = 0.1
     stuck_hook: float = 10.0

@@ -1,4 +1,4 @@
-"""What an agent shows of itself: prompt, sections, log. Law: it is plain values, replaced whole, so anybody may read."""
+"""What an agent shows of itself: prompt, sections, log. Law: plain values, replaced whole, so that anybody may read."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Visible:
         for listener in list(self.listeners):
             try:
                 listener(kind, content)
-            except Exception:  # noqa: BLE001 - whoever listens must not break whom it listens to
+            except Exception:
                 log.exception("agent %s: a listener failed at %s", self.name, kind)
 
 
