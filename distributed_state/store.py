@@ -237,6 +237,7 @@ class AsyncStateStore(AsyncFleet):
             home.port.abandon()
         self._homes.clear()
         self.ephemeral.forget()
+        self.deleting.clear()
         if self._cold is not None:
             self._cold.abandon()
         if self._connections.embedded:

@@ -239,8 +239,8 @@ class AsyncHost:
         return task.result
 
     async def _before_deletion(self, ref: Ref) -> None:
-        if ref.scope != "session" or self.stopping:
-            return
+        if ref.scope != "session" or self.stopping or self._store.tiers().port is not self._port:
+            return  # on another event loop nobody can wait for this one's hooks: they run after, as elsewhere
         if self._hearing.in_a_hook():
             await self._hearing.deleting(ref)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from distributed_state import codec
+from distributed_state import acting, codec
 from distributed_state.agent import config as configs
 from distributed_state.agent.commands import Command, CommandArgument, Commands, Progress, given
 from distributed_state.agent.health import Limits, Status, memory_mb
@@ -22,7 +22,7 @@ from distributed_state.errors import CommandFailed, ConfigurationError, CorruptS
 from distributed_state.model import Ref
 from distributed_state.port import Port
 
-_KNOWN = 100_000  # conversations that are counted
+_KNOWN, _LONGEST = 100_000, 200  # conversations that are counted; a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Profile(Hooks, Visible):
     ) -> None:
         self.name = name or getattr(type(self), "name", "") or type(self).__name__
         for what, value in ("name", self.name), ("client", client):
-            if not isinstance(value, str):
-                raise InvalidValue(f"{what} is a str, not {type(value).__name__}")
+            if not isinstance(value, str) or len(value) > _LONGEST:
+                raise InvalidValue(f"{what} is a str of at most {_LONGEST} characters, not {value!r:.80}")
         Ref("app", self._persistent_id)
         super().__init__()
         self._source, self._store = store, None if callable(store) else store
@@ -150,7 +150,8 @@ class Profile(Hooks, Visible):
             found = await call(self._port(), defaults, {"id": core(handle).ref.id})
             return found  # type: ignore[no-any-return]
 
-        return bool(await core(handle).initialize(made))
+        with self._signing():
+            return bool(await core(handle).initialize(made))
 
     # Config
 
@@ -249,9 +250,14 @@ class Profile(Hooks, Visible):
     def _on(self, it: Scene) -> Iterator[None]:
         token = scene.set(it)
         try:
-            yield
+            with self._signing():
+                yield
         finally:
             scene.reset(token)
+
+    def _signing(self) -> AbstractContextManager[None]:
+        """What nobody in particular does inside is noted as the agent's."""
+        return nullcontext() if acting.present() else acting.acting_as(self._persistent_id)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
