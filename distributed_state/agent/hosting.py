@@ -359,6 +359,8 @@ class AsyncHost:
         port = self._port
         if not self.stopping:
             self.stop()
+        for agent in self.agents:
+            agent._log("INFO", "ending", {"waits_for": f"{agent.shutdown_timeout} s"})
         if not await self._finished(lambda: not self._looping and not any(each._busy for each in self.agents)):
             log.error("what runs did not end within shutdown_timeout and is left alone")
         try:

@@ -153,9 +153,7 @@ async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: An
     async with hosted(many[0]), hosted(many[1]), hosted(many[2]):
         for round in range(5):
             before = await stores[0].app("agent-config").version(fresh=True)
-            await asyncio.gather(
-                *(store.reload_config({"round": round, "by": by}) for by, store in enumerate(stores))
-            )
+            await asyncio.gather(*(store.reload_config({"round": round, "by": by}) for by, store in enumerate(stores)))
             kept = await stores[0].app("agent-config").get("all", fresh=True)
             for agent in many:
                 await until(lambda agent=agent, before=before: agent._config._version == before + 3)
