@@ -361,15 +361,19 @@ class AsyncHost:
             self.stop()
         for agent in self.agents:
             agent._log("INFO", "ending", {"waits_for": f"{agent.shutdown_timeout} s"})
-        if not await self._finished(lambda: not self._looping and not any(each._busy for each in self.agents)):
-            log.error("what runs did not end within shutdown_timeout and is left alone")
+        if not await self._finished(self._idle):
+            hanging = self._hearing.running
+            what = "main_loop or a command" if hanging is None else hanging[1]
+            log.error("%s did not end within shutdown_timeout and is left alone", what)
         try:
             if self._before_deletion in self._store.deleting:
                 self._store.deleting.remove(self._before_deletion)
             # Not even a worker: it failed before it began.
             for hook in ("on_shutdown", "cleanup") if self._jobs else ():
                 for agent in self.agents:
-                    await self.do(partial(self._hearing.hook, agent, hook, {}), limit=self._left())
+                    run = partial(self._hearing.hook, agent, hook, {})
+                    # Where hooks run another one hangs: better elsewhere than never.
+                    await (self.do(run, limit=self._left()) if self._idle_hooks() else run())
             self._ended = True
             self._wake.set()
             for job in [*self._jobs, *self._loops]:
@@ -388,6 +392,12 @@ class AsyncHost:
 
     def _left(self) -> float:
         return max(self._deadline - self._running().monotonic(), _LAST_WORDS)
+
+    def _idle(self) -> bool:
+        return not self._looping and self._idle_hooks() and not any(each._busy for each in self.agents)
+
+    def _idle_hooks(self) -> bool:
+        return self._hearing.running is None
 
     async def _finished(self, condition: Callable[[], bool]) -> bool:
         port = self._running()

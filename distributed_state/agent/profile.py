@@ -56,7 +56,7 @@ class Profile(Hooks, Visible):
     pause_when_inactive: bool = False
     slow_hook: float = 0.1
     stuck_hook: float = 10.0
-    shutdown_timeout: float = 30.0
+    shutdown_timeout: float = 20.0
     watch_config: float | None = None
     limits: Limits = Limits()
 
@@ -151,7 +151,7 @@ class Profile(Hooks, Visible):
             return found  # type: ignore[no-any-return]
 
         with self._signing():
-            return bool(await core(handle).initialize(made))
+            return bool(await core(handle)._initialize(made, self._persistent_id))
 
     # Config
 

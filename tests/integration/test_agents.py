@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -735,3 +738,82 @@ async def test_a_replica_that_missed_events_looks_anew(store: Any) -> None:
             client.delete(*client.scan_iter(match=f"{core(store).settings.namespace}*", count=1000))
         await store.session("d").set("a", 1)
         await until(lambda: agent.of("resync"), 30)
+
+
+async def test_each_of_several_agents_puts_its_own_defaults_in(store: Any) -> None:
+    class Other(Recorder):
+        conversation_defaults = {"theme": "dark", "mood": "good"}  # noqa: RUF012 - as a user writes it
+
+    first, second = made(Recorder, store, name="a b"), made(Other, store, name="a")
+    async with hosted(first, second):
+        await store.session("c").initialize({"title": "mine"})
+        await until(lambda: second.saw)
+        session = store.session("c")
+        assert await session.get_all() == {"title": "mine", "notes": [], "theme": "light", "mood": "good"}
+        await session.delete("mood")
+        await session.switch()
+        await until(lambda: second.of("switched"))
+        assert not await session.has("mood"), "what was deleted since is not put back"
+        await session.clear()
+        await until(lambda: len(second.of("new")) == 2)
+        assert await session.get_all() == {"notes": [], "theme": "light", "mood": "good"}
+    assert [change.kind for change in await session.history()].count("initialize") == 5
+
+
+async def test_a_hook_that_hangs_is_noticed_and_does_not_hinder_the_end(store: Any, caplog: Any) -> None:
+    release = threading.Event()
+
+    class Hanging(Recorder):
+        stuck_hook = 0.05
+        shutdown_timeout = 0.2
+
+        async def on_new_conversation(self, conversation_id: str, is_clear: bool) -> None:
+            while not release.is_set():
+                await asyncio.sleep(0.01)
+
+        async def cleanup(self) -> None:
+            self.saw.append(("cleanup",))
+
+    agent = made(Hanging, store)
+    async with hosted(agent):
+        await store.session("c").set("a", 1)
+        await until(lambda: [r for r in caplog.records if "has been running for" in r.getMessage()])
+        asyncio.get_running_loop().call_later(1.0, release.set)
+    assert agent.saw == [("cleanup",)]
+    assert [r for r in caplog.records if "Hanging.on_new_conversation did not end" in r.getMessage()]
+
+
+@pytest.mark.only(face="asyncio")
+async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
+    class Cleaning(Recorder):
+        async def cleanup(self) -> None:
+            self.saw.append(("cleanup",))
+
+    agent = made(Cleaning, store)
+    running = asyncio.create_task(agent.run())
+    await until(lambda: agent._host is not None and agent._host._loops)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert agent.saw == [("cleanup",)]
+    assert await store.session("still").set("open", 1) == 1
+
+
+@pytest.mark.only(face="blocking", warm=("redis", "valkey"))
+@pytest.mark.brief("servers")
+async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> None:
+    store = await opener()
+    agent = made(Recorder, store)
+    await store.session("c").set("a", 1)
+    async with hosted(agent):
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                began = time.monotonic()
+                store.it.delete("c")
+                os._exit(0 if time.monotonic() - began < 5 else 3)
+            os._exit(2)
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        await until(lambda: agent.of("deleted"))
+        assert agent.of("deleted")[0][2] is False, "for the parent another replica did it"
