@@ -51,8 +51,8 @@ class AsyncAgent(Profile):
     ) -> Any:
         """Run a command on a conversation, by default the current one, and return what it returned.
 
-        `progress(text, fields)` hears its reports. Raises NotFound, InvalidValue for wrong arguments, CommandFailed
-        from what the command raised; errors of the store as they are.
+        `progress(text, fields)` hears its reports, in the thread that the command runs in. Raises NotFound,
+        InvalidValue for wrong arguments, CommandFailed from what the command raised; errors of the store as they are.
         """
         return await self._run_command(name, args, conversation_id, progress)
 

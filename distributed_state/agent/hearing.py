@@ -192,7 +192,7 @@ class Hearing:
         return True
 
     def _concerned(self, event: Event) -> list[Profile]:
-        return [agent for agent in self.agents if not agent.client or _follows(agent, event)]
+        return [agent for agent in self.agents if not agent._of_client or _follows(agent, event)]
 
     # Config
 
@@ -225,7 +225,7 @@ class Hearing:
         except ConfigurationError as error:
             agent._log("ERROR", "the config file is broken: the old config stays", {"error": str(error)})
             return
-        agent._log("INFO", "config read", {"changed": sorted(changed)})
+        agent._log("INFO", "config file read", {"changed": sorted(changed)})
         await self._config_update(agent, changed)
 
     async def spread(self, agent: Profile) -> config.Spread | None:
@@ -260,7 +260,7 @@ class Hearing:
 
 def _follows(agent: Profile, event: Event) -> bool:
     """Whether this is of the client whose conversation is the agent's current one."""
-    return agent.client == _text(event, "client")
+    return agent._of_client == _text(event, "client")
 
 
 def _text(event: Event, name: str) -> str:

@@ -70,7 +70,7 @@ class Profile(Hooks, Visible):
         Ref("app", self._persistent_id)
         super().__init__()
         self._source, self._store = store, None if callable(store) else store
-        self.client = client
+        self._of_client = client
         self.ephemeral: dict[str, Any] = {}
         self.requests = self.errors = self.queue_size = 0
         self._config = configs.Config(self.name, self._model(), config)

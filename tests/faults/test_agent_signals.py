@@ -64,7 +64,7 @@ async def test_sighup_reads_the_config_again_and_a_broken_one_changes_nothing(op
     with running(opener, "wait", file) as agent:
         agent.until("started")
         for text, expected in (
-            ("poll_interval: 5   # only a comment\n", ("log", "INFO", "config read")),
+            ("poll_interval: 5   # only a comment\n", ("log", "INFO", "config file read")),
             ("poll_interval: [\n", ("log", "ERROR", "the config file is broken: the old config stays")),
             ("poll_interval: 7\n", ("config", {"poll_interval": 7}, ["poll_interval"])),
         ):

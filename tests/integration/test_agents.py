@@ -817,3 +817,26 @@ async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> 
         assert os.waitstatus_to_exitcode(status) == 0
         await until(lambda: agent.of("deleted"))
         assert agent.of("deleted")[0][2] is False, "for the parent another replica did it"
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+@pytest.mark.parametrize("guarded", [True, False], ids=["guarded", "without the guard"])
+async def test_who_hears_of_a_change_finds_it(opener: Any, guarded: bool, monkeypatch: Any) -> None:
+    """The event may come before what hot is told of the same commit: here hot is told nothing at all."""
+    here, there = await opener(), await opener()
+    agent = made(Recorder, there)
+    async with hosted(agent):
+        await here.session("c").set("notes", ["old"])
+        await until(lambda: agent.of("new"))
+
+        async def hot() -> bool:
+            return await there.session("c").get("notes") == ["old"] and "session:c" in tiers(there).hot.entries
+
+        await until(hot)
+        monkeypatch.setattr(tiers(there), "_hear", lambda text, payload: None)
+        if not guarded:
+            monkeypatch.setattr(tiers(there).hot, "expect", lambda text, epoch, version: None)
+        await here.session("c").clear()
+        await until(lambda: len(agent.of("new")) == 2)
+        assert agent.of("new")[1] == ("new", "c", True, [] if guarded else ["old"])

@@ -20,7 +20,7 @@ from distributed_state import StateStore, cli
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit"),
-    *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay"),
+    *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config"),
 ]
 
 
@@ -342,3 +342,19 @@ def test_a_bad_question_about_the_past_is_one_line(run: Run, words: tuple[str, .
     assert (done.code, done.out) == (1, "")
     assert lines(done.err) <= 2
     assert done.err.startswith("error: ")
+
+
+def test_a_config_is_given_to_the_fleet_or_to_one_agent(run: Run, archive: str, tmp_path: Path) -> None:
+    file = tmp_path / "agents.yaml"
+    file.write_text("poll_interval: 5\n")
+    assert run("reload-config", str(file)).out == "config of all agents is version 1\n"
+    assert run("reload-config", str(file), "--agent", "notes").out == "config of agent notes is version 2\n"
+    file.write_text("poll_interval: [5\n")
+    broken = run("reload-config", str(file))
+    assert (broken.code, lines(broken.err)) == (1, 1)
+    assert f"{file}, line 2, column 1" in broken.err.replace("\n", "")
+    with StateStore.open(archive=archive) as store:
+        record = store.app("agent-config")
+        assert [record.get(name)["config"] for name in ("all", "agent:notes")] == [{"poll_interval": 5}] * 2
+        told = [(event.type, event.subject, event.data["agent"]) for event in store.audit()]
+        assert told == [("config.changed", "app:agent-config", name) for name in ("", "notes")]
