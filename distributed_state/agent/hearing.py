@@ -120,8 +120,9 @@ class Hearing:
         id = event.conversation_id
         if not id:
             return False
+        ours = id in self._deleting and event.source == self._store.replica
         for agent in self.agents:
-            if id not in self._deleting:
+            if not ours:
                 twin = core(agent._session(id))
                 # The tombstone is the last version; what it took away is the one before.
                 warn = partial(agent._unreadable, text=event.subject, field="*")

@@ -41,7 +41,7 @@ class Task:
     async def run(self) -> None:
         try:
             self.result = await self._work()
-        except Exception as error:  # noqa: BLE001 - raised where it is waited for
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
             self.error = error
         finally:
             self.done.set()
@@ -193,6 +193,10 @@ class AsyncHost:
     async def _hear(self, event: Event) -> None:
         try:
             await self._hearing.hear(event)
+        except SystemExit as error:
+            # As in any program; but in a thread nobody would notice.
+            self._failed = self._failed or error
+            self.stop()
         except Exception:  # the next event is not to blame
             log.exception("event %s of type %s could not be handled", event.id, event.type)
 
@@ -263,7 +267,10 @@ class AsyncHost:
     def _ask(self, work: Callable[[Profile], Awaitable[Any]]) -> None:
         async def each() -> None:
             for agent in self.agents:
-                await work(agent)
+                try:
+                    await work(agent)
+                except Exception:
+                    log.exception("agent %s: what a signal asked for failed", agent.name)
 
         port = self._running()
         self._inbox.appendleft(Task(each, port))
@@ -310,6 +317,9 @@ class AsyncHost:
     async def _loop(self, agent: Profile) -> None:
         try:
             await call(self._running(), agent.main_loop, {})
+        except SystemExit as error:
+            self._failed = self._failed or error
+            self.stop()
         except Exception as error:  # noqa: BLE001 - raised by run()
             agent.errors += 1
             agent._log("ERROR", "main_loop failed", {"error": f"{type(error).__name__}: {error}"}, error)

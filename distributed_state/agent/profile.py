@@ -45,20 +45,24 @@ def core(it: Any) -> Any:
 class Profile(Hooks, Visible):
     """The base of `Agent` and `AsyncAgent`.
 
-    `ephemeral` is a dict of this process; `persistent` a record that all replicas of the agent share; `conversation`
+    `store` is a store, or a function that opens one; `name` says whose replicas share the persistent state and defaults
+    to the class's; `config` is a mapping or the path of a YAML or JSON file; `client` is the client whose conversation
+    is the current one, "" follows what is no client's in particular. `ephemeral` is a dict of this process; `persistent` a record that all replicas of the agent share; `conversation`
     the session that a hook or command is about, elsewhere the one that the agent's client is at. Whatever is written to
     the last two is a commit: nothing has to be saved on a switch or at the end, and nothing loaded.
     """
 
+    # What a subclass may set. A model that the config has to fit; without it any object will do.
     Config: ClassVar[type[BaseModel] | None] = None
+    # Mappings, or functions that return one; put in once for the fleet, of a conversation anew when it was cleared.
     persistent_defaults: Any = MappingProxyType({})
     conversation_defaults: Any = MappingProxyType({})
-    pause_when_inactive: bool = False
-    slow_hook: float = 0.1
-    stuck_hook: float = 10.0
-    shutdown_timeout: float = 20.0
-    watch_config: float | None = None
-    limits: Limits = Limits()
+    pause_when_inactive: bool = False  # pause() when the last client leaves, resume() when one comes
+    slow_hook: float = 0.1  # seconds; a hook that takes longer is logged
+    stuck_hook: float = 10.0  # seconds; one that has not returned by then is logged while it runs
+    shutdown_timeout: float = 20.0  # seconds that what runs gets to finish; what follows takes at most 15 more
+    watch_config: float | None = None  # seconds between two looks at the file, 0 never; by default only without SIGHUP
+    limits: Limits = Limits()  # beyond which a figure of the status is worth a warning
 
     def __init__(
         self, store: Any, *, name: str | None = None, config: configs.Source | None = None, client: str = ""

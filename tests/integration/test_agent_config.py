@@ -185,3 +185,30 @@ async def test_a_later_replica_takes_what_is_newer(opener: Any, tmp_path: Path) 
     async with hosted(agent):
         assert agent.config.poll_interval == 1, "what is not valid is passed over"
     assert await now(store.app("agent-config").version()) == 3
+
+
+async def test_a_config_given_while_the_agent_starts_is_not_missed(store: Any) -> None:
+    """Between reading the fleet's config and hearing events there is a moment."""
+
+    class Early(Recorder):
+        async def initialize(self) -> None:
+            it: Any = self
+            await now(it.store.reload_config({"a": 2}))
+
+    agent = made(Early, store, config={"a": 1})
+    async with hosted(agent):
+        assert agent.saw == [("config", {"a": 2}, {"a"})]
+        await store.emit("later")
+        await until(lambda: agent.of("event"))
+        assert len(agent.of("config")) == 1
+
+
+async def test_an_older_config_does_not_replace_a_newer_one(store: Any) -> None:
+    from distributed_state.agent.config import Config, Spread
+
+    config = Config("x", None, None)
+    assert config.take(Spread({"a": 2}, 2.0, 2)) == {"a"}
+    assert config.take(Spread({"a": 1}, 1.0, 1)) == set()
+    assert config.value == {"a": 2}
+    config._version = 0
+    assert config.take(Spread({"a": 1}, 1.0, 1)) == {"a"}, "without the guard it would"

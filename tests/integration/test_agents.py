@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -23,6 +24,7 @@ from distributed_state import (
     Deleted,
     InvalidValue,
     Limits,
+    Locked,
     NotFound,
 )
 
@@ -840,3 +842,57 @@ async def test_who_hears_of_a_change_finds_it(opener: Any, guarded: bool, monkey
         await here.session("c").clear()
         await until(lambda: len(agent.of("new")) == 2)
         assert agent.of("new")[1] == ("new", "c", True, [] if guarded else ["old"])
+
+
+@pytest.mark.parametrize("place", ["initialize", "main_loop", "on_event"])
+async def test_an_exit_anywhere_ends_the_run_with_its_code(store: Any, place: str) -> None:
+    class Leaving(Recorder):
+        async def cleanup(self) -> None:
+            self.saw.append(("cleanup",))
+
+    async def leave(self: Any, event: Any = None) -> None:
+        sys.exit(3)
+
+    setattr(Leaving, place, leave)
+    agent = made(Leaving, store)
+    running = asyncio.create_task(leaving(agent))
+    if place == "on_event":
+        await until(lambda: agent._host is not None and agent._host._loops)
+        await store.emit("time.to.go")
+    assert await running == 3
+    assert agent.saw[-1] == ("cleanup",)
+
+
+async def leaving(agent: Any) -> int:
+    """The code that it exits with; an event loop takes SystemExit for its own end, so it must not get there."""
+    if isinstance(agent, AsyncAgent):
+        try:
+            await agent.run()
+        except SystemExit as error:
+            return int(str(error.code))
+    else:
+
+        def run() -> int:
+            with pytest.raises(SystemExit) as caught:
+                agent.run()
+            return int(str(caught.value.code))
+
+        return int(await asyncio.to_thread(run))
+    raise AssertionError("it did not exit")
+
+
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_a_deletion_that_failed_here_does_not_silence_that_of_another_replica(opener: Any) -> None:
+    here, there = await opener(), await opener()
+    agent = made(Recorder, here)
+    async with hosted(agent):
+        await here.session("c").set("notes", ["kept"])
+        await until(lambda: agent.of("new"))
+        async with there.session("c").lock():
+            with pytest.raises(Locked):
+                await here.delete("c")
+        assert len(agent.of("deleted")) == 1
+        await there.delete("c")
+        await until(lambda: len(agent.of("deleted")) == 2)
+        assert agent.of("deleted") == [("deleted", "c", True, ["kept"]), ("deleted", "c", False, ["kept"])]
