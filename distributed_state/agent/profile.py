@@ -45,11 +45,13 @@ def core(it: Any) -> Any:
 class Profile(Hooks, Visible):
     """The base of `Agent` and `AsyncAgent`.
 
-    `store` is a store, or a function that opens one; `name` says whose replicas share the persistent state and defaults
-    to the class's; `config` is a mapping or the path of a YAML or JSON file; `client` is the client whose conversation
-    is the current one, "" follows what is no client's in particular. `ephemeral` is a dict of this process; `persistent` a record that all replicas of the agent share; `conversation`
-    the session that a hook or command is about, elsewhere the one that the agent's client is at. Whatever is written to
-    the last two is a commit: nothing has to be saved on a switch or at the end, and nothing loaded.
+    `store` is a store, or a function that opens one; `name`, by default the class's, says whose replicas share the
+    persistent state; `config` is a mapping or the path of a YAML or JSON file; `client` is the one whose conversation
+    is the current one, "" follows what is no client's in particular.
+
+    `ephemeral` is a dict of this process, `persistent` a record that all replicas of the agent share, `conversation`
+    the session that a hook or command is about, elsewhere the one that the client is at. Whatever is written to these
+    two is a commit: nothing has to be saved on a switch or at the end, and nothing loaded.
     """
 
     # What a subclass may set. A model that the config has to fit; without it any object will do.

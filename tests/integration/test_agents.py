@@ -431,20 +431,26 @@ async def test_persistent_state_is_the_fleets_and_ephemeral_the_process(store: A
     assert await store.app("agent:Counting").get("runs") == 2
 
 
-async def test_defaults_may_be_a_function_called_once_for_the_fleet(store: Any) -> None:
+@pytest.mark.replicas
+@pytest.mark.brief("servers")
+async def test_defaults_may_be_a_function_whose_result_is_the_fleets(opener: Any) -> None:
     calls: list[str] = []
 
     class Made(Recorder):
         async def conversation_defaults(self, id: str) -> dict[str, Any]:  # type: ignore[override]
             calls.append(id)
-            return {"notes": [id]}
+            return {"notes": [id, len(calls)]}
 
-    first, second = made(Made, store, name="one"), made(Made, store, name="two")
-    async with hosted(first, second):
-        await store.session("c").set("a", 1)
-        await until(lambda: second.saw)
-    assert calls == ["c"]
-    assert second.saw == [("new", "c", False, ["c"])]
+    here, there = await opener(), await opener()
+    first, second = made(Made, here), made(Made, there)
+    async with hosted(first), hosted(second):
+        await here.session("c").set("a", 1)
+        await until(lambda: first.saw and second.saw)
+        assert first.saw == second.saw, "if both called it, the result of one counts"
+        await there.session("c").switch()
+        await until(lambda: first.of("switched") and second.of("switched"))
+    assert set(calls) == {"c"}
+    assert len(calls) <= 2, "not called any more"
 
 
 # Commands
