@@ -1,6 +1,8 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
 from distributed_state.access import Policy, Request
+from distributed_state.agent.agents import Agent, AsyncAgent, Host
+from distributed_state.agent.commands import CommandArgument
 from distributed_state.agent.context import Context
 from distributed_state.agent.formats import (
     from_anthropic,
@@ -10,6 +12,8 @@ from distributed_state.agent.formats import (
     to_langchain,
     to_openai,
 )
+from distributed_state.agent.health import Limits, Status
+from distributed_state.agent.hosting import AsyncHost
 from distributed_state.agent.kinds import TaskState, UserState
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
 from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
@@ -17,6 +21,7 @@ from distributed_state.agent.tokens import tiktoken_counter
 from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
+from distributed_state.agent.visible import LogLevel
 from distributed_state.agent.window import Summary, Window
 from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Lease, Turn
@@ -25,6 +30,7 @@ from distributed_state.errors import (
     AccessDenied,
     Backpressure,
     ColdUnavailable,
+    CommandFailed,
     ConfigurationError,
     Conflict,
     CorruptState,
@@ -73,7 +79,10 @@ __all__ = [
     "REASONING_MACHINE",
     "TASK_MACHINE",
     "AccessDenied",
+    "Agent",
     "AgentState",
+    "AsyncAgent",
+    "AsyncHost",
     "AsyncLease",
     "AsyncRecord",
     "AsyncSession",
@@ -85,6 +94,8 @@ __all__ = [
     "Change",
     "Checkpoint",
     "ColdUnavailable",
+    "CommandArgument",
+    "CommandFailed",
     "ConfigurationError",
     "Conflict",
     "Context",
@@ -96,12 +107,15 @@ __all__ = [
     "Event",
     "Fenced",
     "Finding",
+    "Host",
     "InvalidTransition",
     "Interrupted",
     "InvalidValue",
     "KeyRing",
     "Lease",
+    "Limits",
     "LockTimeout",
+    "LogLevel",
     "Locked",
     "Lifetime",
     "Message",
@@ -121,6 +135,7 @@ __all__ = [
     "StateError",
     "StateMachine",
     "StateStore",
+    "Status",
     "TOOLBOX",
     "TaskState",
     "Summary",

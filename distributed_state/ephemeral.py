@@ -25,6 +25,11 @@ class Ephemeral:
                 del self._values[next(iter(self._values))]
         return values
 
+    def drop(self, text: str) -> None:
+        """Forget one record's."""
+        with self._mutex:
+            self._values.pop(text, None)
+
     def forget(self) -> None:
         """In a forked child: what the parent kept is the parent's."""
         self._mutex = Mutex()  # perhaps held by a thread that is not here

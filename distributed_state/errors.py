@@ -14,6 +14,7 @@
     ├── CorruptState             stored bytes cannot be read; they are kept
     │   └── DecryptionFailed     ... because of their key, their place, or because they are not encrypted
     ├── SchemaMismatch           the record's schema version and this worker's do not fit
+    ├── CommandFailed            a command of an agent failed, or was not begun
     ├── AccessDenied             the store's policy does not allow it; nothing was asked of a server
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
@@ -123,6 +124,10 @@ class DecryptionFailed(CorruptState):
 
 def _undecrypted(message: str, record: str, field: str, key: str) -> DecryptionFailed:
     return DecryptionFailed(message, record=record, field=field, key=key)
+
+
+class CommandFailed(StateError):
+    """A command of an agent failed with the error that this is raised from, or was not begun as the agent ends."""
 
 
 class AccessDenied(StateError):

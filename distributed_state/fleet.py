@@ -7,6 +7,7 @@ from typing import Any, TypeVar, overload
 
 from distributed_state import acting, audit, codec, record
 from distributed_state.access import Action
+from distributed_state.agent.config import RECORD, Source, field_of, of_fleet
 from distributed_state.errors import InvalidValue, TooLarge, WarmUnavailable
 from distributed_state.events import AsyncEvents, Handler, Handling, checked_subject, checked_type
 from distributed_state.handles import AsyncHandles
@@ -127,6 +128,28 @@ class AsyncFleet(AsyncHandles):
         Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self.tiers().presence.announce(fields)
+
+    async def reload_config(self, config: Source, *, agent: str = "") -> int:
+        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
+
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
+        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
+        later takes it unless its own file is newer. Raises ConfigurationError for a file that is broken; what an agent
+        finds not valid, it logs, and goes on with what it had.
+        """
+        ref = Ref("app", RECORD)
+        self._allow("admin", ref)
+        handle, tiers = self.app(ref.id), self.tiers()
+        found = await tiers.port.thread(of_fleet, config)
+        await tiers.clock.know()
+        changes = handle._changes()
+        changes.set(field_of(agent), {"config": found, "time": tiers.clock.now()})
+        draft = changes.draft("reload_config")
+        told = codec.encode({"config": found, "agent": agent}, "config")
+        if len(told) > MAX_EVENT_BYTES:
+            raise TooLarge(f"config: {len(told)} bytes are more than the {MAX_EVENT_BYTES} of an event")
+        draft.told.append((b"e", b"config.changed", told))
+        return (await handle._commit(draft)).version
 
     def _allow(
         self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None

@@ -11,7 +11,7 @@ from distributed_state.access import MESSAGES, MOVES, VERSION, Action
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
-from distributed_state.model import INITIALIZED, Change, Checkpoint, Ref, Snapshot
+from distributed_state.model import INITIALIZED, Change, Checkpoint, Ref, Snapshot, escape
 from distributed_state.tiers import Home
 from distributed_state.warm import Committed, Draft
 
@@ -43,12 +43,20 @@ class AsyncLifecycle(Handle):
         One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
         function, called only while that is still to be done. After `clear()` it is to be done again.
         """
+        return await self._initialize(defaults, "1")
+
+    async def _initialize(
+        self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]], whose: str
+    ) -> bool:
+        """As `initialize`, once for each whose defaults they are."""
+        mark = escape(whose).encode()
         values: Mapping[str, Any] | None = None
         entry = await self._entry()
 
         async def once() -> bool:
             nonlocal values, entry
-            if INITIALIZED in entry.fields and not entry.deleted:
+            done = entry.fields[INITIALIZED].split(b"\n") if INITIALIZED in entry.fields else []
+            if mark in done and not entry.deleted:
                 return False
             if values is None:
                 found = defaults() if callable(defaults) else defaults
@@ -57,7 +65,7 @@ class AsyncLifecycle(Handle):
             changes.set_many(values)
             for name in changes.fields.keys() & entry.fields.keys():
                 changes.leave(name)
-            changes.reserved(INITIALIZED, b"1")
+            changes.reserved(INITIALIZED, b"\n".join([*done, mark]))
             draft = changes.draft("initialize")
             draft.expected, draft.epoch = entry.version, entry.epoch
             try:

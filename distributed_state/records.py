@@ -12,7 +12,7 @@ from distributed_state import acting, codec, deadlines, record
 from distributed_state.access import MOVES, VERSION, Action, written
 from distributed_state.applying import Attempts
 from distributed_state.changes import Changes
-from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.lease import AsyncLease
 from distributed_state.lifecycle import AsyncLifecycle
@@ -41,6 +41,8 @@ class AsyncRecord(AsyncLifecycle):
         **options: Unpack[Sanitizing],
     ) -> None:
         self._ref, self._fresh, self._lifetime = ref, fresh, lifetime
+        # Given the error, the field's name and the default, it returns what stands for a field that cannot be read.
+        self.unreadable: Callable[[CorruptState, str, Any], Any] | None = None
         self._home, self._names, self._text = home, home.keys.of(ref), ref.text
         self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
         chosen = sanitizer(options, home.clean, home.clean_messages)
@@ -94,7 +96,10 @@ class AsyncRecord(AsyncLifecycle):
         except TypeError:
             value = MISSING  # not even hashable: refused below
         if value is MISSING and not entry.deleted and entry.expires == deadlines.NEVER:
-            return entry.value(key, MISSING)
+            try:
+                return entry.value(key, MISSING)
+            except CorruptState:
+                return MISSING  # met again below
         return value
 
     async def _entry(self, fresh: bool = False, field: str | None = None) -> Entry:
@@ -119,7 +124,12 @@ class AsyncRecord(AsyncLifecycle):
         return default if entry.deleted else self._value(entry, key, default)
 
     def _value(self, entry: Entry, key: str, default: Any) -> Any:
-        return entry.value(key, default)
+        try:
+            return entry.value(key, default)
+        except CorruptState as error:
+            if self.unreadable is None:
+                raise
+            return self.unreadable(error, key, default)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there."""
@@ -131,9 +141,14 @@ class AsyncRecord(AsyncLifecycle):
         return self._fields(await self._entry(self._asks(fresh, max_staleness)))
 
     def _fields(self, entry: Entry) -> dict[str, Any]:
-        fields = {} if entry.deleted else entry.all()
+        fields = {} if entry.deleted else entry.all() if self.unreadable is None else self._each(entry)
         self._allow("read", *fields)
         return fields
+
+    def _each(self, entry: Entry) -> dict[str, Any]:
+        """Every field of the user's, those that cannot be read as `unreadable` has them."""
+        names = [codec.decode_key(name) for name in entry.fields if name[:1] != b"#"]
+        return {name: self._value(entry, name, None) for name in names}
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 for a record never written."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
@@ -76,6 +76,7 @@ class AsyncStateStore(AsyncFleet):
         self._lock: FileLock | None = None
         self._layout: dict[str, Any] = {}
         self.ephemeral = Ephemeral()
+        self.deleting: list[Callable[[Ref], Awaitable[None]]] = []  # awaited before this replica deletes a record
         self.clean: Clean | None = None
         self.clean_messages: CleanMessage | None = None
         self.dress: Callable[[Any], Any] = lambda twin: twin  # what user code is given in place of our own objects
@@ -242,6 +243,7 @@ class AsyncStateStore(AsyncFleet):
             home.port.abandon()
         self._homes.clear()
         self.ephemeral.forget()
+        self.deleting.clear()
         if self._cold is not None:
             self._cold.abandon()
         if self._connections.embedded:
@@ -307,6 +309,8 @@ class AsyncStateStore(AsyncFleet):
         entry = await record.read(tiers, names, fresh=True)
         if entry.version == 0:
             raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
+        for tell in () if entry.deleted else tuple(self.deleting):
+            await tell(names.ref)
         try:
             draft = upkeep.tombstone(self.settings, self.form(names.ref.text), "delete")
             return (await record.commit(tiers, names, draft)).version

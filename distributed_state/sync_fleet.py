@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
+from distributed_state.agent.config import Source
 from distributed_state.events import AsyncEvents, Handler
 from distributed_state.fleet import AsyncFleet
 from distributed_state.model import Event, Replica
@@ -85,6 +86,9 @@ class Fleet:
 
     def announce(self, **fields: Any) -> None:
         return self._twin.announce(**fields)
+
+    def reload_config(self, config: Source, *, agent: str = "") -> int:
+        return finish(self._twin.reload_config(config, agent=agent))
 
     def audit(
         self,

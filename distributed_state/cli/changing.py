@@ -95,3 +95,18 @@ def import_(
     text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     with open_store(context) as store:
         typer.echo(store.import_(text.splitlines(), id=id))
+
+
+@app.command("reload-config")
+def reload_config(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="YAML, or JSON if it is called so.", show_default=False)],
+    agent: Annotated[str, typer.Option(help="Only for the agent of this name.")] = "",
+) -> None:
+    """Give every replica of the agents another config, without a restart.
+
+    Example: [cyan]distributed-state reload-config agents.yaml --agent note_agent[/]
+    """
+    with open_store(context) as store:
+        version = store.reload_config(file, agent=agent)
+    typer.echo(f"config of {f'agent {agent}' if agent else 'all agents'} is version {version}")

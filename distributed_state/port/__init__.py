@@ -7,7 +7,7 @@ run a coroutine of the core without an event loop.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
@@ -127,6 +127,14 @@ class Port(Protocol):
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run a user's blocking code, for as long as it takes, without holding up others."""
+        ...
+
+    async def complete(self, work: Awaitable[T]) -> T:
+        """Wait for what a user's coroutine function returned, which awaits whatever it likes."""
+        ...
+
+    def soon(self, call: Callable[[], Any]) -> None:
+        """Call from any thread what belongs to this port's own, as waking whoever waits there."""
         ...
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:

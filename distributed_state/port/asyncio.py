@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
@@ -43,6 +43,7 @@ class AsyncioPort(Calls):
     def __init__(self, connections: Connections) -> None:
         self._connections, self._place = connections, connections.place
         self._pipe: Pipe | None = None
+        self._loop = asyncio.get_running_loop()
         self._connecting = asyncio.Lock()
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
 
@@ -104,6 +105,12 @@ class AsyncioPort(Calls):
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(call, *arguments)
+
+    async def complete(self, work: Awaitable[T]) -> T:
+        return await work
+
+    def soon(self, call: Callable[[], Any]) -> None:
+        self._loop.call_soon_threadsafe(call)
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         task = asyncio.ensure_future(work)

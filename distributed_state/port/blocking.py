@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -167,6 +170,12 @@ class BlockingPort(Calls):
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return call(*arguments)
 
+    async def complete(self, work: Awaitable[T]) -> T:
+        return _complete(work)
+
+    def soon(self, call: Callable[[], Any]) -> None:
+        call()
+
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return self._shelter.run(lambda: finish(work))
 
@@ -186,6 +195,24 @@ class BlockingPort(Calls):
         return threading.current_thread()
 
 
+def _complete(work: Awaitable[T]) -> T:
+    """Run a user's coroutine on an event loop: in a thread of ours on one that lasts as long as the thread."""
+
+    async def whole() -> T:
+        return await work
+
+    context = copy_context()
+    if asyncio._get_running_loop() is not None:
+        # A loop runs in this thread already, and waits for us.
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(context.run, asyncio.run, whole()).result()
+    if getattr(_here, "stop", None) is None:
+        return context.run(asyncio.run, whole())
+    if getattr(_here, "runner", None) is None:
+        _here.runner = asyncio.Runner()
+    return cast(T, _here.runner.run(whole(), context=context))
+
+
 class BlockingJob:
     """A daemon thread that runs one coroutine of the core."""
 
@@ -202,6 +229,9 @@ class BlockingJob:
             log.debug("%s stopped", threading.current_thread().name)
         except StateError as error:
             log.error("%s ended: %s", threading.current_thread().name, error)
+        finally:
+            if getattr(_here, "runner", None) is not None:
+                _here.runner.close()
 
     async def stop(self) -> None:
         self._stop.set()

@@ -200,6 +200,7 @@ STORE: dict[str, Case] = {
     "batch": (_batch, [("write", "a"), ("write", M)]),
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
+    "reload_config": (lambda s: s.reload_config({"a": 1}), [("admin", None), ("write", "all")]),
     "audit": (lambda s: s.audit(), [("read", None)]),
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
     "events": (_listen, [("read", None)]),

@@ -20,7 +20,7 @@ from distributed_state import StateStore, cli
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit", "replicas", "tail", "send"),
-    *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay"),
+    *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config"),
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
 ]
 
@@ -473,3 +473,19 @@ def test_a_reader_that_leaves_ends_it(fleet: tuple[str, ...]) -> None:
         assert process.wait(20) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
+
+
+def test_a_config_is_given_to_the_fleet_or_to_one_agent(run: Run, archive: str, tmp_path: Path) -> None:
+    file = tmp_path / "agents.yaml"
+    file.write_text("poll_interval: 5\n")
+    assert run("reload-config", str(file)).out == "config of all agents is version 1\n"
+    assert run("reload-config", str(file), "--agent", "notes").out == "config of agent notes is version 2\n"
+    file.write_text("poll_interval: [5\n")
+    broken = run("reload-config", str(file))
+    assert (broken.code, lines(broken.err)) == (1, 1)
+    assert f"{file}, line 2, column 1" in broken.err.replace("\n", "")
+    with StateStore.open(archive=archive) as store:
+        record = store.app("agent-config")
+        assert [record.get(name)["config"] for name in ("all", "agent:notes")] == [{"poll_interval": 5}] * 2
+        told = [(event.type, event.subject, event.data["agent"]) for event in store.audit()]
+        assert told == [("config.changed", "app:agent-config", name) for name in ("", "notes")]

@@ -51,7 +51,7 @@ HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 DOORS = {
     "redis": "port", "hiredis": "port", "fakeredis": "port",
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold",
-    "tiktoken": "agent", "langchain_core": "agent",
+    "tiktoken": "agent", "yaml": "agent", "langchain_core": "agent",
     "typer": "cli", "rich": "cli", "cryptography": "sealing",
 }  # fmt: skip
 

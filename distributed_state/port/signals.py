@@ -1,0 +1,28 @@
+"""Signals of the operating system. Law: a handler does nothing but tell; what was there before is put back."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+HAS_RELOAD = hasattr(signal, "SIGHUP")  # not so on Windows
+
+
+@contextmanager
+def listening(told: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
+    """Call these, by the signal's name, until the end of `with`. Only the main thread may hear signals; else False."""
+    ours = threading.current_thread() is threading.main_thread()
+    before: dict[int, Any] = {}
+    try:
+        for name, call in told.items() if ours else ():
+            number = getattr(signal, name, None)
+            if number is not None:
+                before[number] = signal.signal(number, lambda *_, call=call: call())
+        yield ours
+    finally:
+        for number, handler in before.items():
+            # None: it was set by C code, which Python cannot put back.
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

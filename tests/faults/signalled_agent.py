@@ -1,0 +1,94 @@
+"""An agent that is sent signals: argv is what it is to do, as JSON. One line on stdout for each thing that happened."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import signal
+import sys
+import time
+from typing import Any
+
+from distributed_state import Agent, AsyncAgent, AsyncStateStore, StateStore
+
+
+def say(*words: Any) -> None:
+    print(json.dumps(words), flush=True)  # noqa: T201 - the pipe to the test
+
+
+class Told(logging.Handler):
+    """What the agent logs, on the same pipe."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say("log", record.levelname, str(record.args[0] if record.args else record.msg), getattr(record, "fields", {}))
+
+
+async def now(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+class Signalled:
+    """Says what it is told, and works on one conversation, a turn after another."""
+
+    work: str
+
+    async def start(self) -> None:
+        say("started")
+
+    async def main_loop(self) -> None:
+        it: Any = self
+        if self.work == "hang":
+            say("working")
+            # Asleep in C, as blocking code is; the asyncio face's is cancelled.
+            await asyncio.sleep(60) if isinstance(it, AsyncAgent) else time.sleep(60)
+        while await now(it.wait(0.01)):
+            if self.work == "turns":
+                await self.turn()
+
+    async def turn(self) -> None:
+        it: Any = self
+        turn = it.store.session("c").turn()
+        it_turn = await turn.__aenter__() if isinstance(it, AsyncAgent) else turn.__enter__()
+        it_turn["n"] = it_turn.get("n", 0) + 1
+        say("in a turn", it_turn["n"])
+        await asyncio.sleep(0.5)
+        say("stopping", it.stopping)
+        await now(turn.__aexit__(None, None, None) if isinstance(it, AsyncAgent) else turn.__exit__(None, None, None))
+        say("turn done")
+
+    async def on_config_update(self, config: Any, changed: set[str]) -> None:
+        say("config", config, sorted(changed))
+
+    async def on_status(self) -> None:
+        say("status")
+
+    async def on_shutdown(self) -> None:
+        say("shutdown")
+
+    async def cleanup(self) -> None:
+        say("cleanup")
+
+
+def main(face: str, work: str, place: dict[str, Any], config: str | None, shutdown_timeout: float = 20.0) -> None:
+    logging.getLogger("distributed_state.agent").addHandler(Told())
+    logging.getLogger("distributed_state.agent").setLevel(logging.INFO)
+    more = {"work": work, "shutdown_timeout": shutdown_timeout}
+    if face == "asyncio":
+        agent: Any = type("Signalled", (Signalled, AsyncAgent), more)(
+            lambda: AsyncStateStore.open(**place), config=config
+        )
+        asyncio.run(agent.run())
+    else:
+        agent = type("Signalled", (Signalled, Agent), more)(lambda: StateStore.open(**place), config=config)
+        agent.run()
+    say(
+        "handlers",
+        signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        signal.getsignal(signal.SIGHUP) == signal.SIG_DFL,
+    )
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))
