@@ -33,8 +33,8 @@ ROUNDS = 9
 # What commit.lua does for one `set`, without its logic. `same_commands` checks that it is the same.
 BARE = """
 redis.call('TIME')
-redis.call('HMGET', KEYS[5], 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes')
-redis.call('HMGET', KEYS[1], '#v', '#ops', '#deleted', '#mn', '#size', '#owner')
+redis.call('HMGET', KEYS[5], 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event')
+redis.call('HMGET', KEYS[1], '#v', '#ops', '#deleted', '#mn', '#size', '#owner', '#lifetime')
 redis.call('GET', KEYS[2])
 redis.call('HSTRLEN', KEYS[1], ARGV[1])
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], '#v', ARGV[3], '#size', '12', '#ops', ARGV[4])
