@@ -807,6 +807,7 @@ async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
     assert await store.session("still").set("open", 1) == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is what is tested
 @pytest.mark.only(face="blocking", warm=("redis", "valkey"))
 @pytest.mark.brief("servers")
 async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> None:
