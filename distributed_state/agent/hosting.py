@@ -17,7 +17,7 @@ from distributed_state.agent.health import Status
 from distributed_state.agent.hearing import Hearing
 from distributed_state.agent.hooks import call, check
 from distributed_state.agent.past import LastState
-from distributed_state.agent.profile import Profile, Scene, core, defaults_of
+from distributed_state.agent.profile import LONG, Profile, Scene, core, defaults_of
 from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.model import Event, Ref
 from distributed_state.port import Job, Port
@@ -252,15 +252,16 @@ class AsyncHost:
 
     def _announce(self) -> None:
         """Tell of what the agents show, if that is another thing now."""
-        shown = [
-            {"name": each.name, "active": bool(each.active), "paused": each.paused, **each.visible}
-            for each in self.agents
-        ]
-        if shown != self._shown:
-            self._shown = shown
-            tell = getattr(self._store, "announce", None)
-            if tell is not None:
-                tell(agents=shown)
+        shown = [each.shown for each in self.agents]
+        if shown == self._shown:
+            return
+        self._shown = shown
+        try:
+            self._store.announce(agents=shown)
+        except StateError as error:
+            short = [{name: value for name, value in each.items() if name not in LONG} for each in shown]
+            log.warning("the replica tells of its agents without %s: %s", ", ".join(LONG), error)
+            self._store.announce(agents=short)
 
     # Being asked
 
@@ -386,6 +387,7 @@ class AsyncHost:
                     await (self.do(run, limit=self._left()) if self._idle_hooks() else run())
             self._ended = True
             self._wake.set()
+            self._store.announce(agents=None)
             for job in [*self._jobs, *self._loops]:
                 await job.stop()
             if self._events is not None:

@@ -22,6 +22,7 @@ from distributed_state.errors import CommandFailed, ConfigurationError, CorruptS
 from distributed_state.model import Ref
 from distributed_state.port import Port
 
+LONG = ("system_prompt", "sections", "commands")  # what is left out of a heartbeat that would be too large
 _KNOWN, _LONGEST = 100_000, 200  # conversations that are counted; a name
 
 
@@ -84,6 +85,7 @@ class Profile(Hooks, Visible):
         self._host: Any = None
         self._current, self._paused, self._busy, self._lag = "", False, 0, 0.0
         self._active_for: set[str] = set()
+        self._last_status: dict[str, Any] | None = None
         self._conversations: dict[str, None] = {}
         self._began = 0.0
 
@@ -282,6 +284,12 @@ class Profile(Hooks, Visible):
 
     # Figures
 
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What the replica tells of the agent with its heartbeat; `store.replicas()` lists it."""
+        now = {"name": self.name, "active": bool(self.active), "paused": self._paused, "status": self._last_status}
+        return now | self.visible
+
     def _know(self, id: str) -> None:
         self._conversations.pop(id, None)
         self._conversations[id] = None
@@ -312,7 +320,8 @@ class Profile(Hooks, Visible):
             paused=self._paused,
             tiers=tiers,
         )
-        self._log("INFO", "status", status.to_dict())
+        self._last_status = status.to_dict()
+        self._log("INFO", "status", self._last_status)
         for words, name, found, allowed in status.warnings(self.limits):
             self._log("WARNING", words, {name: found, "limit": allowed})
         return status

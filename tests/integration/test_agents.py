@@ -903,3 +903,45 @@ async def test_a_deletion_that_failed_here_does_not_silence_that_of_another_repl
         await there.delete("c")
         await until(lambda: len(agent.of("deleted")) == 2)
         assert agent.of("deleted") == [("deleted", "c", True, ["kept"]), ("deleted", "c", False, ["kept"])]
+
+
+async def test_what_an_agent_shows_is_listed_with_its_replica(store: Any, caplog: Any) -> None:
+    agent = made(Noting, store)
+
+    async def told() -> dict[str, Any]:
+        return dict((await store.replicas())[0].status)
+
+    async with hosted(agent):
+        agent.register_section("s", "Section", "text")
+        await ask(agent, "status")
+
+        async def shown() -> Any:
+            found = (await told())["agents"][0]
+            return found if found["status"] else None
+
+        found = await until(shown)
+        assert (found["name"], found["active"], found["sections"]["s"]["content"]) == ("Noting", False, "text")
+        assert found["status"]["errors"] == 0
+        agent.set_system_prompt("x" * 20_000)
+        await ask(agent, "status")
+
+        async def shortened() -> bool:
+            return "system_prompt" not in (await told())["agents"][0]
+
+        await until(shortened)
+        assert (await told())["agents"][0]["name"] == "Noting"
+        assert [r for r in caplog.records if "without system_prompt" in r.getMessage()]
+        await store.session("c").set("a", 1)
+        await until(lambda: agent.of("new"))
+    assert "agents" not in await told()
+
+
+async def test_a_conversation_that_expires_is_told_as_one_that_is_deleted(opener: Any) -> None:
+    store = await opener(sweep=0.1)
+    agent = made(Recorder, store)
+    async with hosted(agent):
+        session = store.session("c", idle=0.3)
+        await session.set("notes", ["kept"])
+        await until(lambda: agent.of("deleted"))
+        assert agent.of("deleted") == [("deleted", "c", False, ["kept"])], "by then it is over; the last state is there"
+        await until(lambda: agent.conversation is None)
