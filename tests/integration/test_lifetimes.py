@@ -12,6 +12,7 @@ import pytest
 from below import names, redis_of, tiers, until
 from controls import sabotage
 from faces import core
+from pydantic import BaseModel
 from reaping import Sweeps, exists, quiet, run, score, told
 
 from distributed_state import Deleted, InvalidValue, Lifetime
@@ -21,6 +22,12 @@ from distributed_state.reaper import Reaper
 async def elsewhere(work: Any) -> Any:
     """In a task that holds none of this one's leases."""
     return await asyncio.get_running_loop().create_task(work, context=contextvars.Context())
+
+
+class Trip(BaseModel):
+    """A schema."""
+
+    days: int = 0
 
 
 # What is set
@@ -83,7 +90,19 @@ async def test_each_way_to_begin_a_session_gives_it_its_lifetime(store: Any) -> 
     await store.session("create").fork("plain")
     await handle("create").fork("fork")
     await handle("set_lifetime").set_lifetime(lifetime=5)
-    for id in ("create", "increment", "append_to", "update", "transaction", "turn", "batch", "initialize", "fork"):
+    await store.session("typed", idle=60, schema=Trip).modify(lambda trip: Trip(days=trip.days + 1))
+    for id in (
+        "typed",
+        "create",
+        "increment",
+        "append_to",
+        "update",
+        "transaction",
+        "turn",
+        "batch",
+        "initialize",
+        "fork",
+    ):
         assert (await store.session(id).lifetime()).idle == 60.0, id
     assert await store.session("plain").lifetime() == Lifetime(None, None, None), "a fork begins its own"
     assert (await store.session("set_lifetime").lifetime()).idle is None, "what is said later counts"
@@ -177,8 +196,12 @@ async def test_a_session_that_expired_may_begin_anew(opener: Any) -> None:
     assert await store.session("s", idle=60).rollback(version=3) == 5
     assert (await session.lifetime()).idle == 60.0
     assert await session.get_all() == {"b": 2}
-    assert await session.rollback(version=1) == 6
+    other = store.session("s", idle=5)
+    assert await other.rollback(version=1) == 6
     assert (await session.lifetime()).idle == 60.0, "what lives is not given another lifetime by a rollback"
+    with sabotage("commit", "if (step == 'E' or step == 'X') and (not version or head[3])", "if step == 'X'"):
+        await other.rollback(version=3)
+    assert (await session.lifetime()).idle == 5.0, "the negative control"
     assert len(await told(store)) == 2
 
 
