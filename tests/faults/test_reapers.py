@@ -107,12 +107,14 @@ async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
     with own_server(opener) as server:
         store = await quiet(opener, url=server.url)
         sweeps = Sweeps(store)
+        await sweeps()
         await store.session("idle", idle=0.3).set("a", 1)
         await store.session("absolute", lifetime=0.3).set("a", 1)
         await store.session("later", idle=60).set("a", 1)
         await store.session("never").set("a", 1)
         await store.session("taken back", idle=0.1).set_lifetime()
         await store.archive()
+        await sweeps()
         before = await store.session("later").lifetime()
         with redis_of(store) as client:
             client.flushall()
@@ -131,6 +133,23 @@ async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
         for id, count in ("idle", 2), ("later", 1):
             assert len(await store.session(id).history()) == count
         await opener.close()
+
+
+async def test_many_lifetimes_come_back_page_by_page(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distributed_state.reaper._PAGE", 3)
+    store = await quiet(opener)
+    ids = [f"s{number}" for number in range(20)]
+    for id in ids:
+        await store.session(id, idle=60).set("a", 1)
+    await store.archive()
+    before = [score(store, id) for id in ids]
+    with redis_of(store) as client:
+        for partition in range(8):
+            keys = core(store).keys.partition(partition)
+            client.delete(keys.lifetimes)
+    assert not any(score(store, id) for id in ids)
+    await Sweeps(store)()
+    assert [score(store, id) for id in ids] == before
 
 
 @pytest.mark.parametrize("guard", [True, False])
