@@ -246,7 +246,8 @@ async def test_a_groups_events_are_taken_over_from_a_member_that_died(opener: An
     with own_server(opener) as server:
         opener.url = server.url
         store = await opener(partitions=8)
-        place = {"url": server.url, "archive": opener.archive, "namespace": opener.namespace, "partitions": 8, "beat": 0}
+        place = {"url": server.url, "archive": opener.archive, "namespace": opener.namespace}
+        place |= {"partitions": 8, "beat": 0}
         arguments = {"group": "g", "pause": 0.002, **place}
         with (
             Worker("share", **arguments) as one,

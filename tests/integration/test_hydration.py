@@ -108,7 +108,8 @@ def test_a_policy_that_evicts_anything_is_refused(policy: str) -> None:
 def test_a_full_redis_evicts_only_what_is_archived() -> None:
     """volatile-lru with little memory: archived records make room; what is not archived stays or is refused."""
     options = ("--maxmemory-policy", "volatile-lru", "--maxmemory", "6mb", "--maxmemory-samples", "10")
-    with redis_server(*options) as server, StateStore.open(server.url, archive="memory", archiver=False, beat=0) as store:
+    quiet = {"archiver": False, "beat": 0}
+    with redis_server(*options) as server, StateStore.open(server.url, archive="memory", **quiet) as store:
         written: list[str] = []
 
         def fill() -> None:
