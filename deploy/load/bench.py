@@ -406,6 +406,21 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
+def report(console: Console, rows: list[Row], png: Path | None, as_json: Path | None) -> None:
+    """Print the table, write what was asked for, and exit 1 if a goal is missed."""
+    table = Table("what", "measured", "beside", "ratio", "goal", "")
+    for row in rows:
+        table.add_row(
+            row.name, row.measured, row.baseline, f"{row.ratio:.3g}x", row.goal, "ok" if row.reached else "MISSED"
+        )
+    console.print(table)
+    if as_json:
+        as_json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if png:
+        plot(rows, png)
+    sys.exit(0 if all(row.reached for row in rows) else 1)
+
+
 def main(
     png: Annotated[Path | None, typer.Option(help="write the ratios as a picture")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="write the rows as JSON")] = None,
@@ -439,17 +454,7 @@ def main(
                 run("archiver", lambda: [archiver(server.url, postgres.url, "PostgreSQL", 8_000)])
         run("processes", lambda: processes(server.url, sqlite))
 
-    table = Table("what", "measured", "beside", "ratio", "goal", "")
-    for row in rows:
-        table.add_row(
-            row.name, row.measured, row.baseline, f"{row.ratio:.3g}x", row.goal, "ok" if row.reached else "MISSED"
-        )
-    console.print(table)
-    if as_json:
-        as_json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    if png:
-        plot(rows, png)
-    sys.exit(0 if all(row.reached for row in rows) else 1)
+    report(console, rows, png, as_json)
 
 
 if __name__ == "__main__":

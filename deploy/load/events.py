@@ -12,20 +12,17 @@ import asyncio
 import json
 import multiprocessing
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import redis
 import redis.asyncio
 import typer
-from bench import Row, at_most, interleaved, plot
+from bench import Row, at_most, interleaved, report
 from rich.console import Console
-from rich.table import Table
 
 from distributed_state import AsyncStateStore, Event, StateStore
 from distributed_state.servers import redis_server
@@ -222,16 +219,7 @@ def main(
         rows += catching_up(server.url, archive)
         console.print("delivery ...")
         rows += deliveries(server.url, archive, [int(each) for each in counts.split(",")])
-    table = Table("what", "measured", "beside", "ratio", "goal", "")
-    for row in rows:
-        reached = "ok" if row.reached else "MISSED"
-        table.add_row(row.name, row.measured, row.baseline, f"{row.ratio:.3g}x", row.goal, reached)
-    console.print(table)
-    if as_json:
-        as_json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    if png:
-        plot(rows, png)
-    sys.exit(0 if all(row.reached for row in rows) else 1)
+    report(console, rows, png, as_json)
 
 
 if __name__ == "__main__":
