@@ -57,7 +57,10 @@ class Hearing:
 
     async def reach(self, position: str) -> None:
         """The hooks of what is before this position, of some partitions or all, have run."""
-        self._reached.update(each.split("=", 1) for each in position.split(",") if "=" in each)
+        for each in position.split(","):
+            partition, _, at = each.partition("=")
+            if at:
+                self._reached[partition] = at
 
     @property
     def position(self) -> str:
