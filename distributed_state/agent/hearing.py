@@ -29,6 +29,7 @@ class Hearing:
         self.running: tuple[float, str] | None = None  # since when which hook runs
         self._port: Port
         self._store: Any
+        self._reached: dict[str, str] = {}
         self._deleting: set[str] = set()  # deleted by this replica: the hooks have run already
         self._meanings = {
             "conversation.created": self._created,
@@ -51,6 +52,20 @@ class Hearing:
         if meaning is None or not await meaning(event):
             for agent in self.agents:
                 await self.hook(agent, "on_event", {"event": event}, event, event.conversation_id)
+        if event.partition >= 0:
+            await self.reach(f"{event.partition}={event.epoch}@{event.sequence}")
+
+    async def reach(self, position: str) -> None:
+        """The hooks of what is before this position, of some partitions or all, have run."""
+        for each in position.split(","):
+            partition, _, at = each.partition("=")
+            if at:
+                self._reached[partition] = at
+
+    @property
+    def position(self) -> str:
+        """How far the hooks are, as `since=` takes it."""
+        return ",".join(f"{partition}={at}" for partition, at in self._reached.items()) or "oldest"
 
     async def hook(
         self,

@@ -56,6 +56,8 @@ class AsyncHost:
             raise InvalidValue(f"a host runs agents with a name each, not {', '.join(names) or 'none'}")
         if len({id(agent._source) for agent in agents}) > 1:
             raise ConfigurationError(f"the agents {', '.join(names)} of one host use one store")
+        if len({agent._since for agent in agents}) > 1:
+            raise ConfigurationError(f"the agents {', '.join(names)} of one host go on from one position")
         self.agents = agents
         self._hearing = Hearing(agents, self._past)
         self.stopping = False
@@ -81,6 +83,11 @@ class AsyncHost:
     def waiting(self) -> int:
         """How many events wait for their hooks."""
         return len(self._inbox) + (0 if self._events is None else self._events.waiting)
+
+    @property
+    def position(self) -> str:
+        """How far the hooks are."""
+        return self._hearing.position
 
     # Beginning
 
@@ -145,8 +152,9 @@ class AsyncHost:
             await agent._set_defaults(agent.persistent, agent.persistent_defaults)
         self._spawn(self._work, "agents")
         await self._on_each("initialize")
-        self._events = self._store.events("*")
+        self._events = self._store.events("*", since=self.agents[0]._since)
         await self._events.__aenter__()
+        await self._hearing.reach(self._events.position)
         await self.do(self._hearing.catch_up)
         self._store.deleting.append(self._before_deletion)
         self._spawn(self._read, "agents' events")
@@ -211,6 +219,8 @@ class AsyncHost:
                 continue
             if event is not None:
                 self._inbox.append(event)
+                if event.partition < 0:  # behind what was missed, once the hooks for that have run
+                    self._inbox.append(Task(partial(self._hearing.reach, self._events.position), port))
                 self._wake.set()
             self._notice_hanging()
             while len(self._inbox) > _WAITING:

@@ -68,7 +68,13 @@ class Profile(Hooks, Visible):
     limits: Limits = Limits()  # beyond which a figure of the status is worth a warning
 
     def __init__(
-        self, store: Any, *, name: str | None = None, config: configs.Source | None = None, client: str = ""
+        self,
+        store: Any,
+        *,
+        name: str | None = None,
+        config: configs.Source | None = None,
+        client: str = "",
+        since: str | None = None,
     ) -> None:
         self.name = name or getattr(type(self), "name", "") or type(self).__name__
         for what, value in ("name", self.name), ("client", client):
@@ -77,7 +83,7 @@ class Profile(Hooks, Visible):
         Ref("app", self._persistent_id)
         super().__init__()
         self._source, self._store = store, None if callable(store) else store
-        self._of_client = client
+        self._of_client, self._since = client, since
         self.ephemeral: dict[str, Any] = {}
         self.requests = self.errors = self.queue_size = 0
         self._config = configs.Config(self.name, self._model(), config)
@@ -167,6 +173,17 @@ class Profile(Hooks, Visible):
     def config(self) -> Any:
         """The config as it is now: a dict, or an instance of the class's model `Config`."""
         return self._config.value
+
+    # Events
+
+    @property
+    def position(self) -> str:
+        """How far this replica is in the events, those whose hooks have run included, for `since=` of its next life.
+
+        With `since` an agent runs the hooks of what it missed before anything new. After a crash the hooks of events
+        since the position was saved run again. Raises ConfigurationError while the agent does not run.
+        """
+        return str(self._hosted().position)
 
     # Background work
 

@@ -1,6 +1,6 @@
 """The command line; `shell` is where it starts."""
 
-from distributed_state.cli import auditing, changing, looking, running, telling
+from distributed_state.cli import auditing, changing, looking, running, showing, telling
 from distributed_state.cli.shell import main
 
-__all__ = ["auditing", "changing", "looking", "main", "running", "telling"]
+__all__ = ["auditing", "changing", "looking", "main", "running", "showing", "telling"]

@@ -945,3 +945,55 @@ async def test_a_conversation_that_expires_is_told_as_one_that_is_deleted(opener
         await until(lambda: agent.of("deleted"))
         assert agent.of("deleted") == [("deleted", "c", False, ["kept"])], "by then it is over; the last state is there"
         await until(lambda: agent.conversation is None)
+
+
+# Going on from a position
+
+
+async def test_an_agent_runs_the_hooks_of_what_it_missed(store: Any) -> None:
+    first = made(Recorder, store)
+    async with hosted(first):
+        await store.session("a").create()
+        await until(lambda: first.of("new"))
+        position = first.position
+    with pytest.raises(ConfigurationError, match="does not run"):
+        first.position
+    await store.session("a").append({"role": "user", "content": "hello"})
+    await store.session("a").switch()
+    await store.emit("news", {"number": 1})
+    await store.delete("a")
+    second = made(Recorder, store, since=position)
+    async with hosted(second):
+        await until(lambda: second.of("deleted") and second.of("event"))
+        assert [seen[0] for seen in second.saw if seen[0] != "event"] == ["switched", "deleted"]
+        await store.session("b").create()
+        await until(lambda: second.of("new"))
+        later = second.position
+    third = made(Recorder, store, since=later)
+    async with hosted(third):
+        await store.emit("done")
+        await until(lambda: third.of("event"))
+        assert len(third.saw) == 1, "nothing twice"
+
+
+async def test_a_hook_that_has_not_run_is_not_behind_the_position(store: Any) -> None:
+    """The negative control of going on: a position taken in a hook gives that hook again."""
+
+    class Saving(Recorder):
+        async def on_new_conversation(self, conversation_id: str, is_clear: bool) -> None:
+            it: Any = self
+            self.saw.append((conversation_id, it.position))
+
+    first = made(Saving, store)
+    async with hosted(first):
+        await store.session("a").create()
+        await until(lambda: first.saw)
+    second = made(Recorder, store, since=first.saw[0][1])
+    async with hosted(second):
+        await until(lambda: second.of("new"))
+    with pytest.raises(ConfigurationError, match="one position"):
+        async with hosted(made(Recorder, store, name="x"), made(Recorder, store, name="y", since="oldest")):
+            pass
+    with pytest.raises(InvalidValue, match="since"):
+        async with hosted(made(Recorder, store, since="nowhere")):
+            pass

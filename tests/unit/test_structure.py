@@ -42,7 +42,7 @@ FLOORS = [
     {"sync_fleet"},
     {"sync"},
     {"__init__"},
-    {"replay"},
+    {"replay", "demo"},
     {"cli"},
     {"__main__"},
 ]
@@ -57,8 +57,8 @@ DOORS = {
 
 # Time and concurrency belong to the port. Two parts stand outside the core: programs and servers that are run beside
 # it, and cold/, which is plain blocking code that runs in the threads that the port lends.
-OUTSIDE = {"port", "cold", "cli", "replay", "servers"}
-ALSO_FOR = {("cli", "replay"): {"typer", "rich"}}
+OUTSIDE = {"port", "cold", "cli", "replay", "demo", "servers"}
+ALSO_FOR = {("cli", "replay", "demo"): {"typer", "rich"}}
 
 
 def name_of(module: Path) -> str:
