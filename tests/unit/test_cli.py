@@ -431,17 +431,18 @@ def test_what_happens_is_shown_as_it_happens(fleet: tuple[str, ...], number: sig
             store.emit("mail.sent")
             store.delete("c0")
             lines = [process.stdout.readline() for _ in range(2)]
-            assert [json.loads(line)["type"] for line in lines] == ["conversation.created", "conversation.deleted"]
+            # Of two conversations: which comes first is open.
+            assert {json.loads(line)["type"] for line in lines} == {"conversation.created", "conversation.deleted"}
             assert "\x1b" not in "".join(lines)
             process.send_signal(number)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
         assert (process.returncode, out) == (0, ""), err
         assert "Traceback" not in err
         position = err.strip().split("--since ")[1]
         store.session("c2").set("a", 1)
         store.session("c1\x1b[2J").clear()
         with start(*fleet, "tail", "--count", "2", "--since", position) as process:
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert lines_of(out) == {"conversation.created": "session:c2", "conversation.cleared": "session:c1%1B[2J"}
 
@@ -457,7 +458,7 @@ def test_one_conversation_is_followed_and_what_was_missed_is_seen(fleet: tuple[s
             store.session(id).set("a", 1)
         position = f"{store.emit('a.b').partition}=another-epoch@7"
         with start(*fleet, "tail", "--conversation", "c2", "--count", "2", "--since", position) as process:
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     kinds = [line.split()[1] for line in out.splitlines()]
     assert sorted(kinds) == ["conversation.created", "resync"]
@@ -471,7 +472,7 @@ def test_a_reader_that_leaves_ends_it(fleet: tuple[str, ...]) -> None:
         process.stdout.readline()
         process.stdout.close()
         store.emit("a.c")
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
 
