@@ -20,7 +20,8 @@ class Asked:
     inside: list[str] = field(default_factory=list)
 
     def publishes(self) -> list[str]:
-        return [each for each in self.inside if each.startswith("SPUBLISH ")]
+        """What records told those who hold them; lifecycle events have channels of their own."""
+        return [each for each in self.inside if each.startswith("SPUBLISH ") and "}:e " not in each]
 
 
 @contextmanager
