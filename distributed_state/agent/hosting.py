@@ -151,6 +151,8 @@ class AsyncHost:
         self._store.deleting.append(self._before_deletion)
         self._spawn(self._read, "agents' events")
         await self._on_each("start")
+        for agent in self.agents:
+            agent._tell("started", {})
 
     def _spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._jobs.append(self._running().spawn(job, f"distributed-state {name}"))
