@@ -203,10 +203,10 @@ class AsyncHost:
             log.exception("event %s of type %s could not be handled", event.id, event.type)
 
     async def _read(self) -> None:
-        port = self._running()
+        port, events = self._running(), self._events
         while True:
             try:
-                event = await self._events.next(_TICK)
+                event = await events.next(_TICK)
             except StateError as error:
                 log.warning("agents' events: %s", error)
                 await port.sleep(_TICK)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from below import until
+from below import own_server, until
 from daemon import Here, Process
 from opperator_agent import Troubled
 
@@ -90,20 +91,40 @@ async def test_signals_reload_the_config_and_ask_for_the_status(opener: Any, tmp
         daemon.until("log", lambda data: data["message"] == "notes")
         daemon.signal(signal.SIGINT)
         assert daemon.end() == 0
-    assert daemon.hooks()[-1] == ("shutdown",)
-    assert "poll_interval" not in daemon.errors(), "what went to the daemon is not told twice"
+        assert daemon.hooks()[-1] == ("shutdown",)
+        assert "poll_interval" not in daemon.errors(), "what went to the daemon is not told twice"
+
+
+async def test_what_is_said_while_redis_is_away_is_logged_and_what_comes_later_is_told(opener: Any) -> None:
+    with own_server(opener) as server:
+        store = await opener(url=server.url, archive="memory", retry_for=0.2)
+        with Here(Troubled(store.it)) as daemon:
+            daemon.until("ready")
+            server.kill()
+            daemon.tell("conversation_switched", conversation_id="lost", previous_id="", message_count=0)
+            failed = daemon.until("log", lambda data: "could not be told" in data["message"])
+            assert "WarmUnavailable" in failed["fields"]["error"]
+            assert "WarmUnavailable" not in daemon.answer(daemon.command("double", {"number": 1})).get("error", "")
+            server.start()
+            daemon.tell("conversation_switched", conversation_id="told", previous_id="lost", message_count=0)
+            assert daemon.ask("where") == ["told", ""]
+            await until(lambda: store.it.session("told").exists(fresh=True))
+        await store.close()
 
 
 async def test_a_command_that_hangs_is_left_when_the_daemon_is_gone(opener: Any) -> None:
+    release = threading.Event()
+
     class Hanging(Troubled):
         shutdown_timeout = 0.2
 
         def slow(self) -> None:
             self.log("INFO", "slow begins")
-            time.sleep(60)
+            release.wait(60)
 
     store = await opener()
     began = time.monotonic()
     with Here(Hanging(store.it)) as daemon:
         slow_begins(daemon)  # type: ignore[arg-type]
     assert time.monotonic() - began < 20
+    release.set()

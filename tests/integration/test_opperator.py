@@ -13,7 +13,8 @@ from examples.test_note_agent import NoteAgent
 from faces import in_thread
 from opperator_agent import Noted, Troubled, Waiting
 
-from distributed_state import AsyncStateStore
+from distributed_state import AsyncStateStore, InvalidValue
+from distributed_state.adapters.opperator import bridge
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 
@@ -127,7 +128,13 @@ async def test_what_was_deleted_is_deleted_once_and_may_begin_anew(store: Any) -
 
 
 @embedded
-async def test_a_command_finds_that_the_hooks_before_it_have_run(store: Any) -> None:
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_command_finds_that_the_hooks_before_it_have_run(
+    store: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    if not waits:
+        monkeypatch.setattr(bridge, "_HOOKS", 0.0)  # the negative control
+
     class Slow(Troubled):
         def on_conversation_switched(self, conversation_id: str) -> None:
             time.sleep(0.2)
@@ -139,9 +146,11 @@ async def test_a_command_finds_that_the_hooks_before_it_have_run(store: Any) -> 
     with Here(Slow(store.it)) as daemon:
         daemon.tell("conversation_switched", conversation_id="c", previous_id="", message_count=0)
         daemon.tell("invocation_directory_changed", old_path="", new_path="/there")
-        assert daemon.ask("where") == ["c", "c", "/there"]
-        assert daemon.ask("where", working_dir="/elsewhere") == ["c", "c", "/elsewhere"]
-        assert daemon.ask("where") == ["c", "c", "/there"]
+        found = daemon.ask("where")
+        assert found == (["c", "c", "/there"] if waits else ["c", None, ""])
+        if waits:
+            assert daemon.ask("where", working_dir="/elsewhere") == ["c", "c", "/elsewhere"]
+            assert daemon.ask("where") == ["c", "c", "/there"]
 
 
 @embedded
@@ -227,6 +236,62 @@ async def test_what_is_logged_can_always_be_read(store: Any) -> None:
         told = daemon.until("log", lambda data: data["message"] == "odd")
         assert told["fields"]["nan"] == "nan"
         assert told["fields"]["keys"] == "{(1, 2): 3}"
+
+
+@embedded
+async def test_two_agents_of_one_daemon_hear_each_its_half_of_a_switch(store: Any) -> None:
+    with Here(Noted(store.it, name="first")) as first, Here(Noted(store.it, name="second")) as second:
+        first.until("ready")
+        second.until("ready")
+        first.tell("agent_activated", previous_agent=None, conversation_id="c")
+        first.hook("activated", None, "c")
+        second.tell("conversation_switched", conversation_id="c", previous_id="", message_count=0)
+        second.hook("switched", "c", "", 0)
+        first.tell("agent_deactivated", next_agent="second")
+        first.hook("deactivated", "second")
+        second.tell("agent_activated", previous_agent="first", conversation_id="c")
+        second.hook("activated", "first", "c")
+        store.it.emit("directory.changed", {"new_path": "/last"})
+        for daemon in (first, second):
+            daemon.hook("directory", "", "/last")
+        assert first.hooks("activated", "deactivated") == [("activated", None, "c"), ("deactivated", "second")]
+        assert second.hooks("activated", "deactivated") == [("activated", "first", "c")]
+        assert (first.agent.active, second.agent.active) == (False, True)
+    told = [(event.data["agent"], event.data["client"]) for event in await store.audit(type="agent.switched")]
+    assert told == [("first", "daemon"), ("first", "daemon"), ("second", "daemon")]
+
+
+@embedded
+async def test_what_may_not_be_told_is_logged_and_the_next_is_told(opener: Any) -> None:
+    store = await opener(access=lambda request: request.id != "secret")
+    with Here(Noted(store.it)) as daemon:
+        daemon.tell("conversation_switched", conversation_id="secret", previous_id="", message_count=0)
+        daemon.tell("conversation_switched", conversation_id="open", previous_id="", message_count=0)
+        daemon.hook("switched", "open", "", 0)
+        failed = [data for data in daemon.of("log") if data["level"] == "error"]
+        assert [data["fields"]["error"].partition(":")[0] for data in failed] == ["AccessDenied"]
+
+
+@embedded
+async def test_an_agent_of_one_client_hears_no_other_but_its_daemon(store: Any) -> None:
+    with Here(Noted(store.it, client="mine"), client="") as daemon:
+        daemon.until("ready")
+        store.it.session("theirs").switch(client="other")
+        daemon.tell("conversation_switched", conversation_id="ours", previous_id="", message_count=3)
+        daemon.hook("switched", "ours", "", 3)
+        assert daemon.hooks("switched") == [("switched", "ours", "", 3)]
+        assert daemon.agent.conversation_id == "ours"
+
+
+async def test_messages_that_are_kept_elsewhere_are_counted_there(store: Any) -> None:
+    await store.session("c").append({"role": "user", "content": "hello"})
+    async with store.events("conversation.switched") as events:
+        await store.session("c").switch()
+        await store.session("c").switch(message_count=7)
+        assert [(await events.next(10)).data["message_count"] for _ in range(2)] == [1, 7]
+    for wrong in (-1, 1.5, "7", True):
+        with pytest.raises(InvalidValue, match="message_count"):
+            await store.session("c").switch(message_count=wrong)
 
 
 @pytest.mark.only(face="asyncio", warm="fake", cold="memory")

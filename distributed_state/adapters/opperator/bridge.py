@@ -159,6 +159,8 @@ class Bridge:
             self._finish()
 
     def _take(self, said: wire.Command | wire.Lifecycle) -> None:
+        with self._heard:
+            self._handled.clear()
         if isinstance(said, wire.Command):
             if said.name == wire.LIST_COMMANDS:
                 commands = wire.definitions(self._agent.visible["commands"])
@@ -246,7 +248,8 @@ class Bridge:
         """Let the hooks for an event run before the daemon's next message is looked at, as under its own SDK."""
         end = time.monotonic() + _HOOKS
         with self._heard:
-            while not any(handled(told) for told in self._handled):
+            # After a resync, what was missed does not come any more.
+            while not any(told["type"] == "resync" or handled(told) for told in self._handled):
                 left = end - time.monotonic()
                 if left <= 0 or self._agent.stopping or self._ended:
                     return
