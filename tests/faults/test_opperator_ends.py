@@ -49,12 +49,13 @@ async def test_a_command_that_is_killed_has_done_nothing(opener: Any) -> None:
     assert await (await opener()).app("agent:Troubled").get("slow", fresh=True) is None
 
 
-async def test_a_daemon_that_reads_no_more_ends_its_agent(opener: Any) -> None:
+@pytest.mark.parametrize("when", ["from the beginning", "when it is ready"])
+async def test_a_daemon_that_reads_no_more_ends_its_agent(opener: Any, when: str) -> None:
     reads, writes = os.pipe()
     with Process(opener, "Troubled", stdout=writes) as daemon:
         os.close(writes)
         with os.fdopen(reads, "rb") as file:
-            while b'"ready"' not in file.readline():
+            while when != "from the beginning" and b'"ready"' not in file.readline():
                 """It has not begun yet."""
         daemon.command("double", {"number": 1})
         assert daemon.end() == 0

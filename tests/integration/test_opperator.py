@@ -312,6 +312,29 @@ async def test_an_agent_of_asyncio_is_served_too(opener: Any) -> None:
     await in_thread(talk)
 
 
+@pytest.mark.brief("servers")
+@pytest.mark.only(face="asyncio", warm=("valkey", "redis"), cold=("sqlite", "postgres"))
+async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
+    store = await opener()
+    with Process(opener, "Waiting") as daemon:
+        daemon.tell("conversation_switched", conversation_id="c", previous_id="", message_count=0)
+        assert daemon.ask("seen") == ["c", 1]
+        assert await store.session("c").get("seen") == 1
+        daemon.hang_up()
+        assert daemon.end() == 0
+        assert "Traceback" not in daemon.errors()
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.only(face="blocking", warm=("valkey", "redis"), cold=("sqlite", "postgres"))
+@pytest.mark.parametrize("agent", ["Missing", "sys"])
+async def test_what_is_no_agent_is_refused_in_one_line(opener: Any, agent: str) -> None:
+    with Process(opener, agent) as daemon:
+        assert daemon.end() == 1
+        assert "error: 'opperator_agent:" in daemon.errors()
+        assert "Traceback" not in daemon.errors()
+
+
 @embedded
 async def test_an_agent_that_cannot_begin_says_why(store: Any) -> None:
     class Broken(Troubled):

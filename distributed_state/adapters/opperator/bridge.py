@@ -132,6 +132,8 @@ class Bridge:
             self._out.send(wire.command_registry(self._agent.visible["commands"]))
             self._out.send(wire.ready(os.getpid(), str(getattr(self._agent, "version", ""))))
             self._begin()
+            if self._out.broken:
+                self._agent.stop()  # it was gone before the agent could be stopped
         elif kind in _SHOWN:
             self._out.send(_SHOWN[kind](content))
 
@@ -235,6 +237,7 @@ class Bridge:
             self._go_to("")
 
     def _emit(self, type: str, data: dict[str, Any]) -> None:
+        # Of a switch between two agents the daemon tells each its half: `agent` says whose this is.
         place = {"client": self._client, "conversation_id": self._current}
         event = self._ask(self._agent.store.emit, type, data | place, subject=f"client:{self._client}")
         self._wait_until(lambda told: told["id"] == event.id)
@@ -279,7 +282,8 @@ class Bridge:
             return wire.succeeded(command.id, result)
         except BaseException as error:
             text = str(error) if isinstance(error, StateError) else f"{command.name}: {type(error).__name__}: {error}"
-            if isinstance(error, CommandFailed) or not isinstance(error, StateError):
+            raised = error.__cause__ if isinstance(error, CommandFailed) else error
+            if raised is not None and not isinstance(raised, StateError):
                 log.error("agent %s: command %s failed", self._agent.name, command.name, exc_info=error)
             return wire.failed(command.id, text or type(error).__name__)
 

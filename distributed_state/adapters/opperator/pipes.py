@@ -70,13 +70,13 @@ class Outgoing:
         self._lines: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._logs = self._dropped = 0
-        self._closed = self._broken = False
+        self._closed = self.broken = False
         self._thread = threading.Thread(target=self._write, name="opperator out", daemon=True)
         self._thread.start()
 
     def send(self, line: bytes) -> None:
         with self._changed:
-            if not self._broken:
+            if not self.broken:
                 self._lines.append(line)
                 self._changed.notify_all()
 
@@ -103,7 +103,7 @@ class Outgoing:
                     rest = rest[os.write(self._file, rest) :]
             except OSError:
                 with self._changed:
-                    self._broken = True
+                    self.broken = True
                     self._lines.clear()
                     self._changed.notify_all()
                 self._lost()
@@ -117,7 +117,7 @@ class Outgoing:
             self._closed = True
             self._changed.notify_all()
         self._thread.join(seconds)
-        return not self._thread.is_alive() and not self._broken
+        return not self._thread.is_alive() and not self.broken
 
 
 class Busy:
