@@ -20,7 +20,7 @@ embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 
 
 @pytest.mark.brief("servers")
-@pytest.mark.only(face="blocking", warm=("valkey", "redis"))
+@pytest.mark.only(face="blocking", warm=("valkey", "redis"), cold=("sqlite", "postgres"))
 async def test_two_daemons_and_a_replica_share_notes_and_hear_the_same(opener: Any) -> None:
     store = await opener()
     with (
