@@ -124,18 +124,22 @@ class AsyncSession(AsyncRecord):
         """
         return await saving.save(self._home.tiers(), self._names, self._changes, self._commit, state)
 
-    async def switch(self, *, previous_id: str = "", client: str = "") -> int:
+    async def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
         """Tell every replica that a client goes on with this conversation; return the record's new version.
 
         One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
-        number of messages shown and the client. Which conversation a client is at is the client's to know.
+        number of messages shown, by default of those kept here, and the client. Which conversation a client is at is
+        the client's to know.
         """
         for name, value in ("previous_id", previous_id), ("client", client):
             if not isinstance(value, str) or len(value) > MAX_ID_BYTES:
                 raise InvalidValue(f"{name} is a str of at most {MAX_ID_BYTES} characters, not {value!r:.80}")
+        if message_count is not None and (type(message_count) is not int or message_count < 0):
+            raise InvalidValue(f"message_count is an int from 0 on or None, not {message_count!r:.80}")
         self._allow("write", VERSION)
-        entry, changes = await self._entry(field=VERSION), self._changes()
-        count = 0 if entry.deleted else lineage.count(lineage.segments(self._text, entry.fields))
+        entry, changes, count = await self._entry(field=VERSION), self._changes(), message_count
+        if count is None:
+            count = 0 if entry.deleted else lineage.count(lineage.segments(self._text, entry.fields))
         place = {"conversation_id": self._ref.id, "previous_id": previous_id}
         changes.tell("conversation.switched", {**place, "message_count": count, "client": client})
         return (await self._commit(changes.draft("switch"))).version

@@ -204,8 +204,8 @@ class Session(Record):
     def save_state(self, state: AgentState) -> AgentState:
         return finish(self._twin.save_state(state))
 
-    def switch(self, *, previous_id: str = "", client: str = "") -> int:
-        return finish(self._twin.switch(previous_id=previous_id, client=client))
+    def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
+        return finish(self._twin.switch(previous_id=previous_id, client=client, message_count=message_count))
 
     def lifetime(self) -> Lifetime:
         return finish(self._twin.lifetime())

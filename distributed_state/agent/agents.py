@@ -47,14 +47,16 @@ class AsyncAgent(Profile):
         args: Mapping[str, Any] | None = None,
         *,
         conversation_id: str | None = None,
+        directory: str = "",
         progress: Progress | None = None,
     ) -> Any:
         """Run a command on a conversation, by default the current one, and return what it returned.
 
-        `progress(text, fields)` hears its reports, in the thread that the command runs in. Raises NotFound,
-        InvalidValue for wrong arguments, CommandFailed from what the command raised; errors of the store as they are.
+        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` hears its reports, in the
+        thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
+        command raised; errors of the store as they are.
         """
-        return await self._run_command(name, args, conversation_id, progress)
+        return await self._run_command(name, args, conversation_id, directory, progress)
 
     async def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
@@ -100,9 +102,10 @@ class Agent(Profile):
         args: Mapping[str, Any] | None = None,
         *,
         conversation_id: str | None = None,
+        directory: str = "",
         progress: Progress | None = None,
     ) -> Any:
-        return finish(self._run_command(name, args, conversation_id, progress))
+        return finish(self._run_command(name, args, conversation_id, directory, progress))
 
     def status(self) -> Status:
         found: Status = finish(self._hosted().status(self))

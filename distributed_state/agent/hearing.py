@@ -53,9 +53,12 @@ class Hearing:
             for agent in self.agents:
                 await self.hook(agent, "on_event", {"event": event}, event, event.conversation_id)
         if event.partition >= 0:
-            await self.reach(f"{event.partition}={event.epoch}@{event.sequence}")
+            self.reach(f"{event.partition}={event.epoch}@{event.sequence}")
+        told = {"id": event.id, "type": event.type, "conversation_id": event.conversation_id, "version": event.version}
+        for agent in self.agents:
+            agent._tell("event", told)
 
-    async def reach(self, position: str) -> None:
+    def reach(self, position: str) -> None:
         """The hooks of what is before this position, of some partitions or all, have run."""
         for each in position.split(","):
             partition, _, at = each.partition("=")
@@ -179,8 +182,8 @@ class Hearing:
 
     async def _chosen(self, event: Event) -> bool:
         before, after = event.data.get("previous_agent"), event.data.get("next_agent")
-        client, id = _text(event, "client"), _text(event, "conversation_id")
-        concerned = self._concerned(event)
+        client, id, meant = (_text(event, name) for name in ("client", "conversation_id", "agent"))
+        concerned = [agent for agent in self._concerned(event) if meant in ("", agent.name)]
         for agent in concerned:
             if id and _follows(agent, event):
                 agent._current = id
@@ -203,7 +206,8 @@ class Hearing:
     async def _moved(self, event: Event) -> bool:
         given = {"old_path": _text(event, "old_path"), "new_path": _text(event, "new_path")}
         for agent in self._concerned(event):
-            agent.invocation_directory = given["new_path"]
+            if not agent._client or _follows(agent, event):
+                agent.invocation_directory = given["new_path"]
             await self.hook(agent, "on_invocation_directory_changed", given, event)
         return True
 
@@ -276,7 +280,7 @@ class Hearing:
 
 def _follows(agent: Profile, event: Event) -> bool:
     """Whether this is of the client whose conversation is the agent's current one."""
-    return agent._of_client == _text(event, "client")
+    return agent._client == _text(event, "client")
 
 
 def _text(event: Event, name: str) -> str:

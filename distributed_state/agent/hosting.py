@@ -154,11 +154,13 @@ class AsyncHost:
         await self._on_each("initialize")
         self._events = self._store.events("*", since=self.agents[0]._since)
         await self._events.__aenter__()
-        await self._hearing.reach(self._events.position)
+        self._hearing.reach(self._events.position)
         await self.do(self._hearing.catch_up)
         self._store.deleting.append(self._before_deletion)
         self._spawn(self._read, "agents' events")
         await self._on_each("start")
+        for agent in self.agents:
+            agent._tell("started", {})
 
     def _spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._jobs.append(self._running().spawn(job, f"distributed-state {name}"))
@@ -209,10 +211,10 @@ class AsyncHost:
             log.exception("event %s of type %s could not be handled", event.id, event.type)
 
     async def _read(self) -> None:
-        port = self._running()
+        port, events = self._running(), self._events
         while True:
             try:
-                event = await self._events.next(_TICK)
+                event = await events.next(_TICK)
             except StateError as error:
                 log.warning("agents' events: %s", error)
                 await port.sleep(_TICK)

@@ -33,6 +33,7 @@ class Scene:
     host: Any
     conversation_id: str = ""
     past: Any = None
+    directory: str = ""
 
 
 scene: ContextVar[Scene | None] = ContextVar("distributed_state_scene", default=None)
@@ -83,7 +84,8 @@ class Profile(Hooks, Visible):
         Ref("app", self._persistent_id)
         super().__init__()
         self._source, self._store = store, None if callable(store) else store
-        self._of_client, self._since = client, since
+        self._of_client = self._client = client  # whom alone it hears; whose conversation is the current one
+        self._since = since
         self.ephemeral: dict[str, Any] = {}
         self.requests = self.errors = self.queue_size = 0
         self._config = configs.Config(self.name, self._model(), config)
@@ -137,6 +139,23 @@ class Profile(Hooks, Visible):
         """The id of that session, "" if there is none."""
         now = scene.get()
         return (now.conversation_id if now is not None else "") or self._current
+
+    @property
+    def client(self) -> str:
+        """The client whose conversation is the current one."""
+        return self._client
+
+    def follow(self, client: str, conversation_id: str = "") -> None:
+        """Let another client's conversation be the current one, and say which it is at now.
+
+        For whoever serves a client by this process. What the agent hears stays what it was.
+        """
+        self._client, self._current = client, conversation_id
+
+    def get_invocation_directory(self) -> str:
+        """The folder that the user works from whose command this is, else the client's; "" if nobody told."""
+        now = scene.get()
+        return (now.directory if now is not None else "") or self.invocation_directory
 
     def _session(self, id: str) -> Any:
         return self._tolerant(self.store.session(id), self.conversation_defaults)
@@ -246,7 +265,12 @@ class Profile(Hooks, Visible):
         self._show("commands", "commands", self._commands.to_list())
 
     async def _run_command(
-        self, name: str, args: Mapping[str, Any] | None, conversation_id: str | None, progress: Progress | None
+        self,
+        name: str,
+        args: Mapping[str, Any] | None,
+        conversation_id: str | None,
+        directory: str,
+        progress: Progress | None,
     ) -> Any:
         command = self._commands.find(name)
         values = command.read(args)
@@ -259,7 +283,8 @@ class Profile(Hooks, Visible):
 
         self.requests += 1
         before = scene.get()
-        here = Scene(None if before is None else before.host, conversation_id or self.conversation_id)
+        id = conversation_id or self.conversation_id
+        here = Scene(None if before is None else before.host, id, directory=directory)
         with self._on(here), self._at_work():
             try:
                 result = await call(self._port(), command.function, given(command, values, report))

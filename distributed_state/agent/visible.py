@@ -29,7 +29,8 @@ class Visible:
     """The visible part of an agent. Nothing here does I/O; the replica tells of it with its next heartbeat.
 
     `visible` is all of it as a dict of JSON values. `listeners` are called with each change, as `("section", {...})`,
-    and each line of the log, in whichever thread made it.
+    each line of the log, `("started", {})`, and `("event", {...})` when the hooks for an event have run, in whichever
+    thread made it.
     """
 
     name: str
@@ -94,10 +95,6 @@ class Visible:
     def get_working_directory(self) -> str:
         """The folder that this process runs in."""
         return os.getcwd()
-
-    def get_invocation_directory(self) -> str:
-        """The folder that the client's user works from, "" if nobody told."""
-        return self.invocation_directory
 
     def _section(self, id: str) -> dict[str, Any]:
         found: dict[str, Any] | None = self.visible["sections"].get(id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import signal
 import sys
 import time
@@ -12,7 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
-from distributed_state import InvalidValue, StateError, StateStore, Upcast
+from distributed_state import Agent, AsyncAgent, AsyncStateStore, InvalidValue, StateError, StateStore, Upcast
+from distributed_state.adapters.opperator.bridge import run as run_bridge
+from distributed_state.adapters.opperator.pipes import standard_streams
 from distributed_state.cli.shell import Scope, app, err, open_store, out
 
 
@@ -156,6 +159,37 @@ def replay(
         report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
     if result.differences:
         raise typer.Exit(1)
+
+
+@app.command()
+def opperator(
+    context: typer.Context,
+    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; found from this folder.")],
+    client: Annotated[str, typer.Option(help="The daemon's name in events; by default user and host.")] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="The agent's config, YAML or JSON; SIGHUP reads it again.")
+    ] = None,
+) -> None:
+    """Run an agent under an Opperator daemon: its JSON lines come on stdin and go on stdout.
+
+    What the daemon tells of conversations becomes events of the whole fleet, and the agent's notes, sections and
+    commands are those of every other replica. Ends with stdin, or with SIGTERM.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
+    my_agent:NoteAgent[/]
+    """
+    for handler in logging.getLogger().handlers:
+        # What the agent logs goes to the daemon as messages; here only what those do not tell.
+        handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
+    with standard_streams() as (stdin, stdout):
+        kind = _named(agent)
+        if not isinstance(kind, type) or not issubclass(kind, (Agent, AsyncAgent)):
+            raise InvalidValue(f"{agent!r} is no subclass of Agent or AsyncAgent")
+        if issubclass(kind, AsyncAgent):
+            run_bridge(kind(lambda: AsyncStateStore.open(**context.obj), config=config), stdin, stdout, client=client)
+        else:
+            with open_store(context) as store:
+                run_bridge(kind(store, config=config), stdin, stdout, client=client)
 
 
 def _named(place: str) -> Any:

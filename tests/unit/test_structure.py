@@ -43,6 +43,7 @@ FLOORS = [
     {"sync"},
     {"__init__"},
     {"replay", "demo"},
+    {"adapters"},
     {"cli"},
     {"__main__"},
 ]
@@ -55,9 +56,9 @@ DOORS = {
     "typer": "cli", "rich": "cli", "cryptography": "sealing",
 }  # fmt: skip
 
-# Time and concurrency belong to the port. Two parts stand outside the core: programs and servers that are run beside
-# it, and cold/, which is plain blocking code that runs in the threads that the port lends.
-OUTSIDE = {"port", "cold", "cli", "replay", "demo", "servers"}
+# Time and concurrency belong to the port. Three parts stand outside the core: programs and servers that are run beside
+# it; adapters, which use it as any program may; cold/, plain blocking code run in threads that the port lends.
+OUTSIDE = {"port", "cold", "cli", "replay", "demo", "servers", "adapters"}
 ALSO_FOR = {("cli", "replay", "demo"): {"typer", "rich"}}
 
 
@@ -109,6 +110,18 @@ def test_imports_point_down(module: Path) -> None:
     for other in own_imports(module):
         if place_of(other) != place:
             assert HEIGHT[place_of(other)] < HEIGHT[place], f"{name_of(module)} imports {other}"
+
+
+@by_name
+def test_an_adapter_uses_public_names_only(module: Path) -> None:
+    name = name_of(module)
+    others = {other for other in own_imports(module) if place_of(other) == "adapters"}
+    if place_of(name) == "adapters":
+        assert own_imports(module) - others <= {"__init__"}
+        framework = name.split(".")[:2]
+        assert all(other.split(".")[:2] == framework for other in others), "adapters do not know one another"
+    elif others:
+        assert place_of(name) == "cli", f"{name} imports {others}"
 
 
 def test_no_circle_is_hidden_inside_a_folder() -> None:

@@ -1,0 +1,164 @@
+"""Lines in and lines out of a process. Law: who writes never waits for who reads, and no line stops the next."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import Any
+
+MAX_LINE = 16 * 2**20
+_CHUNK = 2**16
+_WAITING_LOGS = 1000
+
+
+class Incoming:
+    """The lines of a pipe. `close()`, from any thread, ends the reading of it."""
+
+    def __init__(self, source: Any, too_long: Callable[[int], None]) -> None:
+        self._file, self._too_long = source.fileno(), too_long
+        self._woken, self._waker = os.pipe()
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Each line without its end, but empty ones; one longer than MAX_LINE is passed over and told of."""
+        parts, size = list[bytes](), 0
+        while chunk := self._chunk():
+            *whole, rest = chunk.split(b"\n")
+            for piece in whole:
+                size += len(piece)
+                if size > MAX_LINE:
+                    self._too_long(size)
+                elif line := b"".join([*parts, piece]).strip():
+                    yield line
+                parts, size = [], 0
+            size += len(rest)
+            if size <= MAX_LINE:
+                parts.append(rest)
+            else:
+                parts.clear()
+        if parts and (line := b"".join(parts).strip()):
+            yield line
+
+    def _chunk(self) -> bytes:
+        ready, _, _ = select.select([self._file, self._woken], [], [])
+        if self._woken in ready:
+            return b""
+        try:
+            return os.read(self._file, _CHUNK)
+        except OSError:  # the other side of a terminal or socket is gone
+            return b""
+
+    def close(self) -> None:
+        os.write(self._waker, b"x")
+
+    def free(self) -> None:
+        """Give back what this holds, once nobody reads any more."""
+        os.close(self._woken)
+        os.close(self._waker)
+
+
+class Outgoing:
+    """Lines for a pipe, written by a thread: a reader that sleeps holds nobody up. `lost` is called if it is gone."""
+
+    def __init__(self, target: Any, lost: Callable[[], None]) -> None:
+        self._file, self._lost = target.fileno(), lost
+        self._lines: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._logs = self._dropped = 0
+        self._closed = self.broken = False
+        self._thread = threading.Thread(target=self._write, name="opperator out", daemon=True)
+        self._thread.start()
+
+    def send(self, line: bytes) -> None:
+        with self._changed:
+            if not self.broken:
+                self._lines.append(line)
+                self._changed.notify_all()
+
+    def send_log(self, line: bytes) -> int:
+        """Send a line that may be lost, if very many wait; how many were, since the last that was not."""
+        with self._changed:
+            if len(self._lines) >= _WAITING_LOGS:
+                self._dropped += 1
+                return 0
+            dropped, self._dropped = self._dropped, 0
+        self.send(line)
+        return dropped
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while not self._lines:
+                    if self._closed:
+                        return
+                    self._changed.wait()
+                rest = memoryview(self._lines[0])
+            try:
+                while rest:
+                    rest = rest[os.write(self._file, rest) :]
+            except OSError:
+                with self._changed:
+                    self.broken = True
+                    self._lines.clear()
+                    self._changed.notify_all()
+                self._lost()
+                return
+            with self._changed:
+                self._lines.popleft()
+
+    def close(self, seconds: float) -> bool:
+        """Wait until all is written, at most so long; whether it was."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(seconds)
+        return not self._thread.is_alive() and not self.broken
+
+
+class Busy:
+    """Counts what is not finished."""
+
+    def __init__(self) -> None:
+        self._changed, self._count = threading.Condition(), 0
+
+    def add(self, count: int) -> None:
+        with self._changed:
+            self._count += count
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is nothing; False if it took longer."""
+        end = time.monotonic() + seconds
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._count, max(0.0, end - time.monotonic()))
+
+
+@contextmanager
+def standard_streams() -> Iterator[tuple[Any, Any]]:
+    """Standard input and output for the caller alone: others' prints go to standard error, and they read nothing.
+
+    The process's own descriptors change, so that this is so for libraries in C and for commands that are run, too.
+    """
+    sys.stdout.flush()
+    ours = [os.dup(0), os.dup(1)]
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.dup2(2, 1)
+    os.close(empty)
+    try:
+        with (
+            os.fdopen(ours[0], "rb", buffering=0, closefd=False) as source,
+            os.fdopen(ours[1], "wb", buffering=0, closefd=False) as target,
+            redirect_stdout(sys.stderr),
+        ):
+            yield source, target
+    finally:
+        sys.stdout.flush()
+        for number, file in enumerate(ours):
+            os.dup2(file, number)
+            os.close(file)

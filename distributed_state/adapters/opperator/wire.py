@@ -1,0 +1,264 @@
+"""The lines between an Opperator daemon and an agent's process. Law: each message's shape is written here only.
+
+A line is a JSON object {"type", "timestamp", "data"}. From the daemon:
+
+    command           {command, args?, id?, working_dir?}; `__list_commands` asks for the registry
+    lifecycle_event   {event_type, data}:
+        new_conversation              {conversation_id, is_clear}
+        conversation_switched         {conversation_id, previous_id, message_count}
+        conversation_deleted          {conversation_id}
+        agent_activated               {previous_agent, conversation_id}
+        agent_deactivated             {next_agent}
+        invocation_directory_changed  {old_path, new_path}
+
+To the daemon: the functions from `ready` on, one for each type. Source: the daemon's `internal/protocol` and its Python
+SDK, https://github.com/opper-ai/opperator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+from distributed_state import InvalidValue
+
+LIST_COMMANDS = "__list_commands"
+_LEVELS = {"debug": "debug", "info": "info", "warning": "warning", "error": "error", "critical": "fatal"}
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The daemon wants a command to be run. `args` is as it came: the agent checks it."""
+
+    name: str
+    args: Any
+    id: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewConversation:
+    """A conversation was begun, or emptied with /clear."""
+
+    id: str
+    is_clear: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSwitched:
+    """The user went to a conversation, whose messages the daemon counted."""
+
+    id: str
+    previous_id: str
+    message_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationDeleted:
+    """A conversation is about to be deleted by the daemon."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentActivated:
+    """The user chose this agent."""
+
+    previous_agent: str | None
+    conversation_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDeactivated:
+    """The user left this agent."""
+
+    next_agent: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryChanged:
+    """The user works from another folder."""
+
+    old_path: str
+    new_path: str
+
+
+Lifecycle = (
+    NewConversation | ConversationSwitched | ConversationDeleted | AgentActivated | AgentDeactivated | DirectoryChanged
+)
+
+
+def read(line: bytes) -> Command | Lifecycle:
+    """What the daemon says. Raises InvalidValue, without repeating what stood there, if it is nothing known."""
+    try:
+        message = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        said = getattr(error, "msg", type(error).__name__)
+        raise InvalidValue(f"a line of {len(line)} bytes is not JSON: {said}") from None
+    if not isinstance(message, dict):
+        raise InvalidValue(f"a line holds a {type(message).__name__}, not an object")
+    kind, data = message.get("type"), message.get("data")
+    if kind not in ("command", "lifecycle_event"):
+        raise InvalidValue(f"a message of the unknown type {kind!r:.80}")
+    if not isinstance(data, dict):
+        raise InvalidValue(f"{kind}: data is an object, not a {type(data).__name__}")
+    if kind == "command":
+        # What is wrong with a command is told in its answer; without an id nobody could read that.
+        name, directory = (
+            value if isinstance(value := data.get(key), str) else "" for key in ("command", "working_dir")
+        )
+        return Command(name, data.get("args"), _text(data, "id"), directory)
+    event, inner = data.get("event_type"), data.get("data")
+    reader = _LIFECYCLE.get(event) if isinstance(event, str) else None
+    if reader is None:
+        raise InvalidValue(f"a lifecycle event of the unknown type {event!r:.80}")
+    if not isinstance(inner, dict):
+        raise InvalidValue(f"{event}: data is an object, not a {type(inner).__name__}")
+    try:
+        return reader(inner)
+    except InvalidValue as error:
+        raise InvalidValue(f"{event}: {error}") from None
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _text(data: Mapping[str, Any], name: str, *, needed: bool = False) -> str:
+    value = data.get(name)
+    value = "" if value is None else value
+    if not isinstance(value, str) or (needed and not value):
+        raise InvalidValue(f"{name} is a {'non-empty ' * needed}text, not {value!r:.80}")
+    return value
+
+
+def _name(data: Mapping[str, Any], name: str) -> str | None:
+    """An agent's name, which may be "" and may be null."""
+    return None if data.get(name) is None else _text(data, name)
+
+
+def _count(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    return max(0, value) if type(value) is int else 0
+
+
+_LIFECYCLE: dict[str, Callable[[Mapping[str, Any]], Lifecycle]] = {
+    "new_conversation": lambda data: NewConversation(
+        _text(data, "conversation_id", needed=True), data.get("is_clear") is True
+    ),
+    "conversation_switched": lambda data: ConversationSwitched(
+        _text(data, "conversation_id", needed=True), _text(data, "previous_id"), _count(data, "message_count")
+    ),
+    "conversation_deleted": lambda data: ConversationDeleted(_text(data, "conversation_id", needed=True)),
+    "agent_activated": lambda data: AgentActivated(_name(data, "previous_agent"), _text(data, "conversation_id")),
+    "agent_deactivated": lambda data: AgentDeactivated(_name(data, "next_agent")),
+    "invocation_directory_changed": lambda data: DirectoryChanged(
+        _text(data, "old_path"), _text(data, "new_path", needed=True)
+    ),
+}
+
+
+# To the daemon. What is empty is left out, as its own SDK does.
+
+
+def ready(pid: int, version: str = "") -> bytes:
+    """The agent has begun, and hears."""
+    return _line("ready", {"pid": pid, **_given(version=version)})
+
+
+def log(level: str, message: str, fields: Mapping[str, Any]) -> bytes:
+    """A line for the daemon's log. Levels are debug, info, warning, error and fatal."""
+    return _line("log", {"level": _LEVELS.get(level, "info"), "message": message, **_given(fields=dict(fields))})
+
+
+def succeeded(id: str, result: Any) -> bytes:
+    """The answer to a command."""
+    more = {} if result is None else {"result": result}
+    return _line("response", {**_given(command_id=id), "success": True, **more})
+
+
+def failed(id: str, error: str) -> bytes:
+    """The answer to a command that went wrong."""
+    return _line("response", {**_given(command_id=id), "success": False, "error": error})
+
+
+def progress(id: str, text: str, fields: Mapping[str, Any]) -> bytes:
+    """How far a command is. A number `progress` and a text `status` have places of their own."""
+    metadata, found = dict(fields), dict[str, Any]()
+    if isinstance(metadata.get("progress"), (int, float)):
+        found["progress"] = float(metadata.pop("progress"))
+    if isinstance(metadata.get("status"), str):
+        found["status"] = metadata.pop("status")
+    return _line("command_progress", {**_given(command_id=id, text=text, metadata=metadata), **found})
+
+
+def command_registry(commands: list[dict[str, Any]]) -> bytes:
+    """All commands that the agent offers; replaces what was told before."""
+    return _line("command_registry", {"commands": definitions(commands)})
+
+
+def definitions(commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The agent's commands as the daemon calls them; it derives a title from the name."""
+    return [
+        _given(
+            name=each["name"],
+            description=each["description"],
+            expose_as=["agent_tool"],
+            argument_required=any(argument["required"] for argument in each["arguments"]) or None,
+            arguments=[
+                _given(**argument | {"required": argument["required"] or None}) for argument in each["arguments"]
+            ],
+        )
+        for each in commands
+    ]
+
+
+def system_prompt(prompt: str) -> bytes:
+    """How a model is told to be this agent."""
+    return _line("system_prompt", {"prompt": prompt})
+
+
+def agent_description(description: str) -> bytes:
+    """What the agent is for."""
+    return _line("agent_description", {"description": description})
+
+
+def sidebar_section(id: str, title: str, content: str, collapsed: bool) -> bytes:
+    """A section of text that the user sees, new or changed."""
+    return _line("sidebar_section", {"section_id": id, "title": title, "content": content, "collapsed": collapsed})
+
+
+def sidebar_section_removal(id: str) -> bytes:
+    """A section is no more."""
+    return _line("sidebar_section_removal", {"section_id": id})
+
+
+def error(text: str, code: int = 1) -> bytes:
+    """Why the agent's process ends."""
+    return _line("error", {"error": text, "code": code})
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {
+        name: value for name, value in fields.items() if value is not None and value != "" and value not in ([], {})
+    }
+
+
+def _line(kind: str, data: dict[str, Any]) -> bytes:
+    message = {"type": kind, "timestamp": datetime.now(UTC).isoformat(), "data": data}
+    try:
+        text = json.dumps(message, allow_nan=False, default=str)
+    except (ValueError, TypeError, RecursionError):
+        # Fields of a log may be anything; a line that the daemon cannot read would be lost whole.
+        text = json.dumps(message | {"data": _shown(data)})
+    return text.encode() + b"\n"
+
+
+def _shown(value: Any, depth: int = 0) -> Any:
+    """Two levels of objects as they are, and what lies below as text."""
+    if isinstance(value, dict) and depth < 2:
+        return {str(name): _shown(each, depth + 1) for name, each in value.items()}
+    return value if isinstance(value, (str, int, type(None))) else repr(value)[:1000]
