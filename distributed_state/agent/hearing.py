@@ -53,12 +53,12 @@ class Hearing:
             for agent in self.agents:
                 await self.hook(agent, "on_event", {"event": event}, event, event.conversation_id)
         if event.partition >= 0:
-            self.reach(f"{event.partition}={event.epoch}@{event.sequence}")
+            await self.reach(f"{event.partition}={event.epoch}@{event.sequence}")
         told = {"id": event.id, "type": event.type, "conversation_id": event.conversation_id, "version": event.version}
         for agent in self.agents:
             agent._tell("event", told)
 
-    def reach(self, position: str) -> None:
+    async def reach(self, position: str) -> None:
         """The hooks of what is before this position, of some partitions or all, have run."""
         for each in position.split(","):
             partition, _, at = each.partition("=")

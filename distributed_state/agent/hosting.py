@@ -154,7 +154,7 @@ class AsyncHost:
         await self._on_each("initialize")
         self._events = self._store.events("*", since=self.agents[0]._since)
         await self._events.__aenter__()
-        self._hearing.reach(self._events.position)
+        await self._hearing.reach(self._events.position)
         await self.do(self._hearing.catch_up)
         self._store.deleting.append(self._before_deletion)
         self._spawn(self._read, "agents' events")
@@ -222,7 +222,7 @@ class AsyncHost:
             if event is not None:
                 self._inbox.append(event)
                 if event.partition < 0:  # behind what was missed, once the hooks for that have run
-                    self._inbox.append(Task(partial(self._hearing.reach, self._events.position), port))
+                    self._inbox.append(Task(partial(self._hearing.reach, events.position), port))
                 self._wake.set()
             self._notice_hanging()
             while len(self._inbox) > _WAITING:
