@@ -21,6 +21,7 @@ from distributed_state import StateStore, cli
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit", "replicas", "tail", "send"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config", "opperator"),
+    "serve",
     "demo lifecycle",
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
 ]

@@ -42,8 +42,8 @@ FLOORS = [
     {"sync_fleet"},
     {"sync"},
     {"__init__"},
-    {"replay", "demo"},
-    {"adapters"},
+    {"replay", "demo", "metrics"},
+    {"adapters", "service"},
     {"cli"},
     {"__main__"},
 ]
@@ -54,12 +54,13 @@ DOORS = {
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold",
     "tiktoken": "agent", "yaml": "agent", "langchain_core": "agent",
     "typer": "cli", "rich": "cli", "cryptography": "sealing",
+    "starlette": "service", "uvicorn": "service", "uvloop": "service", "prometheus_client": "metrics",
 }  # fmt: skip
 
 # Time and concurrency belong to the port. Three parts stand outside the core: programs and servers that are run beside
 # it; adapters, which use it as any program may; cold/, plain blocking code run in threads that the port lends.
-OUTSIDE = {"port", "cold", "cli", "replay", "demo", "servers", "adapters"}
-ALSO_FOR = {("cli", "replay", "demo"): {"typer", "rich"}}
+OUTSIDE = {"port", "cold", "cli", "replay", "demo", "servers", "adapters", "service"}
+ALSO_FOR = {("cli", "replay", "demo"): {"typer", "rich"}, ("service",): {"prometheus_client"}}
 
 
 def name_of(module: Path) -> str:
