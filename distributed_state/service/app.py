@@ -13,8 +13,9 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -30,16 +31,17 @@ from distributed_state.service.answers import answer, refusal
 from distributed_state.service.limits import Limits
 from distributed_state.service.readiness import Probe, probes
 from distributed_state.service.streaming import EventStream
+from distributed_state.service.work import Work
 from distributed_state.store import AsyncStateStore
 
 access = logging.getLogger("distributed_state.service.access")
-Served = Callable[[AsyncStateStore, Limits, Request], Awaitable[Response]]
+Served = Callable[[AsyncStateStore, Limits, Request], Coroutine[Any, Any, Response]]
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Service:
-    """One store, served over HTTP: `service.begin(store)` when it is open, `await service.drain()` before it closes."""
+    """One store, served over HTTP: `begin` with it when it is open, `leave` and `drain` before it closes."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -47,10 +49,8 @@ class Service:
         self.draining = False
         self.registry = CollectorRegistry()
         self._probes: dict[str, Probe] = {}
-        self._running: set[asyncio.Timeout] = set()
+        self._work = Work()
         self._streams: set[EventStream] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._measure()
         self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: self._unrouted})
 
@@ -81,7 +81,7 @@ class Service:
             buckets=_SECONDS,
         )  # fmt: skip
         running = Gauge(f"{prefix}_requests_running", "Requests that are running.", registry=self.registry)
-        running.set_function(lambda: len(self._running))
+        running.set_function(lambda: len(self._work))
         streams = Gauge(f"{prefix}_event_streams", "Readers of events.", registry=self.registry)
         streams.set_function(lambda: len(self._streams))
 
@@ -93,19 +93,17 @@ class Service:
         self.registry.register(collector(store))
         self.store = store
 
-    async def drain(self) -> None:
-        """Say for a moment that this worker ends, let the requests that run end, and end the streams of events."""
+    async def leave(self) -> None:
+        """Let whoever asks know that this worker ends, and serve for a moment more."""
         self.draining = True
         if self.store is not None:
             await asyncio.sleep(self.limits.notice)
+
+    async def drain(self) -> None:
+        """End the streams of events, and let the requests that run end. To be called when no more come."""
         for stream in self._streams:
             stream.end()
-        deadline = asyncio.get_running_loop().time() + self.limits.drain
-        for each in self._running:
-            when = each.when()
-            if not each.expired() and when is not None:
-                each.reschedule(min(when, deadline))
-        await self._idle.wait()
+        await self._work.finish(self.limits.drain)
         for probe in self._probes.values():
             await probe.close()
 
@@ -125,27 +123,11 @@ class Service:
     async def _served(self, served: Served, request: Request) -> Response:
         if self.store is None:
             raise Unavailable("this worker is starting: it waits for Redis and SQL")
-        if len(self._running) >= self.limits.requests:
+        if len(self._work) >= self.limits.requests:
             raise Backpressure(f"this worker serves {self.limits.requests} requests already")
-        actor, seconds = requests.header(request, "x-actor"), self.limits.request
-        acting = self.store.acting_as(actor) if actor else contextlib.nullcontext()
-        timer = asyncio.timeout(seconds if not self.draining else min(seconds, self.limits.drain))
-        self._running.add(timer)
-        self._idle.clear()
-        try:
-            with acting:
-                async with timer:
-                    return await served(self.store, self.limits, request)
-        except TimeoutError as error:
-            if not timer.expired():
-                raise
-            raise Unavailable(
-                "the request took too long, or the worker ends; repeat it, a turn with the same request_id"
-            ) from error
-        finally:
-            self._running.discard(timer)
-            if not self._running:
-                self._idle.set()
+        actor = requests.header(request, "x-actor")
+        with self.store.acting_as(actor) if actor else contextlib.nullcontext():
+            return await self._work.within(self.limits.request, served(self.store, self.limits, request))
 
     def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = request.headers.get("x-request-id", "")

@@ -29,6 +29,7 @@ from distributed_state.store import AsyncStateStore
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CLOSING = 10.0
 _KEEP_ALIVE = 75  # longer than most proxies keep a connection: the side that sends requests should be the one to close
 
 
@@ -86,7 +87,8 @@ async def _run(
     with _hearing(stopping):
         config = uvicorn.Config(
             service.app, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
-            server_header=False, timeout_keep_alive=_KEEP_ALIVE, timeout_graceful_shutdown=5,
+            server_header=False, timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=int(limits.drain) + 5,
         )  # fmt: skip
         server = Server(config)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -99,8 +101,9 @@ async def _run(
         finally:
             if stopping.is_set():
                 told("draining")
-            await service.drain()
+            await service.leave()
             server.should_exit = True
+            await service.drain()
             await serving
             if store is not None:
                 await _close(store, limits.archive)
@@ -142,7 +145,11 @@ async def _close(store: AsyncStateStore, seconds: float) -> None:
                 await store.archive()
         except (StateError, TimeoutError) as error:
             log.warning("not all is archived yet, another worker goes on: %s", error or f"not within {seconds:g} s")
-    await store.close()
+    try:
+        async with asyncio.timeout(_CLOSING):
+            await store.close()
+    except TimeoutError:
+        log.warning("closed without saying so to servers that do not answer; what was locked is free in a while")
 
 
 @contextmanager

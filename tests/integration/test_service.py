@@ -1,0 +1,657 @@
+"""`distributed-state serve`: workers as processes, on real servers, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from below import ROOT, until
+
+from distributed_state import StateStore
+from distributed_state.servers import RedisServer, postgres_server, redis_server
+
+LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor"}
+
+
+class Worker:
+    """A process that serves, and how to ask it."""
+
+    def __init__(self, *words: str, **environment: str) -> None:
+        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        quick = {f"DISTRIBUTED_STATE_{name}": value for name, value in ({"RETRY_FOR": "0.2"} | environment).items()}
+        command = [sys.executable, "-m", "distributed_state", *words[:6], "serve", "--port", "0", *words[6:]]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"PYTHONPATH": path} | quick
+        )
+        self.url = ""
+
+    def ready(self) -> Worker:
+        """Wait until it serves."""
+        line = self._line()
+        assert line.startswith("serving on "), f"{line} {self.process.communicate(timeout=20)}"
+        self.url = line.split()[-1]
+        self.http = httpx.Client(base_url=self.url, timeout=30)
+        return self
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def post(self, path: str, **given: Any) -> httpx.Response:
+        return self.http.post(path, json=given)
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        return self.http.get(path, **options)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Tell it to end; its exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(30)
+
+    def figure(self, name: str) -> float:
+        """What /metrics says."""
+        lines = self.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if hasattr(self, "http"):
+            self.http.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def options(servers: Any, tmp_path: Path, namespace: str) -> tuple[str, ...]:
+    """Where the workers of a test keep their state."""
+    return _options(servers.redis("valkey").url, f"sqlite:///{tmp_path}/archive.db", namespace)
+
+
+def _options(url: str, archive: str, namespace: str) -> tuple[str, ...]:
+    return "--url", url, "--archive", archive, "--namespace", namespace
+
+
+def store_of(options: tuple[str, ...]) -> StateStore:
+    """What a test looks with at what the workers did."""
+    return StateStore.open(options[1], archive=options[3], namespace=options[5])
+
+
+@pytest.fixture
+def worker(options: tuple[str, ...]) -> Iterator[Worker]:
+    with Worker(*options, "--notice", "0.05") as started:
+        yield started.ready()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    return asyncio.run(until(condition, seconds, every=0.02))
+
+
+def said(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+# Conversations
+
+
+@pytest.mark.parametrize("kind", ["valkey", "redis"])
+def test_a_conversation_is_begun_led_read_listed_and_deleted(servers: Any, kind: str, namespace: str) -> None:
+    with Worker(*_options(servers.redis(kind).url, servers.database(), namespace)).ready() as worker:
+        fields = {"nights": 3, "large": 12345678901234567890123, "odd": "\udc80\x00", "deep": [[]]}
+        # As ASCII: a lone surrogate cannot be sent otherwise.
+        body = json.dumps({"id": "c1", "user": "u1", "fields": fields})
+        began = worker.http.post("/conversations", content=body)
+        assert (began.status_code, began.json()) == (201, {"id": "c1", "version": 1})
+        done = worker.post("/conversations/c1/turns", messages=[HI], set={"nights": 4}, event="new_task")
+        assert done.json() == {"version": 2, "repeated": False, "outcome": {"version": 2, "phase": "planning"}}
+        for number in range(3):
+            worker.post("/conversations/c1/turns", messages=[HI | {"content": str(number)}])
+        found = worker.get("/conversations/c1", params={"last": 2}).json()
+        assert found == {
+            "id": "c1",
+            "version": 5,
+            "phase": "planning",
+            "fields": fields | {"nights": 4},
+            "messages": [HI | {"content": "1"}, HI | {"content": "2"}],
+        }
+        assert worker.get("/conversations/c1", params={"last": 0, "fresh": "true"}).json()["messages"] == []
+        assert worker.post("/conversations").json()["version"] == 1, "an id is made up"
+
+        def listed(**asked: Any) -> Any:
+            return worker.get("/conversations", params=asked).json()
+
+        wait_for(lambda: [each["version"] for each in listed()["conversations"]] == [1, 5])  # as it is archived
+        (row,) = listed(user="u1")["conversations"]
+        assert row.keys() == LISTED
+        assert (row["id"], row["version"]) == ("c1", 5)
+        page = listed(limit=1)
+        assert listed(limit=1, after=page["after"])["conversations"] == [row]
+        assert worker.http.delete("/conversations/c1").json() == {"version": 6}
+        assert worker.http.delete("/conversations/c1").json() == {"version": 6}
+        assert said(worker.get("/conversations/c1")) == (410, "Deleted")
+        assert said(worker.post("/conversations/c1/turns", messages=[HI])) == (410, "Deleted")
+        (replica,) = worker.get("/replicas").json()["replicas"]
+        assert replica["pid"] == worker.process.pid
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "error"),
+    [
+        ("POST", "/conversations", b"{", 422, "InvalidValue"),
+        ("POST", "/conversations", b"[1]", 422, "InvalidValue"),
+        ("POST", "/conversations", b"[" * 100_000, 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"id": "\xff"}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"id": 7}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"id": ""}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"id": "a/b"}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"id": "..."}', 201, ""),
+        ("POST", "/conversations", b'{"fields": {"#v": 1}}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"fields": {"n": NaN}}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"feilds": {}}', 422, "InvalidValue"),
+        ("POST", "/conversations", b'{"id": "there"}', 409, "Conflict"),
+        ("POST", "/conversations/there/turns", b"", 422, "InvalidValue"),
+        ("POST", "/conversations/there/turns", b'{"messages": {}}', 422, "InvalidValue"),
+        ("POST", "/conversations/there/turns", b'{"messages": [{"role": "king"}]}', 422, "InvalidValue"),
+        ("POST", "/conversations/there/turns", b'{"set": {"a": 1}, "request_id": "#"}', 422, "InvalidValue"),
+        ("POST", "/conversations/there/turns", b'{"event": "fly"}', 409, "InvalidTransition"),
+        ("POST", "/conversations/nobody/turns", b'{"set": {"a": 1}}', 404, "NotFound"),
+        ("GET", "/conversations/nobody", b"", 404, "NotFound"),
+        ("DELETE", "/conversations/nobody", b"", 404, "NotFound"),
+        ("GET", "/conversations/there?last=-1", b"", 422, "InvalidValue"),
+        ("GET", "/conversations/there?fresh=maybe", b"", 422, "InvalidValue"),
+        ("GET", "/conversations?limit=0", b"", 422, "InvalidValue"),
+        ("GET", "/conversations?after=x", b"", 422, "InvalidValue"),
+        ("GET", "/events?types=a[", b"", 422, "InvalidValue"),
+        ("GET", "/events?since=yesterday", b"", 422, "InvalidValue"),
+        ("GET", "/readyz?need=luck", b"", 422, "InvalidValue"),
+        ("GET", "/nowhere", b"", 404, "NotFound"),
+        ("PUT", "/conversations", b"", 405, "MethodNotAllowed"),
+    ],
+)
+def test_a_bad_request_is_told_why_and_changes_nothing(
+    shared: Worker, method: str, path: str, body: bytes, status: int, error: str
+) -> None:
+    before = shared.get("/conversations/there").json()
+    answer = shared.http.request(method, path, content=body)
+    assert answer.status_code == status, answer.text
+    assert answer.json().get("error", "") == error
+    assert error == "" or answer.json()["message"]
+    assert shared.get("/conversations/there").json() == before
+    assert shared.get("/conversations/nobody").status_code == 404
+
+
+@pytest.fixture(scope="module")
+def shared(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One worker for all requests that change nothing."""
+    folder = tmp_path_factory.mktemp("service")
+    options = _options(servers.redis("valkey").url, f"sqlite:///{folder}/a.db", f"t{os.urandom(6).hex()}")
+    with Worker(*options, "--max-body", "200000").ready() as worker:
+        worker.post("/conversations", id="there", fields={"a": 0})
+        yield worker
+
+
+def test_a_huge_body_is_refused_before_it_is_read(shared: Worker) -> None:
+    announced = shared.http.post("/conversations", content=b"x" * 300_000)
+    assert said(announced) == (413, "TooLarge")
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(30):
+            yield b" " * 10_000
+
+    assert said(shared.http.post("/conversations", content=endless())) == (413, "TooLarge")
+    with socket.create_connection(shared.http.base_url.netloc.decode().split(":")) as raw:  # type: ignore[arg-type]
+        raw.sendall(b"POST /conversations HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        assert b" 413 " in raw.recv(1000), "nothing of it was sent"
+    assert shared.get("/healthz").status_code == 200
+
+
+def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...]) -> None:
+    """By another worker too, and if both come at once."""
+    with Worker(*options).ready() as one, Worker(*options).ready() as other:
+        one.post("/conversations", id="c")
+        turn = {"request_id": "r1", "messages": [HI], "event": "new_task"}
+        first = one.post("/conversations/c/turns", **turn).json()
+        one.post("/conversations/c/turns", messages=[HI])
+        again = other.post("/conversations/c/turns", **turn).json()
+        assert again == first | {"repeated": True}
+        with ThreadPoolExecutor(8) as pool:
+            asked = [
+                pool.submit(each.post, "/conversations/c/turns", request_id="r2", messages=[HI])
+                for each in (one, other) * 4
+            ]
+            answers = [each.result().json() for each in asked]
+        assert sorted(each.pop("repeated") for each in answers) == [False] + [True] * 7
+        assert all(each == answers[0] for each in answers)
+        assert len(other.get("/conversations/c", params={"fresh": "true"}).json()["messages"]) == 3
+
+
+def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[str, ...]) -> None:
+    with Worker(*options, "--access-log").ready() as worker:
+        headers = {"X-Actor": "Zoë".encode(), "X-Request-Id": "7f"}
+        body = json.dumps({"id": "c"}).encode()
+        answer = worker.http.post("/conversations", content=body, headers=headers)  # type: ignore[arg-type]
+        assert answer.headers["x-request-id"] == "7f"
+        assert "x-request-id" not in worker.get("/nowhere").headers
+        with store_of(options) as store:
+            assert [each.actor for each in store.session("c").history()] == ["Zoë"]
+        lines = [json.loads(worker._line()) for _ in range(2)]
+    assert [(each["method"], each["path"], each["status"], each["request_id"]) for each in lines] == [
+        ("POST", "/conversations", 201, "7f"),
+        ("GET", "/nowhere", 404, ""),
+    ]
+
+
+def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str, ...]) -> None:
+    more = ("--busy", "0.3", "--max-requests", "1", "--max-streams", "0")
+    with Worker(*options, *more).ready() as worker, store_of(options) as store:
+        worker.post("/conversations", id="c")
+        with store.session("c").lock(), waiting_turn(worker) as turn:
+            while not turn.done():
+                refused = worker.get("/conversations/c")
+                if refused.status_code == 429:
+                    assert (refused.json()["error"], refused.headers["retry-after"]) == ("Backpressure", "1")
+                    break
+            locked = turn.result()
+        assert said(locked) == (423, "LockTimeout")
+        assert locked.headers["retry-after"] == "1"
+        assert refused.status_code == 429
+        assert said(worker.get("/events")) == (429, "Backpressure")
+
+
+@contextmanager
+def waiting_turn(worker: Worker, **given: Any) -> Iterator[Future[httpx.Response]]:
+    """A turn that is under way, if its conversation is locked."""
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(
+            httpx.post, f"{worker.url}/conversations/c/turns", json={"messages": [HI]} | given, timeout=30
+        )
+        wait_for(lambda: asked.done() or worker.figure("distributed_state_http_requests_running") >= 1)
+        yield asked
+
+
+def test_figures_are_told(worker: Worker) -> None:
+    worker.post("/conversations", id="c")
+    text = worker.get("/metrics").text
+    assert 'distributed_state_http_requests_total{method="POST",route="/conversations",status="201"} 1.0' in text
+    assert "distributed_state_hot_hits" in text
+    assert worker.get("/metrics").headers["content-type"].startswith("text/plain")
+
+
+# Beginning and end
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], number: int) -> None:
+    with Worker(*options, "--notice", "0.5").ready() as worker, store_of(options) as store:
+        worker.post("/conversations", id="c")
+        lock = store.session("c").lock()
+        with lock, waiting_turn(worker, request_id="r") as turn:
+            worker.process.send_signal(number)
+            leaving = wait_for(lambda: (got := worker.get("/readyz")).status_code == 503 and got)
+            assert leaving.json() == {"status": "draining"}
+            assert worker.get("/conversations/c").status_code == 200, "until the notice is over it serves"
+            assert said(worker.get("/events")) == (503, "Unavailable")
+            assert not turn.done()
+            lock.__exit__(None, None, None)
+            answer = turn.result()
+        assert (answer.status_code, answer.json()["version"]) == (200, 2)
+        assert answer.headers["connection"] == "close"
+        assert worker.process.wait(20) == 0
+        assert worker.process.stderr is not None
+        assert worker.process.stderr.read() == ""
+        assert [each.to_dict() for each in store.session("c").messages(fresh=True)] == [HI]
+        assert [each.id for each in store.replicas()] == [store.replica], "it said that it leaves"
+
+
+def test_a_turn_that_does_not_end_is_given_up_and_changes_nothing(options: tuple[str, ...]) -> None:
+    with Worker(*options, "--notice", "0", "--drain", "0.3").ready() as worker, store_of(options) as store:
+        worker.post("/conversations", id="c")
+        with store.session("c").lock(), waiting_turn(worker) as turn:
+            assert worker.end() == 0
+            answer = turn.result()
+        assert said(answer) == (503, "Unavailable")
+        assert answer.headers["retry-after"] == "1"
+        assert store.session("c").version(fresh=True) == 1
+
+
+def test_what_is_acknowledged_is_archived_at_the_end(options: tuple[str, ...]) -> None:
+    with Worker(*options, ARCHIVE_EVERY="60").ready() as worker:
+        worker.post("/conversations", id="c")
+        assert worker.end() == 0
+    with StateStore.open(options[1], archive=options[3], namespace=options[5], archiver=False) as store:
+        assert store.stats()["unarchived"] == 0
+
+
+def test_a_second_signal_ends_it_at_once(options: tuple[str, ...]) -> None:
+    with Worker(*options, "--notice", "30").ready() as worker:
+        worker.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: worker.get("/readyz").status_code == 503)
+        began = time.monotonic()
+        assert worker.end() == 128 + signal.SIGTERM
+        assert time.monotonic() - began < 5
+
+
+def test_it_waits_for_its_servers_and_says_so(tmp_path: Path) -> None:
+    with redis_server() as server:
+        server.stop()
+        port = _free()
+        options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
+        with Worker(*options, "--port", str(port)) as worker, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+            wait_for(lambda: _alive(http))
+            assert http.get("/readyz").json() == {"status": "starting"}
+            refused = http.get("/conversations/c")
+            assert (said(refused), refused.headers["retry-after"]) == ((503, "Unavailable"), "1")
+            server.start()
+            worker.ready()
+            assert http.get("/readyz").status_code == 200
+            assert said(http.get("/conversations/c")) == (404, "NotFound")
+        server.stop()
+        with Worker(*options, "--port", str(port)) as worker:
+            wait_for(lambda: _alive(http_of(port)))
+            assert worker.end() == 0, "told to end before it began"
+        with Worker(*options, "--wait", "0.5") as worker:
+            out, err = worker.process.communicate(timeout=30)
+            assert (worker.process.returncode, out) == (1, "")
+            assert "error: " in err
+            assert f"127.0.0.1:{server.port}" in err
+            assert "Traceback" not in err
+
+
+def http_of(port: int) -> httpx.Client:
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}")
+
+
+def _alive(http: httpx.Client) -> bool:
+    try:
+        return http.get("/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        ({"--url": "http://host"}, {}, "redis://"),
+        ({"--namespace": "a:b"}, {}, "namespace"),
+        ({"--archive": "nosuch://x"}, {}, "nosuch"),
+        ({}, {"PARTITIONS": "0"}, "partitions"),
+    ],
+)
+def test_a_broken_setting_fails_at_once(
+    options: tuple[str, ...], words: dict[str, str], environment: dict[str, str], expected: str
+) -> None:
+    given = dict(zip(options[::2], options[1::2], strict=True)) | words
+    flat = tuple(word for pair in given.items() for word in pair)
+    with Worker(*flat, "--wait", "60", **environment) as worker:
+        out, err = worker.process.communicate(timeout=30)
+    assert (worker.process.returncode, out) == (1, "")
+    assert err.startswith("error: ")
+    assert expected in err
+
+
+def test_an_address_that_is_taken_is_one_line_of_error(options: tuple[str, ...], worker: Worker) -> None:
+    port = worker.url.rpartition(":")[2]
+    with Worker(*options, "--port", port) as second:
+        out, err = second.process.communicate(timeout=30)
+    assert (second.process.returncode, out) == (1, "")
+    assert err == f"error: 127.0.0.1:{port}: Address already in use\n"
+
+
+# Servers that are away
+
+
+def test_without_redis_it_says_so_and_comes_back(tmp_path: Path) -> None:
+    with redis_server() as server, Worker(*_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")).ready() as worker:
+        worker.post("/conversations", id="c")
+        with store_of(_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")) as store:
+            store.archive()
+        server.kill()
+        refused = worker.post("/conversations/c/turns", messages=[HI])
+        assert said(refused) == (503, "WarmUnavailable")
+        assert refused.headers["retry-after"] == "1"
+        wait_for(lambda: worker.get("/readyz").status_code == 503)
+        unready = worker.get("/readyz").json()
+        assert unready["sql"] == "answers"
+        assert str(server.port) in unready["redis"]
+        assert worker.get("/readyz", params={"need": "sql"}).status_code == 200
+        assert worker.get("/healthz").status_code == 200
+        server.start()
+        wait_for(lambda: worker.post("/conversations/c/turns", messages=[HI]).status_code == 200)
+        wait_for(lambda: worker.get("/readyz").status_code == 200)
+        assert worker.end() == 0
+
+
+def test_without_sql_it_is_not_ready_and_serves_what_is_in_redis(servers: Any, namespace: str) -> None:
+    with postgres_server() as server:
+        options = _options(servers.redis("valkey").url, server.url, namespace)
+        with Worker(*options).ready() as worker:
+            worker.post("/conversations", id="c")
+            server.pause()
+            began = time.monotonic()
+            wait_for(lambda: worker.get("/readyz").status_code == 503)
+            assert time.monotonic() - began < 5
+            assert worker.get("/readyz", params={"need": "redis"}).status_code == 200
+            assert worker.post("/conversations/c/turns", messages=[HI]).status_code == 200
+            server.resume()
+            wait_for(lambda: worker.get("/readyz").status_code == 200)
+
+
+def test_a_redis_that_is_silent_does_not_hold_up_the_health_checks(tmp_path: Path) -> None:
+    with redis_server() as server:
+        options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
+        with Worker(*options, "--timeout", "1").ready() as worker:
+            worker.post("/conversations", id="c")
+            server.pause()
+            refused = worker.post("/conversations/c/turns", messages=[HI])
+            assert said(refused) == (503, "Unavailable")
+            with ThreadPoolExecutor(8) as pool:
+                began = time.monotonic()
+                codes = {each.status_code for each in pool.map(worker.get, ["/readyz", "/healthz"] * 8)}
+                assert codes == {200, 503}
+                assert time.monotonic() - began < 4
+            server.resume()
+            wait_for(lambda: worker.get("/readyz").status_code == 200)
+
+
+# Events
+
+
+class Reader(threading.Thread):
+    """Reads a stream of events: (id, type, data) of each, and all positions told."""
+
+    def __init__(self, url: str, *, since: str | None = None, last: str | None = None, types: str = "") -> None:
+        super().__init__(daemon=True)
+        self.url, self.since, self.last, self.types = url, since, last, types
+        self.events: list[tuple[str, str, dict[str, Any]]] = []
+        self.positions: list[str] = []
+        self.comments = 0
+        self.stopped = False
+        self.ended: BaseException | None = None
+        self.start()
+        wait_for(lambda: self.positions or self.ended)
+
+    def run(self) -> None:
+        headers = {"Last-Event-ID": self.last} if self.last is not None else {}
+        asked = {name: value for name, value in (("since", self.since), ("types", self.types)) if value}
+        try:
+            with httpx.stream("GET", f"{self.url}/events", params=asked, headers=headers, timeout=60) as response:
+                assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+                block: dict[str, str] = {}
+                for line in response.iter_lines():
+                    if not line:
+                        self._take(block)
+                        block = {}
+                        if self.stopped:
+                            return
+                    name, _, value = line.partition(":")
+                    self.comments += line.startswith(":")
+                    block[name] = value.strip()
+        except httpx.TransportError as error:
+            self.ended = error
+
+    def _take(self, block: dict[str, str]) -> None:
+        if "id" in block:
+            self.positions.append(block["id"])
+        if "data" in block:
+            self.events.append((self.positions[-1], block["event"], json.loads(block["data"])))
+
+    @property
+    def numbers(self) -> list[int]:
+        return [data["data"]["n"] for _, type, data in self.events if type == "a.b"]
+
+
+def test_a_reader_that_comes_back_misses_nothing_and_gets_nothing_twice(options: tuple[str, ...]) -> None:
+    """Cut off again and again while events are written, it goes on at whichever worker."""
+    total, seen, stop = 600, list[int](), threading.Event()
+    with Worker(*options).ready() as one, Worker(*options).ready() as other, store_of(options) as store:
+
+        def write() -> None:
+            for n in range(total):
+                store.emit("a.b", {"n": n}, subject=f"s{n % 50}")
+                stop.wait(0.001)
+
+        writer = threading.Thread(target=write)
+        reader = Reader(one.url, types="a.*")
+        writer.start()
+        lives = 0
+        while len(seen) < total:
+            wait_for(lambda: len(reader.numbers) >= 20 or len(seen) + len(reader.numbers) == total)  # noqa: B023
+            reader.stopped = True
+            store.emit("a.c")  # wakes a reader that has got all
+            reader.join(20)
+            seen += reader.numbers
+            lives += 1
+            reader = Reader((one, other)[lives % 2].url, last=reader.events[-1][0], types="a.*")
+        writer.join()
+        reader.stopped = True
+    assert sorted(seen) == list(range(total))
+    assert [n for n in seen if n % 50 == 7] == list(range(7, total, 50)), "in order"
+    assert lives > 3
+
+
+def test_a_reader_that_says_nothing_of_where_it_was_misses_some(worker: Worker, options: tuple[str, ...]) -> None:
+    """The negative control of the test before."""
+    with store_of(options) as store:
+        first = Reader(worker.url, types="a.b")
+        store.emit("a.b", {"n": 1})
+        wait_for(lambda: first.events)
+        store.emit("a.b", {"n": 2})
+        forgetful = Reader(worker.url, types="a.b")
+        faithful = Reader(worker.url, last=first.events[0][0], since="oldest", types="a.b")
+        store.emit("a.b", {"n": 3})
+        wait_for(lambda: forgetful.numbers and len(faithful.numbers) == 2)
+        assert (forgetful.numbers, faithful.numbers) == ([3], [2, 3])
+
+
+def test_events_are_cloud_events_of_the_types_asked_for(worker: Worker) -> None:
+    reader = Reader(worker.url, types="conversation.*,session.phase")
+    worker.post("/conversations", id="c")
+    worker.post("/conversations/c/turns", event="new_task")
+    worker.http.delete("/conversations/c")
+    wait_for(lambda: len(reader.events) == 3)
+    assert [type for _, type, _ in reader.events] == ["conversation.created", "session.phase", "conversation.deleted"]
+    assert all(data["specversion"] == "1.0" and data["subject"] == "session:c" for *_, data in reader.events)
+
+
+def test_a_quiet_stream_shows_that_it_lives_and_moves_on(options: tuple[str, ...]) -> None:
+    with Worker(*options, "--heartbeat", "0.1").ready() as worker:
+        reader = Reader(worker.url, types="conversation.deleted")
+        wait_for(lambda: reader.comments > 2)
+        before = reader.positions[-1]
+        worker.post("/conversations", id="c")
+        wait_for(lambda: reader.positions[-1] != before)
+        assert reader.events == []
+        assert worker.end() == 0
+        reader.join(20)
+        assert reader.ended is None, "the stream was ended, not broken off"
+
+
+def test_a_slow_reader_is_disconnected_and_goes_on_later(options: tuple[str, ...]) -> None:
+    size, total = 60_000, 400
+    with Worker(*options, "--slow", "0.5").ready() as worker, store_of(options) as store:
+        with socket.socket() as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect(("127.0.0.1", int(worker.url.rpartition(":")[2])))
+            slow.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
+            for n in range(total):
+                store.emit("a.b", {"n": n, "text": "x" * size}, subject="s")
+            wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 0)
+            assert worker.get("/readyz").status_code == 200
+            text = _all(slow)
+        blocks = _blocks(text)
+        positions = [line[4:] for line in blocks.splitlines() if line.startswith("id: ")]
+        got = [json.loads(line[6:])["data"]["n"] for line in blocks.splitlines() if line.startswith("data: ")]
+        assert len(got) < total, "so much is not under way at once"
+        reader = Reader(worker.url, last=positions[-1])
+        wait_for(lambda: len(reader.numbers) + len(got) >= total)
+        assert got + reader.numbers == list(range(total))
+
+
+def _all(connection: socket.socket) -> bytes:
+    parts = []
+    connection.settimeout(20)
+    try:
+        while part := connection.recv(65536):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def _blocks(text: bytes) -> str:
+    """The whole blocks of an answer that may be cut off."""
+    rest, parts = text.partition(b"\r\n\r\n")[2], []
+    while rest:
+        head, _, rest = rest.partition(b"\r\n")
+        length = int(head or b"0", 16)
+        parts.append(rest[:length])
+        rest = rest[length + 2 :]
+    return b"".join(parts).decode().rpartition("\n\n")[0]
+
+
+def test_a_reader_is_told_where_redis_lost_events(tmp_path: Path) -> None:
+    with redis_server() as server:
+        options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
+        with Worker(*options).ready() as worker:
+            worker.post("/conversations", id="c")
+            reader = Reader(worker.url, since="oldest", types="conversation.*")
+            wait_for(lambda: reader.events)
+            _empty(server)
+            wait_for(lambda: [type for _, type, _ in reader.events[1:]] == ["resync"])
+            again = Reader(worker.url, last=reader.positions[-1], types="conversation.*")
+            worker.post("/conversations", id="d")
+            wait_for(lambda: again.events and len(reader.events) == 3)
+            assert [type for _, type, _ in again.events] == ["conversation.created"]
+
+
+def _empty(server: RedisServer) -> None:
+    import redis
+
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
