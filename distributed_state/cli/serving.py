@@ -23,7 +23,7 @@ def serve(
     host: Annotated[str, _option("HOST", "Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, _option("PORT", "0 is any that is free.", min=0, max=65535)] = 8080,
     wait: Annotated[float, _option("WAIT", "Seconds to wait for Redis and SQL at the start.", min=0)] = 60.0,
-    drain: Annotated[float, _option("DRAIN", "Seconds that running requests have at the end.", min=0)] = 20.0,
+    drain: Annotated[float, _option("DRAIN", "Seconds that running requests have at the end.", min=0)] = 15.0,
     notice: Annotated[
         float, _option("NOTICE", "Seconds that /readyz says so before connections are refused.", min=0)
     ] = 1.0,

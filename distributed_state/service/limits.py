@@ -17,6 +17,7 @@ class Limits:
     heartbeat: float = 15.0  # a comment in a stream of events that is silent so long
     slow: float = 10.0  # a reader of events that takes nothing for so long is disconnected
     notice: float = 1.0  # at the end: how long /readyz says so before connections are refused
-    drain: float = 20.0  # and then for the requests that are running
-    archive: float = 10.0  # and then for the archive to take what is written, if this worker archives
+    drain: float = 15.0  # and then for the requests that are running
+    archive: float = 5.0  # and then for the archive to take what is written, if this worker archives
+    close: float = 5.0  # and then to say goodbye to the servers
     check: float = 1.0  # for one answer to /readyz, and how long it is believed

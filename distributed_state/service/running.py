@@ -29,7 +29,6 @@ from distributed_state.store import AsyncStateStore
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_CLOSING = 10.0
 _KEEP_ALIVE = 75  # longer than most proxies keep a connection: the side that sends requests should be the one to close
 
 
@@ -72,7 +71,10 @@ def serve(
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner, _listening(host, port) as listener:
-        runner.run(_run(open_store, listener, wait, limits or Limits(), told))
+        if not runner.run(_run(open_store, listener, wait, limits or Limits(), told)):
+            # Some thread waits for a server that does not answer, and leaving in order would wait for that thread.
+            sys.stdout.flush()
+            os._exit(0)
 
 
 async def _run(
@@ -81,9 +83,11 @@ async def _run(
     wait: float,
     limits: Limits,
     told: Callable[[str], None],
-) -> None:
+) -> bool:
+    """Whether all was closed in order."""
     stopping, service = asyncio.Event(), Service(limits)
     store: AsyncStateStore | None = None
+    closed = True
     with _hearing(stopping):
         config = uvicorn.Config(
             service.app, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
@@ -106,9 +110,10 @@ async def _run(
             await service.drain()
             await serving
             if store is not None:
-                await _close(store, limits.archive)
+                closed = await _close(store, limits)
             if stopping.is_set():
                 told("stopped")
+    return closed
 
 
 async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float) -> AsyncStateStore:
@@ -138,18 +143,19 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
             await asyncio.wait((task,))
 
 
-async def _close(store: AsyncStateStore, seconds: float) -> None:
+async def _close(store: AsyncStateStore, limits: Limits) -> bool:
+    """Whether it could be done in time; else leases run out by themselves, and another worker archives."""
     if store.settings.archiver:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limits.archive):
                 await store.archive()
         except (StateError, TimeoutError) as error:
-            log.warning("not all is archived yet, another worker goes on: %s", error or f"not within {seconds:g} s")
-    try:
-        async with asyncio.timeout(_CLOSING):
-            await store.close()
-    except TimeoutError:
-        log.warning("closed without saying so to servers that do not answer; what was locked is free in a while")
+            log.warning("not all is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
+    closing = asyncio.create_task(store.close())
+    done, _ = await asyncio.wait((closing,), timeout=limits.close)
+    if not done:
+        log.warning("a server does not answer: ending without a word to it")
+    return bool(done)
 
 
 @contextmanager

@@ -60,6 +60,7 @@ class EventStream(Response):
             transport = scope.get("state", {}).get(TRANSPORT)
             if transport is not None:
                 transport.abort()  # closing it would wait for the reader to take what is under way
+                await asyncio.wait((leaving,), timeout=1)  # or uvicorn would call the answer unfinished
         finally:
             self._over(self)
             leaving.cancel()

@@ -31,8 +31,7 @@ class Work:
         task, over = loop.create_task(work), loop.create_future()
         self._tasks.add(task)
         self._waiting.add(over)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(lambda _: _settle(over))
+        task.add_done_callback(lambda _: self._done(task, over))
         timer = loop.call_later(seconds, _settle, over)
         try:
             await over
@@ -46,6 +45,12 @@ class Work:
                 f"given up after {seconds:g} s or as the worker ends; a turn with a request_id may be repeated"
             )
         return task.result()
+
+    def _done(self, task: asyncio.Task[Any], over: asyncio.Future[None]) -> None:
+        self._tasks.discard(task)
+        _settle(over)
+        if not task.cancelled():
+            task.exception()  # marked as seen: who asked may have been answered before
 
     async def finish(self, seconds: float) -> None:
         """Wait for what is running, at most so long; then give it up."""

@@ -356,7 +356,7 @@ def test_it_waits_for_its_servers_and_says_so(tmp_path: Path) -> None:
         port = _free()
         options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
         with Worker(*options, "--port", str(port)) as worker, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
-            wait_for(lambda: _alive(http))
+            wait_for(lambda: _alive(port))
             assert http.get("/readyz").json() == {"status": "starting"}
             refused = http.get("/conversations/c")
             assert (said(refused), refused.headers["retry-after"]) == ((503, "Unavailable"), "1")
@@ -366,7 +366,7 @@ def test_it_waits_for_its_servers_and_says_so(tmp_path: Path) -> None:
             assert said(http.get("/conversations/c")) == (404, "NotFound")
         server.stop()
         with Worker(*options, "--port", str(port)) as worker:
-            wait_for(lambda: _alive(http_of(port)))
+            wait_for(lambda: _alive(port))
             assert worker.end() == 0, "told to end before it began"
         with Worker(*options, "--wait", "0.5") as worker:
             out, err = worker.process.communicate(timeout=30)
@@ -376,13 +376,9 @@ def test_it_waits_for_its_servers_and_says_so(tmp_path: Path) -> None:
             assert "Traceback" not in err
 
 
-def http_of(port: int) -> httpx.Client:
-    return httpx.Client(base_url=f"http://127.0.0.1:{port}")
-
-
-def _alive(http: httpx.Client) -> bool:
+def _alive(port: int) -> bool:
     try:
-        return http.get("/healthz").status_code == 200
+        return httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
     except httpx.TransportError:
         return False
 
@@ -459,6 +455,12 @@ def test_without_sql_it_is_not_ready_and_serves_what_is_in_redis(servers: Any, n
             assert worker.post("/conversations/c/turns", messages=[HI]).status_code == 200
             server.resume()
             wait_for(lambda: worker.get("/readyz").status_code == 200)
+            server.pause()
+            assert worker.post("/conversations/c/turns", messages=[HI]).status_code == 200
+            assert worker.end() == 0, "it does not wait for a server that is silent"
+            server.resume()
+        with store_of(options) as store:
+            assert store.session("c").version(fresh=True) == 3
 
 
 def test_a_redis_that_is_silent_does_not_hold_up_the_health_checks(tmp_path: Path) -> None:
@@ -476,6 +478,10 @@ def test_a_redis_that_is_silent_does_not_hold_up_the_health_checks(tmp_path: Pat
                 assert time.monotonic() - began < 4
             server.resume()
             wait_for(lambda: worker.get("/readyz").status_code == 200)
+            server.pause()
+            began = time.monotonic()
+            assert worker.end() == 0
+            assert time.monotonic() - began < 20
 
 
 # Events
@@ -549,6 +555,9 @@ def test_a_reader_that_comes_back_misses_nothing_and_gets_nothing_twice(options:
             reader = Reader((one, other)[lives % 2].url, last=reader.events[-1][0], types="a.*")
         writer.join()
         reader.stopped = True
+        store.emit("a.c")
+        for each in (one, other):
+            wait_for(lambda: each.figure("distributed_state_http_event_streams") == 0)  # noqa: B023
     assert sorted(seen) == list(range(total))
     assert [n for n in seen if n % 50 == 7] == list(range(7, total, 50)), "in order"
     assert lives > 3
@@ -611,6 +620,9 @@ def test_a_slow_reader_is_disconnected_and_goes_on_later(options: tuple[str, ...
         reader = Reader(worker.url, last=positions[-1])
         wait_for(lambda: len(reader.numbers) + len(got) >= total)
         assert got + reader.numbers == list(range(total))
+        worker.end()
+        assert worker.process.stderr is not None
+        assert worker.process.stderr.read() == ""
 
 
 def _all(connection: socket.socket) -> bytes:
