@@ -21,7 +21,7 @@ FLOORS = [
     {"errors"},
     {"model", "deadlines"},
     {"keys", "codec", "settings", "lineage", "servers", "acting"},
-    {"port", "sealing", "access"},
+    {"port", "sealing", "access", "telemetry"},
     {"warm", "hot", "link", "cold", "clock", "merging", "ephemeral", "sanitizing"},
     {"lease", "changes"},
     {"shares", "stream"},
@@ -42,7 +42,7 @@ FLOORS = [
     {"sync_fleet"},
     {"sync"},
     {"__init__"},
-    {"replay", "demo"},
+    {"replay", "demo", "metrics"},
     {"adapters"},
     {"cli"},
     {"__main__"},
@@ -54,6 +54,7 @@ DOORS = {
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold",
     "tiktoken": "agent", "yaml": "agent", "langchain_core": "agent",
     "typer": "cli", "rich": "cli", "cryptography": "sealing",
+    "opentelemetry": "telemetry", "prometheus_client": "metrics",
 }  # fmt: skip
 
 # Time and concurrency belong to the port. Three parts stand outside the core: programs and servers that are run beside
