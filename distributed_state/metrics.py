@@ -87,7 +87,7 @@ FIGURES = (
     Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
     Figure(
         "refused_writes", "counter",
-        "Writes that were refused, by reason: conflict, fenced, locked, deleted, exists, backpressure, ...",
+        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, ...)",
         lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
     ),
     Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),

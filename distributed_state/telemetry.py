@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from distributed_state.errors import (
@@ -26,11 +25,12 @@ from distributed_state.errors import (
 from distributed_state.keys import RecordKeys
 from distributed_state.settings import Settings
 
+context: Any
 trace: Any
 try:
-    from opentelemetry import trace
+    from opentelemetry import context, trace
 except ImportError:  # the extra `telemetry` is not installed: then there are no spans
-    trace = None
+    context = trace = None
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -81,31 +81,27 @@ class Telemetry:
         """Take times from now on."""
         self.measures = self.on = True
 
-    async def watch(self, operation: str, tier: str, facts: Facts, work: Coroutine[Any, Any, T]) -> T:
+    async def watch(self, operation: str, tier: str, facts: Callable[[], Facts], work: Coroutine[Any, Any, T]) -> T:
         """Do the work, as a span, and note how long it took and what came of it."""
-        began, outcome = self._clock(), "ok"
-        with self._span(operation, tier, facts) as span:
-            try:
-                return await work
-            except BaseException as error:
-                outcome = _outcome(error)
-                raise
-            finally:
-                if self.measures:
-                    self._add((operation, tier, outcome), self._clock() - began)
-                if span is not None:
-                    _conclude(span, outcome)
+        began, outcome, span, inside = self._clock(), "ok", None, None
+        if self._tracer is not None:
+            span = self._span(operation, tier, facts())
+            inside = context.attach(trace.set_span_in_context(span))
+        try:
+            return await work
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            if self.measures:
+                self._add((operation, tier, outcome), self._clock() - began)
+            if span is not None:
+                context.detach(inside)
+                self.finish(span, outcome)
 
-    def _span(self, operation: str, tier: str, facts: Facts) -> AbstractContextManager[Any]:
-        if self._tracer is None:
-            return nullcontext()
-        # The text of an exception names records: only what became of the work is told.
-        return self._tracer.start_as_current_span(  # type: ignore[no-any-return]  # the package may be absent
-            f"distributed_state.{operation}",
-            attributes=_attributes(facts | {"tier": tier}),
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+    def _span(self, operation: str, tier: str, facts: Facts) -> Any:
+        told = {f"distributed_state.{name}": value for name, value in (facts | {"tier": tier}).items()}
+        return self._tracer.start_span(f"distributed_state.{operation}", attributes=told)
 
     def _add(self, key: tuple[str, str, str], seconds: float) -> None:
         times = self.times.get(key)
@@ -117,13 +113,15 @@ class Telemetry:
         """A span of something that lasts, as holding a lease; None without spans. `finish` ends it."""
         if self._tracer is None:
             return None
-        facts = _attributes(self.of(names) | {"tier": "warm"})
-        return self._tracer.start_span(f"distributed_state.{operation}", attributes=facts)
+        return self._span(operation, "warm", self.of(names))
 
     def finish(self, span: Any, outcome: str) -> None:
         """End what `begin` began, if there is something to end."""
         if span is not None:
-            _conclude(span, outcome)
+            # The text of an exception may name what is a user's: only what became of the work is told.
+            span.set_attribute("distributed_state.outcome", outcome)
+            if outcome in _FAILED:
+                span.set_status(trace.Status(trace.StatusCode.ERROR))
             span.end()
 
     def of(self, names: RecordKeys) -> Facts:
@@ -143,22 +141,21 @@ O = TypeVar("O", bound=Observed)  # noqa: E741 - of `Observed`
 Work = Callable[Concatenate[O, P], Coroutine[Any, Any, T]]
 
 
-def observed(operation: str, tier: str, facts: Callable[..., Facts | None]) -> Callable[[Work[O, P, T]], Work[O, P, T]]:
+def observed(operation: str, tier: str, facts: Callable[..., Facts]) -> Callable[[Work[O, P, T]], Work[O, P, T]]:
     """Have a coroutine function told of whenever telemetry is on.
 
-    Its first argument has the telemetry. `facts` makes of its positional arguments what spans tell; None says that
-    there is nothing to do, and so nothing to tell.
+    Its first argument has the telemetry; `facts` makes of its positional arguments what spans tell. Work on an empty
+    list is none.
     """
 
     def decorate(work: Work[O, P, T]) -> Work[O, P, T]:
         @functools.wraps(work)
         def watched(place: O, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+            doing = work(place, *arguments, **named)
             telemetry = place.telemetry
-            if telemetry.on:
-                found = facts(place, *arguments)
-                if found is not None:
-                    return telemetry.watch(operation, tier, found, work(place, *arguments, **named))
-            return work(place, *arguments, **named)
+            if not telemetry.on or (arguments and arguments[0] == []):
+                return doing
+            return telemetry.watch(operation, tier, lambda: facts(place, *arguments), doing)
 
         return watched
 
@@ -172,19 +169,9 @@ def record(place: Observed, names: RecordKeys, *rest: Any) -> Facts:
     return facts | {"kind": kind} if kind else facts
 
 
-def several(place: Observed, many: Any) -> Facts | None:
+def several(place: Observed, many: Any) -> Facts:
     """Of work on several records or partitions at once."""
-    return {"count": len(many)} if many else None
-
-
-def _attributes(facts: Facts) -> Facts:
-    return {f"distributed_state.{name}": value for name, value in facts.items()}
-
-
-def _conclude(span: Any, outcome: str) -> None:
-    span.set_attribute("distributed_state.outcome", outcome)
-    if outcome in _FAILED:
-        span.set_status(trace.Status(trace.StatusCode.ERROR))
+    return {"count": len(many)}
 
 
 def _outcome(error: BaseException) -> str:
