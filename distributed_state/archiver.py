@@ -14,10 +14,12 @@ from distributed_state.model import Entry, Ref
 from distributed_state.port import Job, Port, Signal
 from distributed_state.settings import Settings
 from distributed_state.shares import Shares
+from distributed_state.telemetry import observed, several
 from distributed_state.warm import Place, Warm
 
 log = logging.getLogger(__name__)
 _ENTRIES_A_PASS, _BYTES_A_PASS = 8000, 32 * 2**20
+_ASIDE_SECONDS = 15.0
 
 
 class Archiver:
@@ -34,6 +36,11 @@ class Archiver:
         self._job: Job | None = None
         self.archived = 0
         self.diverged: dict[int, str] = {}
+        self.telemetry = warm.telemetry
+        self.places: dict[int, Place] = {}  # as last seen
+        self.oldest: dict[int, int] = {}  # when the oldest entry on its way to SQL was written, in ms
+        self.aside: int | None = None  # how much SQL holds in quarantine; None: not asked yet
+        self._aside_at = 0.0
 
     @property
     def mine(self) -> list[int]:
@@ -82,6 +89,7 @@ class Archiver:
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, Place]:
         """Those of the partitions that hold what is not archived yet."""
         places = await self._warm.places([self._keys.partition(each) for each in partitions])
+        self.places.update(places)
         return {partition: place for partition, place in places.items() if place.offset > place.archived}
 
     async def backlog(self) -> dict[int, int]:
@@ -126,6 +134,7 @@ class Archiver:
                     del self._driven[partition]
             done.set()
 
+    @observed("archive", "cold", several)
     async def _archive(self, partitions: Sequence[int]) -> int:
         """Read, insert, settle, trim. Returns how many commits were archived."""
         most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
@@ -151,10 +160,12 @@ class Archiver:
             settled[partition] = (epoch, entries)
             size += entries[-1].total_bytes - entries[0].total_bytes
             if fresh:
+                self.oldest[partition] = fresh[0].time_ms
                 batches.append((cursor, Batch(partition, epoch, cursor.offset, fresh)))
         moved = await self._port.sql(self._cold.archive, [batch for _, batch in batches]) if batches else set()
         count = 0
         for cursor, batch in batches:
+            self.oldest.pop(batch.partition, None)
             if batch.partition in moved:
                 last = batch.entries[-1]
                 self._cursors[batch.partition] = replace(cursor, offset=last.offset, event=last.event)
@@ -237,8 +248,16 @@ class Archiver:
                 await self._shares.give_back(self._shares.excess)
                 moved = await self._drive(list(await self._unarchived(self._shares.mine)))
                 pause = self._settings.archive_every
+                await self._look_aside()
             except StateError as error:
                 moved, pause = 0, min(pause * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
             if not moved:
                 await self._port.sleep(pause)
+
+    async def _look_aside(self) -> None:
+        """Count what SQL set aside, now and then, if anybody measures."""
+        now = self._port.monotonic()
+        if self.telemetry.measures and now >= self._aside_at:
+            self._aside_at = now + _ASIDE_SECONDS
+            self.aside = await self._port.sql(self._cold.aside)

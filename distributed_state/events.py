@@ -14,6 +14,7 @@ from distributed_state.feed import BEGINNING, RESYNC, Feed, Position, Subscripti
 from distributed_state.model import MAX_ID_BYTES, Event, Ref
 from distributed_state.port import Job
 from distributed_state.shares import Shares
+from distributed_state.telemetry import Facts, observed
 from distributed_state.tiers import Tiers
 
 log = logging.getLogger(__name__)
@@ -236,6 +237,10 @@ class AsyncEvents:
         return event
 
 
+def _facts(_: Handling, event: Event) -> Facts:
+    return {"partition": event.partition, "kind": event.type}
+
+
 class Handling:
     """A handler and the job that hands events to it."""
 
@@ -249,7 +254,7 @@ class Handling:
         if self._awaits and not port.suspends:
             raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
         self.handler, self._events, self._port, self._feed = handler, events, port, tiers.feed
-        self._slow = tiers.settings.slow_handler
+        self._slow, self.telemetry = tiers.settings.slow_handler, tiers.warm.telemetry
         self._at: tuple[float, Event] | None = None  # since when which event is being handled
         self._noticed: Any = None
         self._feed.watching.append(self._notice_hanging)
@@ -287,10 +292,7 @@ class Handling:
         began = self._port.monotonic()
         self._at = began, event
         try:
-            if self._awaits:
-                await self.handler(event)
-            else:
-                await self._port.thread(self.handler, event)
+            await self._call(event)
         except Exception:
             self.failed += 1
             log.exception("%s failed on %s %s of %r", _name(self.handler), event.type, event.id, event.subject[:200])
@@ -303,6 +305,13 @@ class Handling:
                 "%s took %.0f ms for %s %s of %r",
                 _name(self.handler), took * 1000, event.type, event.id, event.subject[:200],
             )  # fmt: skip
+
+    @observed("event.handle", "handler", _facts)
+    async def _call(self, event: Event) -> None:
+        if self._awaits:
+            await self.handler(event)
+        else:
+            await self._port.thread(self.handler, event)
 
     def _notice_hanging(self) -> None:
         if self._at is not None and self._at is not self._noticed:
@@ -322,6 +331,7 @@ class Handling:
         await self._job.stop()
         await self._events.close(handled=handled)
         self._feed.watching.remove(self._notice_hanging)
+        self._feed.past.update(handled=self.handled, failed=self.failed, slowed=self.slowed)
 
 
 def _name(handler: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -84,7 +84,7 @@ class Subscription:
     def __init__(self, port: Port, types: Iterable[str]) -> None:
         self.patterns = [pattern(each) for each in types]
         self.ready, self.closed, self.starved = port.signal(), False, False
-        self.resyncs = self.handed = 0
+        self.resyncs = self.handed = self.replayed = 0
         self._mutex = port.mutex()
         self._taken: dict[int, Position] = {}
         self._waiting: deque[Waiting] = deque()
@@ -144,8 +144,10 @@ class Subscription:
         with self._mutex:
             if self._taken.get(partition) != before:
                 return
+            waiting = len(self._waiting)
             for each in told:
                 self._take(partition, head.epoch, each)
+            self.replayed += len(self._waiting) - waiting
             if whole:
                 # What is missing at the end was taken out of the stream.
                 self._taken[partition] = Position(head.epoch, max(head.offset, self._taken[partition].offset))
@@ -198,7 +200,8 @@ class Feed:
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
         self._behind: set[int] = set()
-        self._resyncs = 0  # of consumers that have left
+        self._resyncs = self._replayed = 0  # of consumers that have left
+        self.past: Counter[str] = Counter()  # of handlers that have left
         self._stirred = port.signal()
         self._job: Job | None = None
         self.watching: list[Callable[[], None]] = []  # called now and then
@@ -212,6 +215,11 @@ class Feed:
     def resyncs(self) -> int:
         """How often a consumer was told to resync, those included that have left."""
         return self._resyncs + sum(each.resyncs for each in list(self._subscriptions))
+
+    @property
+    def replayed(self) -> int:
+        """How many events were read from the stream and not heard as they were written."""
+        return self._replayed + sum(each.replayed for each in list(self._subscriptions))
 
     @property
     def reached(self) -> int:
@@ -272,6 +280,7 @@ class Feed:
             if subscription in self._subscriptions:
                 self._subscriptions.remove(subscription)
                 self._resyncs += subscription.resyncs
+                self._replayed += subscription.replayed
             last = not self._subscriptions
         if last:
             for partition in self._all():

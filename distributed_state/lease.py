@@ -26,6 +26,7 @@ from distributed_state.errors import (
 from distributed_state.keys import RecordKeys
 from distributed_state.link import Link
 from distributed_state.port import Call, Guard, Job, Port, Signal
+from distributed_state.telemetry import Facts, observed
 from distributed_state.warm import ACQUIRE, RELEASE, RENEW, Warm
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class Leases:
         self._mutex = port.mutex()
         self._kept, self._watched = port.signal(), port.signal()
         self._jobs: list[Job] = []
+        self.lost = self.timeouts = 0
         self.abandoned = False  # set in a forked child: what its parent holds is not the child's to release
 
     @property
@@ -67,6 +69,7 @@ class Leases:
             return ""
         # The clock as well: a body that never yields keeps the deadlines from being watched.
         if lease.lost or self.port.monotonic() >= lease.ends:
+            self.warm.refused["fenced"] += 1
             raise lease.gone("nothing was sent")
         return lease.grip
 
@@ -77,6 +80,7 @@ class Leases:
         """Renew from now on."""
         _held.set({**_held.get({}), (id(self), lease.text): lease})
         self._held[lease.holder] = lease
+        lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
         with self._mutex:
             if not self._jobs:
                 self._jobs = [
@@ -89,10 +93,16 @@ class Leases:
     def drop(self, lease: AsyncLease) -> None:
         """Renew no more."""
         self._held.pop(lease.holder, None)
+        self._end_span(lease, "lost" if lease.lost else "ok")
         mine = dict(_held.get({}))
         if mine.get((id(self), lease.text)) is lease:
             del mine[id(self), lease.text]
             _held.set(mine)
+
+    def _end_span(self, lease: AsyncLease, outcome: str) -> None:
+        """Tell that it is held no more."""
+        span, lease.span = lease.span, None
+        self.warm.telemetry.finish(span, outcome)
 
     def await_turn(self, channel: bytes, holder: str) -> Signal:
         """A signal that is set when this waiter should ask again."""
@@ -174,12 +184,14 @@ class Leases:
         if self._held.pop(lease.holder, None) is not None and not lease.lost:
             log.warning("lease of %s with token %d lost: it %s", lease.text[:200], lease.token, why)
             lease.lose()
+            self._end_span(lease, "lost")
             self.tell_lost(lease)
 
     def tell_lost(self, lease: AsyncLease) -> None:
         """Tell the fleet, once for each time that the lease was held; its holder knows already."""
         if not lease.told:
             lease.told = True
+            self.lost += 1
             self._told(lease)
 
     def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
@@ -195,6 +207,10 @@ class Leases:
         jobs, self._jobs = self._jobs, []
         for job in jobs:
             await job.stop()
+
+
+def _facts(lease: AsyncLease, *_: Any) -> Facts:
+    return lease.telemetry.of(lease.names)
 
 
 class AsyncLease:
@@ -231,6 +247,7 @@ class AsyncLease:
         self._lost, self.seized, self.told, self._handed_over = False, False, False, False
         self._outer: AsyncLease | None = None
         self._guard: Guard | None = None
+        self.telemetry, self.span = leases.warm.telemetry, None
         self._order, self._seen = b"", b""  # our place in the queue, and the deadline that it is kept under
 
     @property
@@ -279,6 +296,7 @@ class AsyncLease:
         self._leases.keep(self)
         return found
 
+    @observed("lease.acquire", "warm", _facts)
     async def _take(self, behind: Call | None) -> Any:
         leases, names = self._leases, self.names
         channel, port = names.lock_channel, leases.port
@@ -304,6 +322,7 @@ class AsyncLease:
                     continue
                 left = deadline - port.monotonic()
                 if left <= 0:
+                    leases.timeouts += 1
                     held = answer[1].decode() or "a waiter before us"
                     raise LockTimeout(f"{self.text[:200]}: still held by {held} after {self._wait:g} s")
                 if signal is None:
@@ -351,6 +370,7 @@ class AsyncLease:
     def _release_keys(self) -> list[bytes]:
         return [self.names.lock, self.names.wait, self.names.lock_channel, self.names.record]
 
+    @observed("lease.release", "warm", _facts)
     async def _give_back(self) -> bool:
         """False if somebody else holds the record."""
         leases = self._leases

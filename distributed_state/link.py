@@ -40,6 +40,7 @@ class Link:
         self.heard: Callable[[float], None] = lambda sent: None
         self.told: Callable[[Any, float], None] = lambda time, sent: None
         self.up = self._closed = False
+        self.breaks = 0
 
     def confirmed(self, channel: bytes) -> bool:
         """Whether everything published on the channel from now on arrives here."""
@@ -48,6 +49,11 @@ class Link:
     def heard_on(self, channel: bytes) -> bytes:
         """Our own channel if we hear this one too, else b"". On the server both end together, before we know of it."""
         return self._own if channel in self._confirmed else b""
+
+    @property
+    def silence(self) -> float | None:
+        """For how many seconds the link has proved nothing; None if nobody has needed it yet."""
+        return self._port.monotonic() - max(self._echo, self._since) if self._jobs else None
 
     def watch(self, channel: bytes, handler: Handler) -> None:
         """Ask for a channel. Does not wait."""
@@ -58,6 +64,7 @@ class Link:
             if self._wire is not None:
                 self._ask(channel)
             if not self._jobs:
+                self._since = self._port.monotonic()
                 self._jobs = [
                     self._port.spawn(self._read, "distributed-state-link"),
                     self._port.spawn(self._probe, "distributed-state-probe"),
@@ -130,6 +137,7 @@ class Link:
 
     def _down(self, wire: Wire | None) -> None:
         with self._mutex:
+            self.breaks += self.up
             self.up = False
             self._wire = None
             self._confirmed.clear()

@@ -176,6 +176,26 @@ class Entry:
     total_bytes: int
     next_message: int = 0
 
+    @classmethod
+    def read(cls, identity: bytes, pairs: list[bytes]) -> Entry:
+        """From its id and its fields in the stream."""
+        _, head, _, data = pairs
+        event, record, version, time, kind, actor, token, total, following = head.decode().split("\n")
+        seconds, micros = time.split()
+        return cls(
+            offset=int(identity[:-2]),
+            event=event,
+            record=record,
+            version=int(version),
+            time_ms=int(seconds) * 1000 + int(micros) // 1000,
+            kind=kind,
+            actor=actor,
+            token=int(token),
+            data=data,
+            total_bytes=int(total),
+            next_message=int(following),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:

@@ -54,7 +54,7 @@ class Presence:
         self._every, self._ttl_ms = settings.beat, int(settings.beat * _BEATS * 1000)
         self._started, self._judges_from = port.wall(), 0.0
         self._status: dict[str, Any] = {}
-        self._reached = True
+        self._reached, self.lost = True, 0
         self._job: Job | None = None
 
     def begin(self) -> None:
@@ -131,6 +131,7 @@ class Presence:
         if written is None:
             await self._start(0)  # told at the next beat
         elif written[1]:
+            self.lost += 1
             log.warning("replica %s, process %d on %s, was lost", id, lost.pid, lost.host)
 
     async def close(self) -> None:

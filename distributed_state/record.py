@@ -28,6 +28,8 @@ from distributed_state.keys import PartitionKeys, RecordKeys
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Op, unpack
 from distributed_state.port import Call
+from distributed_state.telemetry import observed
+from distributed_state.telemetry import record as of_record
 from distributed_state.tiers import Tiers
 from distributed_state.warm import READ, Cold, Committed, Draft, OpId, Swap, Uninitialised
 
@@ -126,6 +128,7 @@ def _seen(known: Entry | None) -> tuple[str, int | None]:
     return (known.epoch, known.version) if known else ("", None)
 
 
+@observed("read", "warm", of_record)
 async def _load(tiers: Tiers, names: RecordKeys, known: Entry | None) -> Entry:
     for _ in range(_ROUNDS):
         entry = await _understand(tiers, names, known, await tiers.warm.read(names, *_seen(known)))
@@ -149,6 +152,7 @@ async def _understand(
     return None
 
 
+@observed("hydrate", "cold", of_record)
 async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold) -> Entry | None:
     """Bring a record back from SQL; None if somebody else changed or hydrated it meanwhile."""
     tiers.see(names.partition, cold.epoch)
@@ -170,6 +174,7 @@ def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
 # Changing
 
 
+@observed("commit", "warm", of_record)
 async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None) -> Committed:
     """Apply one change. Raises what the server refused it for; then nothing was changed.
 

@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")
     snapshot_every: int = Field(100, ge=1, description="versions between two snapshots of a record in SQL")
     migrate: bool = Field(True, description="bring the SQL schema up to date at open")
+    traces: bool = Field(False, description="tell OpenTelemetry of what leaves the process, as spans (extra telemetry)")
+    trace_ids: bool = Field(False, description="with the ids of records, which may be personal")
 
     @model_validator(mode="after")
     def _retries_stay_within_the_op_window(self) -> Settings:

@@ -11,6 +11,7 @@ from distributed_state import codec
 from distributed_state.errors import Backpressure, StateError, WarmUnavailable
 from distributed_state.keys import Keys, PartitionKeys
 from distributed_state.port import Job, Port, Words
+from distributed_state.telemetry import Facts, observed
 from distributed_state.warm import ADVANCE, EMIT, REDACT, Warm
 
 log = logging.getLogger(__name__)
@@ -33,12 +34,17 @@ class Told(NamedTuple):
     data: bytes
 
 
+def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
+    return {"partition": keys.partition, "kind": type}
+
+
 class Stream:
     """Writes events that tell of no commit, and reads all."""
 
     def __init__(self, port: Port, warm: Warm) -> None:
-        self._port, self._warm = port, warm
+        self._port, self._warm, self.telemetry = port, warm, warm.telemetry
 
+    @observed("event.emit", "warm", _facts)
     async def emit(
         self,
         keys: PartitionKeys,
@@ -83,7 +89,9 @@ class Stream:
     ) -> Any:
         warm = self._warm
         arguments = [warm.replica, sequence, again, *event, *warm.limits[:3], warm.limits[-1], member]
-        return await self._port.script(EMIT, names, arguments)
+        answer = await self._port.script(EMIT, names, arguments)
+        warm.emitted += answer[0] == b"ok"
+        return answer
 
     async def heads(self, partitions: Sequence[PartitionKeys]) -> list[Head]:
         """The newest event of each partition."""

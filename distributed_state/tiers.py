@@ -74,6 +74,7 @@ class Tiers:
         self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
         self.form = form
         self.warm, self.clock = Warm(port, settings, replica), ServerClock(port)
+        self.telemetry = self.warm.telemetry
         self.hot = Hot(
             port,
             entries=settings.hot_entries,

@@ -6,6 +6,7 @@ import itertools
 import logging
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from distributed_state.keys import PartitionKeys, RecordKeys
 from distributed_state.model import LIFETIME, Entry, Loaded
 from distributed_state.port import Call, Port, Script
 from distributed_state.settings import Settings
+from distributed_state.telemetry import Telemetry, observed, several
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,10 @@ DUE, DEFER, FILL, REDACT = Script("due"), Script("defer"), Script("fill"), Scrip
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
 _TOKEN_MS = 30_000
+_REFUSALS = (
+    *("backpressure", "conflict", "deleted", "epoch", "exists"),
+    *("fenced", "forgotten", "locked", "misused", "toolarge"),
+)
 _CREATED = (b"E", b"conversation.created", b"{}")
 
 
@@ -86,11 +92,12 @@ class Uninitialised:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """How far a partition was written and archived; epoch '' if Redis knows nothing of it."""
+    """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes."""
 
     epoch: str
     offset: int
     archived: int
+    waiting: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +122,9 @@ class Warm:
     def __init__(self, port: Port, settings: Settings, replica: str) -> None:
         self.port, self._settings, self.replica = port, settings, replica
         self.count = itertools.count(1)
+        self.telemetry = Telemetry(settings, port.monotonic)
+        self.refused = Counter(dict.fromkeys(_REFUSALS, 0))  # writes, by the word that the server answered
+        self.retried = self.emitted = 0
         self._unanswered: dict[int, None] = {}
         self._mutex = port.mutex()
         self.limits = (
@@ -175,6 +185,7 @@ class Warm:
         answer, _ = await self.ask((COMMIT, self._keys(names, draft), arguments), behind)
         return self.committed(names, draft, answer)
 
+    @observed("commit_many", "warm", several)
     async def commit_many(
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
     ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
@@ -227,6 +238,8 @@ class Warm:
             _, version, epoch, first, results, offset = answer
             unknown = first == b"?"
             sums = None if unknown else tuple(int(each) for each in results.split(b",") if each)
+            if draft.told or draft.creation or draft.deleted != "refuse":
+                self.emitted += sum(step in (b"e", b"E") for step, _, _ in self.told(names, draft))
             return Committed(int(version), epoch.decode(), None if unknown else int(first), sums, int(offset))
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
@@ -234,6 +247,7 @@ class Warm:
             return Swap(answer[1], answer[2])
         if word == b"uninitialised":
             return Uninitialised()
+        self.refused[word.decode()] += 1
         raise _refusal(names, draft, answer)
 
     async def patiently(self, call: Any, *arguments: Any) -> Any:
@@ -247,6 +261,7 @@ class Warm:
         deadline = self.port.monotonic() + self._settings.retry_for
         pause = 0.02
         while True:
+            self.retried += 1
             await self.port.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, 0.5)
             try:
@@ -264,6 +279,7 @@ class Warm:
         keys, arguments = self.read_call(names, epoch, version)
         return self.found(await self.patiently(self.port.script, READ, keys, arguments))
 
+    @observed("read_many", "warm", several)
     async def read_many(self, many: Sequence[RecordKeys]) -> list[list[Any] | Cold | Uninitialised | StateError | None]:
         """Several records in one round trip."""
         calls = [(READ, *self.read_call(names, "", None)) for names in many]
@@ -328,13 +344,14 @@ class Warm:
 
     async def places(self, partitions: Sequence[PartitionKeys]) -> dict[int, Place]:
         """How far each partition was written, and archived."""
-        fields = (b"epoch", b"offset", b"archived_offset")
+        fields = (b"epoch", b"offset", b"archived_offset", b"bytes", b"archived_bytes")
         answers = await self.port.exchange([(b"HMGET", keys.meta, *fields) for keys in partitions])
         places = {}
         for keys, answer in zip(partitions, answers, strict=True):
             if isinstance(answer, Exception):
                 raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer
-            places[keys.partition] = Place((answer[0] or b"").decode(), int(answer[1] or 0), int(answer[2] or 0))
+            offset, archived, written, settled = (int(each or 0) for each in answer[1:])
+            places[keys.partition] = Place((answer[0] or b"").decode(), offset, archived, written - settled)
         return places
 
     async def journal(self, keys: PartitionKeys, count: int) -> tuple[str, int, list[Entry]]:
@@ -353,7 +370,7 @@ class Warm:
         # Entries read between two equal epochs belong to that epoch: none ever comes back.
         if epoch is None or epoch != after:
             return "", 0, []
-        return epoch.decode(), int(end), [_entry(*row) for row in rows]
+        return epoch.decode(), int(end), [Entry.read(*row) for row in rows]
 
     async def settle(self, calls: Sequence[tuple[RecordKeys, str, int, int]]) -> list[Any]:
         """Tell records (with epoch, version, next message) that they are archived so far."""
@@ -379,25 +396,6 @@ class Warm:
 
 def _word(answer: list[Any]) -> str:
     return str(answer[0].decode())
-
-
-def _entry(identity: bytes, pairs: list[bytes]) -> Entry:
-    _, head, _, data = pairs
-    event, record, version, time, kind, actor, token, total, following = head.decode().split("\n")
-    seconds, micros = time.split()
-    return Entry(
-        offset=int(identity[:-2]),
-        event=event,
-        record=record,
-        version=int(version),
-        time_ms=int(seconds) * 1000 + int(micros) // 1000,
-        kind=kind,
-        actor=actor,
-        token=int(token),
-        data=data,
-        total_bytes=int(total),
-        next_message=int(following),
-    )
 
 
 def _remember(ops: Sequence[tuple[str, int, int]]) -> bytes:

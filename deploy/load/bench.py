@@ -16,7 +16,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +28,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from distributed_state import AgentState, AsyncStateStore, Message, StateStore, ToolCall
+from distributed_state import AgentState, AsyncStateStore, Message, StateStore, ToolCall, record
+from distributed_state.metrics import collector
 from distributed_state.servers import postgres_server, redis_server
 
 ROUNDS = 9
@@ -171,6 +174,43 @@ def blocking_set(url: str, store: StateStore) -> list[Row]:
         at_most("blocking set", found["ours"], found["bare"], 1.35, "us", "redis-py evalsha, same commands"),
         at_least("blocking set, throughput", 1e6 / found["ours"], 1e6 / found["locked"], 3.5, "/s", versus),
     ]
+
+
+def telemetry(url: str) -> list[Row]:
+    """What the hooks of metrics and spans cost a `set`: beside the same code without them, in turn, ratios paired."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+
+    trace.set_tracer_provider(TracerProvider())  # spans are made and dropped: exporting is the exporter's cost
+    told = record.commit
+    bare = told.__wrapped__  # type: ignore[attr-defined]  # what functools.wraps leaves
+    taken: dict[str, list[float]] = {"bare": [], "off": [], "metrics": [], "spans": []}
+    with ExitStack() as stack:
+        calls = {}
+        for name in taken:
+            settings: dict[str, Any] = {"namespace": f"bench-{name}", "archiver": False, "traces": name == "spans"}
+            store = stack.enter_context(StateStore.open(url, archive="memory", **settings))
+            if name == "metrics":
+                collector(store)
+            calls[name] = partial(store.session("s").set, "a", 7)
+        stack.callback(setattr, record, "commit", told)
+        names = list(taken)
+        for _ in range(30 * ROUNDS):
+            for name in names:
+                record.commit = bare if name == "bare" else told
+                taken[name].append(per_call(calls[name], 50))
+            names = names[1:] + names[:1]  # nobody is always the first
+    beside = statistics.median(taken["bare"])
+    rows = []
+    for name, text, limit in (
+        ("off", "set, metrics and spans off", 1.02),
+        ("metrics", "set, metrics on", 1.15),
+        ("spans", "set, spans on", 1.75),
+    ):
+        ratio = statistics.median(ours / plain for ours, plain in zip(taken[name], taken["bare"], strict=True))
+        found = f"{statistics.median(taken[name]):,.4g} us"
+        rows.append(Row(text, found, f"without hooks: {beside:,.4g} us", ratio, f"<= {limit:g}x", ratio <= limit))
+    return rows
 
 
 async def asyncio_set(url: str) -> list[Row]:
@@ -425,7 +465,7 @@ def main(
     png: Annotated[Path | None, typer.Option(help="write the ratios as a picture")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="write the rows as JSON")] = None,
     only: Annotated[
-        str, typer.Option(help="sections, by comma: hot,set,async,long,lock,agent,archiver,processes")
+        str, typer.Option(help="sections, by comma: hot,set,telemetry,async,long,lock,agent,archiver,processes")
     ] = "",
 ) -> None:
     """Measure and print ratios; exit 1 if a goal is missed."""
@@ -441,6 +481,7 @@ def main(
             console.print(f"a `set` executes: {same_commands(server.url, store)}")
             run("hot", lambda: hot(server.url, store))
             run("set", lambda: blocking_set(server.url, store))
+            run("telemetry", lambda: telemetry(server.url))
             run("long", lambda: long_conversation(server.url, store))
             run("lock", lambda: hand_off(server.url, store))
         run("async", lambda: asyncio.run(asyncio_set(server.url)))

@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,10 @@ from distributed_state.cli.shell import Scope, app, err, open_store, out
 def archiver(
     context: typer.Context,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two lines of progress.")] = 10.0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Serve Prometheus metrics there."),
+    ] = None,
 ) -> None:
     """Carry commits from Redis to SQL until SIGTERM or Ctrl-C. Several share the work.
 
@@ -36,7 +41,11 @@ def archiver(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    with open_store(context, archiver=True, beat=None) as store:
+    with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
+        if metrics_port is not None:
+            from distributed_state.metrics import serve
+
+            stack.enter_context(serve(store, metrics_port))
         typer.echo("archiving")
         said = 0.0
         while not stopping:

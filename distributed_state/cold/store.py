@@ -245,6 +245,12 @@ class ColdStore:
             rows = connection.execute(select(*names).where(q.namespace == self.namespace).order_by(q.id))
             return [Quarantined(*row) for row in rows]
 
+    def aside(self) -> int:
+        """How many entries are in quarantine."""
+        query = select(func.count()).select_from(quarantine).where(quarantine.c.namespace == self.namespace)
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar_one())
+
     def check(self) -> dict[str, str]:
         """Facts about the database, for a doctor."""
         facts = {"database": self._database.name, "dialect": self._database.dialect}

@@ -177,7 +177,9 @@ class BlockingPort(Calls):
         call()
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._shelter.run(lambda: finish(work))
+        # As a task has it: what is done for the caller knows the caller's context.
+        context = copy_context()
+        return self._shelter.run(lambda: context.run(finish, work))
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> BlockingJob:
         return BlockingJob(job, name)

@@ -21,7 +21,7 @@ FLOORS = [
     {"errors"},
     {"model", "deadlines"},
     {"keys", "codec", "settings", "lineage", "servers", "acting"},
-    {"port", "sealing", "access"},
+    {"port", "sealing", "access", "telemetry"},
     {"warm", "hot", "link", "cold", "clock", "merging", "ephemeral", "sanitizing"},
     {"lease", "changes"},
     {"shares", "stream"},
@@ -55,6 +55,7 @@ DOORS = {
     "tiktoken": "agent", "yaml": "agent", "langchain_core": "agent",
     "typer": "cli", "rich": "cli", "cryptography": "sealing",
     "starlette": "service", "uvicorn": "service", "uvloop": "service", "prometheus_client": "metrics",
+    "opentelemetry": "telemetry",
 }  # fmt: skip
 
 # Time and concurrency belong to the port. Three parts stand outside the core: programs and servers that are run beside

@@ -1,0 +1,552 @@
+"""What a store tells of its work, as metrics and spans. Law: never a user's value, and nothing when off."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from below import names, own_server, redis_of, tiers, until
+from faces import Blocking
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import create_engine
+
+from distributed_state import ConfigurationError, Conflict, Fenced, LockTimeout, StateError, StateStore
+from distributed_state.metrics import collector, serve
+from distributed_state.servers import free_port
+
+Samples = dict[tuple[Any, ...], float]
+OPERATIONS, WAITS = "operation_duration_seconds_count", "lock_wait_seconds_count"
+
+
+def undressed(store: Any) -> Any:
+    return store.it if isinstance(store, Blocking) else store
+
+
+class Scrape:
+    """What Prometheus would read of a store, each time anew."""
+
+    def __init__(self, store: Any, **options: Any) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(collector(undressed(store), **options))
+
+    def all(self) -> Samples:
+        text = generate_latest(self.registry).decode()
+        families = text_string_to_metric_families(text)
+        return {(each.name, *sorted(each.labels.values())): each.value for one in families for each in one.samples}
+
+    def __call__(self, name: str, *labels: str) -> float | None:
+        return self.all().get((f"distributed_state_{name}", *sorted(labels)))
+
+
+@pytest.fixture(scope="module")
+def exporter() -> InMemorySpanExporter:
+    """Where the spans of this process end up; the SDK takes one provider for good."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def spans(exporter: InMemorySpanExporter) -> Iterator[InMemorySpanExporter]:
+    exporter.clear()
+    yield exporter
+    exporter.clear()
+
+
+def of(spans: InMemorySpanExporter, name: str) -> list[dict[str, Any]]:
+    """The attributes of the spans of this name, without their prefix."""
+    return [
+        {key.removeprefix("distributed_state."): value for key, value in (span.attributes or {}).items()}
+        for span in spans.get_finished_spans()
+        if span.name == f"distributed_state.{name}"
+    ]
+
+
+# Figures
+
+
+async def test_hot_reads_are_counted_and_measured(store: Any) -> None:
+    scrape, session = Scrape(store), store.session("s")
+    await session.set("a", "x" * 100)
+    before = scrape("hot_hits_total")
+    assert before is not None
+
+    async def hit() -> bool:
+        await session.get("a")
+        return (scrape("hot_hits_total") or 0) > before
+
+    await until(hit)
+    found = scrape.all()
+    assert found[("distributed_state_hot_entries",)] == 1
+    assert 100 < found[("distributed_state_hot_bytes",)] < 2000
+    assert found[("distributed_state_hot_misses_total",)] >= 1
+    assert found[("distributed_state_link_up",)] == 1
+    assert found[("distributed_state_link_silence_seconds",)] < 5
+
+
+async def test_operations_are_told_by_tier_and_outcome(store: Any) -> None:
+    scrape, session = Scrape(store), store.session("s")
+    for value in range(3):
+        await session.set("a", value)
+    with pytest.raises(Conflict):
+        await session.set("a", 9, expect_version=1)
+    await session.get("a", fresh=True)
+    async with store.batch() as batch:
+        batch.on(session).set("b", 1)
+    assert scrape(OPERATIONS, "commit", "warm", "ok") == 3
+    assert scrape(OPERATIONS, "commit", "warm", "conflict") == 1
+    assert scrape(OPERATIONS, "commit_many", "warm", "ok") == 1
+    assert (scrape(OPERATIONS, "read", "warm", "ok") or 0) >= 1
+    assert scrape(OPERATIONS, "hydrate", "cold", "ok") == 1
+    assert scrape("refused_writes_total", "conflict") == 1
+    assert scrape("refused_writes_total", "fenced") == 0, "else the rate of the first would be missed"
+
+
+async def test_buckets_add_up(store: Any) -> None:
+    scrape, session = Scrape(store), store.session("s")
+    for value in range(20):
+        await session.set("a", value)
+    families = text_string_to_metric_families(generate_latest(scrape.registry).decode())
+    family = next(each for each in families if each.name == "distributed_state_operation_duration_seconds")
+    commits = [each for each in family.samples if each.labels.get("operation") == "commit"]
+    buckets = [each.value for each in commits if each.name.endswith("_bucket")]
+    (count,) = (each.value for each in commits if each.name.endswith("_count"))
+    (seconds,) = (each.value for each in commits if each.name.endswith("_sum"))
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == count == 20
+    assert 0 < seconds < 100
+
+
+@pytest.mark.brief("servers")
+async def test_many_at_once_leave_the_figures_whole(store: Any) -> None:
+    """Threads count without a lock: one may be missed, none is invented, and the buckets still add up."""
+    scrape, many = Scrape(store), [store.session(f"s{n}") for n in range(10)]
+
+    async def work(session: Any) -> None:
+        for value in range(30):
+            await session.set("a", value)
+            scrape.all()
+
+    await asyncio.gather(*(work(session) for session in many))
+    count = scrape(OPERATIONS, "commit", "warm", "ok")
+    assert count is not None
+    assert 290 <= count <= 300
+    assert count == scrape("operation_duration_seconds_bucket", "commit", "warm", "ok", "+Inf")
+
+
+async def test_nothing_is_timed_until_somebody_collects(store: Any, spans: InMemorySpanExporter) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+    async with session.lock():
+        await session.set("a", 2)
+    await store.emit("a.b")
+    home = tiers(store)
+    assert not home.telemetry.on
+    assert home.telemetry.times == {}
+    assert spans.get_finished_spans() == ()
+    Scrape(store)
+    await session.set("a", 3)
+    assert home.telemetry.times
+
+
+async def test_a_fenced_write_and_a_lost_lock_are_counted(store: Any) -> None:
+    scrape, session = Scrape(store), store.session("s")
+    with pytest.raises(StateError):
+        async with session.lock(ttl=1.5) as lease:
+            assert scrape("leases_held") == 1
+            with redis_of(store) as client:
+                client.delete(names(store, "s").lock)
+            with pytest.raises(Fenced):
+                await session.set("a", 1)
+            await until(lambda: lease.lost)
+            raise Conflict("the blocking face ends no body")
+    assert scrape("refused_writes_total", "fenced") == 1
+    assert scrape(OPERATIONS, "commit", "warm", "fenced") == 1
+    assert scrape("leases_lost_total") == 1
+    assert scrape("leases_held") == 0
+
+
+async def test_waiting_for_a_lock_is_measured(store: Any) -> None:
+    scrape, session = Scrape(store), store.session("s")
+
+    async def wait_in_vain() -> None:
+        with pytest.raises(LockTimeout):
+            await session.lock(wait=0.2).acquire()
+
+    async with session.lock():
+        await asyncio.create_task(wait_in_vain())
+    assert scrape(WAITS, "ok") == 1
+    assert scrape(WAITS, "timeout") == 1
+    assert scrape("lock_timeouts_total") == 1
+    assert (scrape("lock_wait_seconds_sum", "timeout") or 0) >= 0.19
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any) -> None:
+    store = await opener(archive_every=0.01)
+    scrape, session = Scrape(store), store.session("s")
+    partition = str(names(store, "s").partition)
+    await session.set("a", 0)
+    await until(lambda: scrape("archived_commits_total") == 1)
+    assert scrape("archived_partitions") == 64
+    assert scrape("archive_lag_seconds") == 0
+    engine = create_engine(opener.archive)
+    with engine.connect() as connection:
+        lock = "BEGIN EXCLUSIVE" if engine.dialect.name == "sqlite" else "LOCK TABLE cursors IN ACCESS EXCLUSIVE MODE"
+        connection.exec_driver_sql(lock)
+        for value in range(5):
+            await session.set("a", value)
+        await until(lambda: (scrape("archive_lag_seconds") or 0) > 0.3)
+        assert (scrape("partition_archive_lag_seconds", partition) or 0) > 0.3
+        assert (scrape("journal_entries") or 0) >= 1
+        assert (scrape("journal_bytes") or 0) > 0
+        assert 0 < (scrape("journal_fill_ratio") or 0) < 0.01
+        assert (scrape("partition_journal_entries", partition) or 0) >= 1
+        connection.rollback()
+    engine.dispose()
+    await until(lambda: scrape("archived_commits_total") == 6)
+    await until(lambda: scrape("archive_lag_seconds") == 0 and scrape("journal_entries") == 0)
+    assert (scrape(OPERATIONS, "archive", "cold", "ok") or 0) >= 2
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+async def test_a_journal_is_told_of_by_whoever_archives_it(opener: Any) -> None:
+    """So that the sum over all replicas is the fleet's."""
+    writer, archiver = await opener(archiver=False), await opener(archive_every=0.01)
+    at_writer, at_archiver = Scrape(writer), Scrape(archiver)
+    await writer.session("s").set("a", 1)
+    await until(lambda: at_archiver("archived_commits_total") == 1)
+    assert at_writer("archived_partitions") == 0
+    assert at_writer("partition_journal_entries", "0") is None
+    assert at_archiver("partition_journal_entries", "0") == 0
+    assert at_writer("quarantined_entries") is None
+    assert at_archiver("quarantined_entries") == 0
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
+    quiet = await opener(archiver=False)
+    session = quiet.session("s")
+    await session.set("a", 1)
+    with redis_of(quiet) as client:
+        journal = names(quiet, "s").journal
+        ((identity, fields),) = client.xrange(journal)
+        client.delete(journal)
+        client.xadd(journal, fields | {b"d": fields[b"d"][:-1]}, id=identity)
+    await quiet.archive()
+    scrape = Scrape(await opener(archive_every=0.01))
+    await until(lambda: scrape("quarantined_entries") == 1)
+
+
+@pytest.mark.brief("servers")
+async def test_a_link_that_breaks_is_seen(opener: Any) -> None:
+    with own_server(opener) as server:
+        store = await opener(url=server.url, timeout=0.5, retry_for=0.3, op_window=5.0)
+        scrape = Scrape(store)
+        assert scrape("link_up") is None, "nobody needed it yet, so nothing is wrong"
+        await store.session("s").set("a", 1)
+        await store.session("s").get("a", fresh=True)
+        await until(lambda: scrape("link_up") == 1)
+        server.kill()
+        await until(lambda: scrape("link_up") == 0)
+        assert (scrape("link_breaks_total") or 0) >= 1
+        with pytest.raises(StateError):
+            await store.session("s").set("a", 2)
+        assert scrape(OPERATIONS, "commit", "warm", "unavailable") == 1
+        assert (scrape("retries_total") or 0) >= 1
+        server.start()
+        await until(lambda: scrape("link_up") == 1)
+
+
+async def test_events_are_counted_from_writing_to_handling(store: Any) -> None:
+    scrape = Scrape(store)
+    kept: list[str] = []
+
+    def handler(event: Any) -> None:
+        kept.append(event.type)
+        if event.type == "mail.bad":
+            raise RuntimeError("on purpose")
+
+    store.on("mail.*", handler)
+    await store.session("s").set("a", 1)  # conversation.created goes with it
+    await store.emit("mail.good")
+    await store.emit("mail.bad")
+    await until(lambda: scrape("events_handled_total") == 2)
+    assert scrape("events_emitted_total") == 3
+    assert scrape("events_failed_total") == 1
+    assert scrape("events_slow_total") == 0
+    assert scrape("events_waiting") == 0
+    assert scrape(OPERATIONS, "event.handle", "handler", "ok") == 1
+    assert scrape(OPERATIONS, "event.handle", "handler", "error") == 1
+    await store.off(handler)
+    assert scrape("events_handled_total") == 2, "a counter does not go back when a handler leaves"
+    replayed = scrape("events_replayed_total") or 0
+    async with store.events(since="oldest") as events:
+        assert await events.next(5) is not None
+    assert (scrape("events_replayed_total") or 0) >= replayed + 3
+
+
+@pytest.mark.brief("servers")
+async def test_a_resync_is_counted(opener: Any) -> None:
+    store = await opener(partitions=1, kept_events=2)
+    scrape = Scrape(store)
+    await store.emit("a", subject="s")
+    async with store.events() as events:
+        begun = events.position
+    for number in range(200):
+        await store.emit("a", {"n": number}, subject="s")
+    async with store.events(since=begun) as events:
+        event = await events.next(10)
+    assert event.type == "resync"
+    assert scrape("resyncs_total") == 1
+
+
+async def test_sessions_that_expire_are_counted(opener: Any) -> None:
+    store = await opener(session_idle=0.05, sweep=0.02)
+    scrape = Scrape(store)
+    await store.session("s").set("a", 1)
+    await until(lambda: scrape("expired_sessions_total") == 1)
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+async def test_a_lost_replica_is_counted(opener: Any) -> None:
+    first, second = await opener(beat=0.1), await opener(beat=0.1)
+    scrape = Scrape(first)
+    await until(lambda: _count(first, 2))
+    await tiers(second).presence._job.stop()  # falls silent
+    await until(lambda: scrape("replicas_lost_total") == 1)
+    tiers(second).presence._job = None
+
+
+async def _count(store: Any, count: int) -> bool:
+    return len(await store.replicas()) == count
+
+
+@pytest.mark.brief("embedded")
+async def test_many_partitions_are_told_together(opener: Any) -> None:
+    store = await opener(partitions=65)
+    assert not [key for key in Scrape(store).all() if "partition_" in key[0]]
+    scrape = Scrape(store, by_partition=True)
+    await store.session("s").set("a", 1)
+    await until(lambda: scrape("partition_journal_entries", "64") == 0)
+
+
+@pytest.mark.brief("embedded")
+async def test_a_closed_store_has_nothing_to_tell(opener: Any) -> None:
+    store = await opener()
+    scrape = Scrape(store)
+    await store.close()
+    assert scrape.all() == {}
+
+
+@pytest.mark.brief("embedded")
+async def test_a_process_without_a_server_serves_its_metrics(store: Any) -> None:
+    def read(port: int) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            return str(answer.read().decode())
+
+    with serve(undressed(store), 0, "127.0.0.1") as port:
+        await store.session("s").set("a", 1)
+        assert 'operation="commit"' in await asyncio.to_thread(read, port)
+        with pytest.raises(ConfigurationError, match=f"127.0.0.1:{port}"), serve(undressed(store), port, "127.0.0.1"):
+            pass
+    with pytest.raises(OSError, match="refused"):
+        await asyncio.to_thread(read, port)
+
+
+def test_the_archiver_serves_its_metrics(servers: Any, tmp_path: Any, namespace: str) -> None:
+    port, archive = free_port(), f"sqlite:///{tmp_path}/archive.db"
+    words = ["--url", servers.redis("valkey").url, "--archive", archive, "--namespace", namespace]
+    command = [sys.executable, "-m", "distributed_state", *words, "archiver", "--metrics-port", str(port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "archiving\n"
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            assert "distributed_state_archived_partitions" in answer.read().decode()
+        process.terminate()
+        _, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+
+
+# Spans
+
+
+async def test_what_leaves_the_process_is_a_span(opener: Any, spans: InMemorySpanExporter) -> None:
+    store = await opener(traces=True, archiver=False, durability="memory")
+    session, partition = store.session("s"), names(store, "s").partition
+    await session.set("a", 1)
+    await session.get("a", fresh=True)
+    async with session.lock():
+        await session.set("a", 2)
+    await store.emit("mail.sent", subject=session)
+    await store.archive()
+    about = {"scope": "session", "partition": partition, "tier": "warm", "outcome": "ok"}
+    assert of(spans, "commit") == [about | {"kind": "set"}] * 2
+    assert of(spans, "read") == [about]
+    assert of(spans, "lease.acquire") == of(spans, "lease.hold") == of(spans, "lease.release") == [about]
+    assert of(spans, "event.emit") == [{"partition": partition, "kind": "mail.sent", "tier": "warm", "outcome": "ok"}]
+    assert of(spans, "archive") == [{"count": 1, "tier": "cold", "outcome": "ok"}]
+
+
+async def test_spans_are_children_of_the_callers(opener: Any, spans: InMemorySpanExporter) -> None:
+    """Also what is done in a thread or a task for it, as archiving before a commit returns."""
+    store = await opener(traces=True, durability="archived", archiver=False)
+    with trace.get_tracer("test").start_as_current_span("request"):
+        if isinstance(store, Blocking):
+            store.it.session("s").set("a", 1)
+        else:
+            await store.session("s").set("a", 1)
+    found = {span.name.removeprefix("distributed_state."): span for span in spans.get_finished_spans()}
+
+    def parent(name: str) -> int:
+        inside = found[name].parent
+        assert inside is not None, name
+        return int(inside.span_id)
+
+    assert parent("commit") == found["request"].context.span_id
+    assert parent("hydrate") == parent("archive") == found["commit"].context.span_id
+    assert len({span.context.trace_id for span in found.values()}) == 1
+
+
+async def test_what_a_handler_does_is_inside_its_event(opener: Any, spans: InMemorySpanExporter) -> None:
+    store = await opener(traces=True)
+
+    def handler(event: Any) -> None:
+        with trace.get_tracer("test").start_as_current_span("inside"):
+            pass
+
+    store.on("mail.*", handler)
+    await store.emit("mail.sent")
+    await until(lambda: of(spans, "event.handle"))
+    found = {span.name: span for span in spans.get_finished_spans()}
+    assert found["inside"].parent.span_id == found["distributed_state.event.handle"].context.span_id
+    assert of(spans, "event.handle")[0]["kind"] == "mail.sent"
+    assert of(spans, "event.handle")[0]["outcome"] == "ok"
+
+
+async def _private(store: Any) -> None:
+    session = store.session("private-id", user="private-user", actor="private-actor")
+    await session.write(set={"private-key": "private-value"}, append=[{"role": "user", "content": "private-text"}])
+    with pytest.raises(Conflict):
+        await session.set("private-key", "private-value", expect_version=99)
+    async with session.lock():
+        await session.get_all(fresh=True)
+    store.on("mail.*", _fail)
+    await store.emit("mail.sent", {"private": "private-data"}, subject=session)
+    await until(lambda: tiers(store).handlings[0].failed)
+
+
+def _fail(event: Any) -> None:
+    raise ValueError("private-error")
+
+
+def _told(spans: InMemorySpanExporter) -> str:
+    return "\n".join(span.to_json() for span in spans.get_finished_spans() if span.name.startswith("distributed_state"))
+
+
+async def test_a_span_tells_nothing_of_a_users(opener: Any, spans: InMemorySpanExporter) -> None:
+    await _private(await opener(traces=True))
+    assert "mail.sent" in _told(spans)
+    assert "private" not in _told(spans)
+
+
+@pytest.mark.brief("embedded")
+async def test_the_search_for_a_users_would_find_it(opener: Any, spans: InMemorySpanExporter) -> None:
+    """Negative control, and what `trace_ids` is for."""
+    await _private(await opener(traces=True, trace_ids=True))
+    assert "session:private-id" in _told(spans)
+    assert "private-v" not in _told(spans)
+
+
+@pytest.mark.brief("embedded")
+async def test_a_refusal_is_an_outcome_and_a_failure_an_error(opener: Any, spans: InMemorySpanExporter) -> None:
+    store = await opener(traces=True)
+    await store.session("s").set("a", 1)
+    with pytest.raises(Conflict):
+        await store.session("s").set("a", 1, expect_version=9)
+    refused = next(span for span in spans.get_finished_spans() if span.attributes["distributed_state.outcome"] != "ok")
+    assert refused.attributes["distributed_state.outcome"] == "conflict"
+    assert refused.status.status_code is trace.StatusCode.UNSET
+    assert not refused.events
+    store.on("mail.*", _fail)
+    await store.emit("mail.sent")
+    await until(lambda: of(spans, "event.handle"))
+    (handled,) = (span for span in spans.get_finished_spans() if span.name.endswith("event.handle"))
+    assert handled.status.status_code is trace.StatusCode.ERROR
+    assert not handled.events
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_a_cancelled_wait_ends_its_span(opener: Any, spans: InMemorySpanExporter) -> None:
+    store = await opener(traces=True)
+
+    async def wait() -> None:
+        await store.session("s").lock(wait=30).acquire()
+
+    async with store.session("s").lock():
+        waiting = asyncio.create_task(wait())
+        await until(lambda: tiers(store).leases._waiters)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert sorted(each["outcome"] for each in of(spans, "lease.acquire")) == ["cancelled", "ok"]
+
+
+# Without the packages
+
+WITHOUT = """
+import sys
+for name in ("opentelemetry", "prometheus_client"):
+    sys.modules[name] = None
+from distributed_state import ConfigurationError, StateStore
+with StateStore.open(archive="memory", traces=True) as store:
+    session = store.session("s")
+    session.set("a", 1)
+    with session.lock():
+        assert session.get("a", fresh=True) == 1
+    store.emit("a.b")
+    try:
+        import distributed_state.metrics
+    except ConfigurationError as error:
+        print(error)
+"""
+
+
+def test_without_the_packages_there_are_no_spans_and_no_errors() -> None:
+    done = subprocess.run([sys.executable, "-W", "error", "-c", WITHOUT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "prometheus-client is not installed: pip install 'distributed-state[telemetry]'\n"
+
+
+def test_both_faces_have_a_collector_before_they_are_used() -> None:
+    """A server registers it when it starts; what its event loop does is found at the next scrape."""
+
+    async def whole() -> None:
+        from distributed_state import AsyncStateStore
+
+        async with AsyncStateStore.open(archive="memory") as store:
+            await store.session("s").set("a", 1)
+            scrape = Scrape(store)
+            await store.session("s").set("a", 2)
+            assert scrape(OPERATIONS, "commit", "warm", "ok") == 1
+            assert await asyncio.to_thread(scrape, OPERATIONS, "commit", "warm", "ok") == 1
+
+    asyncio.run(whole())
+    with StateStore.open(archive="memory") as store:
+        scrape = Scrape(store)
+        store.session("s").set("a", 1)
+        assert scrape(OPERATIONS, "commit", "warm", "ok") == 1
