@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 import redis
 from below import ROOT, own_server, until
 
-from distributed_state import ConfigurationError, Encryption, KeyRing, StateError
+from distributed_state import ConfigurationError, Encryption, KeyRing
 from distributed_state.servers import RedisServer
 
 USERS = ROOT.joinpath("deploy/valkey/users.acl").read_text()
@@ -152,11 +152,9 @@ async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: P
                 return bool(denied(client))
 
         store = await opener(url=url, retry_for=0.1)
-        try:
+        with suppress(ConfigurationError):  # any other error would be a wrong one
             await store.session("s").set("a", 1)
             await store.session("s").get("a")
-        except StateError as error:
-            assert isinstance(error, ConfigurationError)
         await until(noticed)
 
 

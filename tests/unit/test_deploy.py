@@ -255,7 +255,9 @@ def test_every_manifest_is_in_the_base() -> None:
     listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
     assert sorted(listed) == [path.name for path in FILES]
     kinds = [each["kind"] for each in MANIFESTS]
-    assert {"Deployment", "Job", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"} < {*kinds}
+    assert {"Deployment", "Job", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"} < {
+        *kinds
+    }
 
 
 def test_selectors_find_what_they_are_for() -> None:
@@ -280,7 +282,9 @@ def test_a_pod_runs_without_rights_and_with_limits(manifest: dict[str, Any]) -> 
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert f"USER {pod['securityContext']['runAsUser']}:" in (DEPLOY / "Dockerfile").read_text()
     assert pod["automountServiceAccountToken"] is False
-    assert pod["serviceAccountName"] in [each["metadata"]["name"] for each in MANIFESTS if each["kind"] == "ServiceAccount"]
+    assert pod["serviceAccountName"] in [
+        each["metadata"]["name"] for each in MANIFESTS if each["kind"] == "ServiceAccount"
+    ]
     for container in pod["containers"]:
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"] is True
