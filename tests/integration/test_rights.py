@@ -1,0 +1,212 @@
+"""The warm tier's users in deploy/valkey/users.acl: what the package needs is granted, and nothing else.
+
+A right that is missing shows late, inside a script, so everything that a fleet does is done here under these rights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from below import ROOT, own_server, until
+
+from distributed_state import ConfigurationError, Encryption, KeyRing
+from distributed_state.servers import RedisServer
+
+USERS = ROOT.joinpath("deploy/valkey/users.acl").read_text()
+PASSWORD = hashlib.sha256(b"secret").hexdigest()
+real = pytest.mark.only(face=("asyncio", "blocking"), warm=("valkey", "redis"), cold=("sqlite", "postgres"))
+
+
+def users(namespace: str, text: str = USERS) -> str:
+    """As deploy/valkey/start.sh writes them."""
+    lines = "".join(f"{line}\n" for line in text.splitlines() if not line.startswith("#"))
+    return lines.replace("@STORE@", PASSWORD).replace("@OPERATOR@", PASSWORD).replace("@NAMESPACE@", namespace)
+
+
+@contextmanager
+def guarded(opener: Any, folder: Path, text: str = USERS) -> Iterator[tuple[RedisServer, str]]:
+    """A server with these users and an append-only file, and the URL of the store's user."""
+    if opener.warm == "redis":
+        text = text.replace(" +client|setinfo", "")  # which Redis 7.0 does not know, and calls an error
+    (folder / "users.acl").write_text(users(opener.namespace, text))
+    with own_server(opener, "--aclfile", str(folder / "users.acl"), "--appendonly", "yes") as server:
+        yield server, server.url.replace("//", "//distributed-state:secret@")
+
+
+@contextmanager
+def operator(server: RedisServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=server.port, username="operator", password="secret") as client:
+        yield client
+
+
+def denied(client: redis.Redis) -> list[tuple[str, str]]:
+    return [(each["context"], each["object"]) for each in client.acl_log()]
+
+
+async def live(store: Any, other: Any) -> None:
+    """Everything that a fleet does with its servers."""
+    heard: list[Any] = []
+    store.on(["conversation.*", "note.*"], heard.append)
+    other.on("note.*", heard.append, group="notes")
+    await store.ready()
+    await other.ready()
+    session = store.session("s", user="u", idle=60, lifetime=3600)
+    await session.create({"a": 1, "gone": 1})
+    async with session.turn(request_id="r") as turn:
+        turn.append({"role": "user", "content": "hello"})
+    await other.session("s").get("a")
+    await session.increment("a")
+    await session.increment("a", 0.5)
+    await session.set("otp", 1, ttl=60)
+    await session.delete("gone")
+    await session.set("b", [1])
+    await session.append_to("b", 2)
+    await session.update("d", {"x": 1})
+    await session.checkpoint("here")
+    async with session.lock(ttl=5):
+        await session.write(set={"c": 1}, phase="planning", expect_version=await session.version(fresh=True))
+    await session.rollback(label="here")
+    assert (await session.at(version=1)).fields == {"a": 1, "gone": 1}
+    await session.fork("fork")
+    await session.set_lifetime(idle=5)
+    lines = await store.export("s")
+    await store.import_(lines, id="copy")
+    await store.user("u").set("x", 1)
+    await store.get_many([store.session("s"), store.session("absent")])
+    await store.emit("note.made", {"n": 1}, subject=session)
+    await until(lambda: [each.type for each in heard].count("note.made") == 2)
+    async with store.events("note.*", since="oldest") as events:
+        assert (await events.next(timeout=5)).type == "note.made"
+    assert len(await store.replicas()) == 2
+    await session.clear(messages=True)
+    await store.archive()
+    assert {each.id for each in await store.sessions(user="u")} >= {"s"}
+    await store.session("short", idle=0.01).set("a", 1)
+    await until(_gone(other, "short"))
+    await store.delete("copy")
+    await store.forget("u")
+    await store.purge(older_than=0)
+    await store.reencrypt(dry_run=True)
+    assert not [each for each in await store.doctor() if not each.ok]
+
+
+def _gone(store: Any, id: str) -> Any:
+    async def gone() -> bool:
+        return not await store.session(id).exists(fresh=True)
+
+    return gone
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_a_fleet_needs_no_more_than_its_users_rights(opener: Any, tmp_path: Path) -> None:
+    with guarded(opener, tmp_path) as (server, url):
+        more = {"url": url, "sweep": 0.02, "encryption": Encryption(KeyRing({"k": bytes(32)}))}
+        store, other = await opener(**more, warm_ttl=0.05), await opener(**more)
+        await live(store, other)
+        await store.close()
+        await other.close()
+        with operator(server) as client:
+            assert denied(client) == []
+
+
+def granted() -> list[str]:
+    (line,) = [each for each in USERS.splitlines() if each.startswith("user distributed-state")]
+    return [word for word in line.split() if word.startswith("+")]
+
+
+def test_its_rights_are_the_commands_of_the_code() -> None:
+    """Of the scripts, and of those that are sent by name; redis-py names itself to the server by CLIENT SETINFO."""
+    package = ROOT / "distributed_state"
+    words = {"count", "withscores", "maxlen", "minid", "limit"}  # which are said after a command
+    sent = {
+        name.lower()
+        for module in package.rglob("*.py")
+        for name in re.findall(r'\bb"([A-Z]{3,})"', module.read_text())
+        if name.lower() not in words
+    }
+    called = {
+        name.lower()
+        for script in package.glob("lua/*.lua")
+        for name in re.findall(r"\bcall\('([A-Z]+)'", script.read_text())
+    }
+    assert {word[1:].partition("|")[0] for word in granted()} == sent | called | {"client"}
+
+
+@real
+@pytest.mark.brief("servers")
+@pytest.mark.parametrize("right", ["+xadd", "+hstrlen", "+ssubscribe", "+zrangebyscore", "+pubsub|shardnumsub"])
+async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: Path, right: str) -> None:
+    assert right in granted()
+    with guarded(opener, tmp_path, USERS.replace(f" {right} ", " ")) as (server, url):
+
+        async def noticed() -> bool:
+            with operator(server) as client:
+                return bool(denied(client))
+
+        store = await opener(url=url, retry_for=0.1)
+        with suppress(ConfigurationError):  # any other error would be a wrong one
+            await store.session("s").set("a", 1)
+            await store.session("s").get("a")
+        await until(noticed)
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_nothing_else_is_allowed(opener: Any, tmp_path: Path) -> None:
+    with guarded(opener, tmp_path) as (server, url), redis.Redis.from_url(url) as client:
+        client.set(f"{opener.namespace}:x", 1)
+        for words in (["SET", "other:x", 1], ["SPUBLISH", "other", 1], ["GET", f"{opener.namespace}x:y"]):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*words)
+        for words in (["FLUSHALL"], ["CONFIG", "GET", "*"], ["KEYS", "*"], ["ACL", "LIST"], ["MONITOR"]):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*words)
+        with pytest.raises(redis.exceptions.ResponseError, match=r"can't run this command|no permissions"):
+            client.execute_command("EVAL", "return redis.call('FLUSHALL')", 0)
+        with redis.Redis(port=server.port) as nobody, pytest.raises(redis.exceptions.AuthenticationError):
+            nobody.ping()
+        with redis.Redis(port=server.port, username="health", password="any") as health:
+            assert health.ping()
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                health.get(f"{opener.namespace}:x")
+        with pytest.raises(ConfigurationError, match="user name or password"):
+            await opener(url=server.url.replace("//", "//distributed-state:wrong@"))
+        with pytest.raises(ConfigurationError, match="lacks a right"):
+            await opener(url=url, namespace="other")
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_commits_survive_a_restart_of_the_server(opener: Any, tmp_path: Path) -> None:
+    """It replays its append-only file as the user `default`, with that user's rights."""
+    with guarded(opener, tmp_path) as (server, url):
+        store = await opener(url=url, archiver=False)
+        await store.session("s").set("a", 1)
+        server.kill()
+        server.start()
+        assert await store.session("s").get("a", fresh=True) == 1
+        with operator(server) as client:
+            assert client.exists(f"{opener.namespace}:meta")
+
+
+@pytest.mark.only(warm="redis", cold="sqlite")
+@pytest.mark.brief("servers")
+async def test_negative_control_a_default_user_without_rights_loses_them(opener: Any, tmp_path: Path) -> None:
+    """On Redis 7.0; github.com/valkey-io/valkey/issues/3983 tells of the others."""
+    text = re.sub(r"user default off.*", "user default off -@all", USERS)
+    with guarded(opener, tmp_path, text) as (server, url):
+        if "valkey" in server.binary:
+            pytest.skip("needs the system's redis-server")
+        store = await opener(url=url, archiver=False)
+        await store.session("s").set("a", 1)
+        server.kill()
+        server.start()
+        assert await store.session("s").get("a", fresh=True) is None

@@ -1,0 +1,353 @@
+"""The files of the deployment: they fit one another, the package and its settings, and every image is pinned."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from below import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from distributed_state.service.limits import Limits
+from distributed_state.settings import Settings
+
+DEPLOY = ROOT / "deploy"
+COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE = yaml.safe_load(COMPOSE_TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = ("migrate", "worker", "archiver", "loadgen")
+EXAMPLE = (DEPLOY / ".env.example").read_text()
+BASE = DEPLOY / "k8s/base"
+FILES = sorted(path for path in BASE.glob("*.yaml") if path.stem != "kustomization")
+MANIFESTS: list[dict[str, Any]] = [each for path in FILES for each in yaml.safe_load_all(path.read_text())]
+SOURCES = "\n".join(path.read_text() for path in (ROOT / "distributed_state").rglob("*.py"))
+SHUTDOWN = 5  # seconds that the HTTP server has after the drain
+
+by_service = pytest.mark.parametrize("name", SERVICES)
+
+
+def known(variable: str) -> bool:
+    """Whether the package reads this environment variable."""
+    name = variable.removeprefix("DISTRIBUTED_STATE_")
+    if name.lower() in Settings.model_fields or f'"{variable}"' in SOURCES:
+        return True
+    return f'"{name}"' in SOURCES and 'DISTRIBUTED_STATE_{name}"' in SOURCES
+
+
+def seconds(text: str) -> float:
+    return float(text.removesuffix("s"))
+
+
+# Compose
+
+
+def test_the_parts_of_the_fleet_are_there() -> None:
+    assert {"valkey", "postgres", *OURS, "prometheus", "grafana"} == SERVICES.keys()
+    assert SERVICES["loadgen"]["profiles"] == ["load"]
+    assert SERVICES["prometheus"]["profiles"] == SERVICES["grafana"]["profiles"] == ["observe"]
+    assert SERVICES["archiver"]["deploy"]["replicas"] == 2
+    assert all("profiles" not in SERVICES[name] for name in ("valkey", "postgres", "migrate", "worker", "archiver"))
+
+
+@by_service
+def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    limits = service["deploy"]["resources"]["limits"]
+    assert {"cpus", "memory", "pids"} == limits.keys()
+    assert name in OURS or service["user"].split(":")[0] not in ("root", "0"), "ours has its user in the image"
+    for volume in service.get("volumes", []):
+        assert not volume.startswith("./") or volume.endswith(":ro"), f"{volume}: files of the repository are read"
+
+
+@by_service
+def test_an_image_is_pinned(name: str) -> None:
+    default = re.fullmatch(r"\$\{\w+:-(.+)\}", SERVICES[name]["image"])
+    assert default, "a variable may name another one"
+    tag = default[1].rpartition(":")[2]
+    assert tag == "local" if name in OURS else re.match(r"v?\d+", tag), default[1]
+
+
+@by_service
+def test_what_is_mounted_from_the_repository_is_there(name: str) -> None:
+    for volume in SERVICES[name].get("volumes", []):
+        source = volume.split(":")[0]
+        if source.startswith("./deploy/observe") and not (DEPLOY / "observe").exists():
+            continue
+        assert (ROOT / source).exists() if source.startswith("./") else source in COMPOSE["volumes"], volume
+
+
+@by_service
+def test_nothing_listens_beyond_this_machine(name: str) -> None:
+    for port in SERVICES[name].get("ports", []):
+        assert re.fullmatch(r"\$\{\w+:-127\.0\.0\.1:[\d-]+\}:\d+", port), port
+    assert name not in ("valkey", "postgres") or "ports" not in SERVICES[name]
+
+
+@pytest.mark.parametrize("name", ["valkey", "postgres", "worker", "archiver", "prometheus", "grafana"])
+def test_what_stays_up_has_a_healthcheck(name: str) -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert "test" in SERVICES[name].get("healthcheck", {}) or (name == "worker" and "/healthz" in dockerfile)
+    assert SERVICES[name]["restart"] == "unless-stopped"
+
+
+def test_the_order_of_the_start() -> None:
+    for name in ("worker", "archiver"):
+        waits = SERVICES[name]["depends_on"]
+        assert waits["migrate"]["condition"] == "service_completed_successfully"
+        assert waits["valkey"]["condition"] == waits["postgres"]["condition"] == "service_healthy"
+    assert SERVICES["migrate"]["restart"] == "no"
+    assert SERVICES["worker"]["environment"]["DISTRIBUTED_STATE_MIGRATE"] == "false"
+
+
+def test_a_worker_drains_within_its_stop_period() -> None:
+    needed = Limits().notice + Limits().drain + SHUTDOWN
+    assert seconds(SERVICES["worker"]["stop_grace_period"]) > needed
+    (worker,) = [each for each in pods() if each["metadata"]["name"] == "distributed-state-worker"]
+    pod = worker["spec"]["template"]["spec"]
+    pause = float(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert pod["terminationGracePeriodSeconds"] > needed + pause
+
+
+def test_several_workers_can_have_a_port() -> None:
+    first, last = re.search(r"127\.0\.0\.1:(\d+)-(\d+)", SERVICES["worker"]["ports"][0]).groups()  # type: ignore[union-attr]
+    assert int(last) - int(first) >= 15
+    assert SERVICES["worker"]["command"][-1] == "8080"
+
+
+def test_every_variable_of_the_store_is_one_that_the_package_reads() -> None:
+    named = set(re.findall(r"DISTRIBUTED_STATE_[A-Z_]+", COMPOSE_TEXT + EXAMPLE))
+    named |= {name for pod in pods() for name in environment(pod)}
+    assert len(named) > 6
+    assert {each for each in named if not known(each)} == set()
+    assert not known("DISTRIBUTED_STATE_NONSENSE")
+
+
+def test_the_example_of_an_environment_has_every_variable_with_its_default() -> None:
+    example = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", EXAMPLE, re.MULTILINE))
+    used = dict(re.findall(r"\$\{([A-Z_]+)(?::-((?:[^${}]|\$\{[^}]*\})*))?\}", COMPOSE_TEXT))
+    used |= dict.fromkeys(["PIP_INDEX_URL", "DISTRIBUTED_STATE_KEYS"], "")  # handed on only if they are set
+    used |= dict(re.findall(r"\$\{([A-Z_]+):-([^${}]*)\}", COMPOSE_TEXT))
+    assert example.keys() == used.keys()
+    own = {name for name, value in used.items() if "${" in value}
+    assert {name: example[name] for name in example.keys() - own} == {name: used[name] for name in used.keys() - own}
+
+
+def test_the_trial_password_is_said_to_be_one() -> None:
+    assert set(re.findall(r"PASSWORD:-([^}]*)\}", COMPOSE_TEXT)) == {"insecure-trial-password"}
+    assert "WITHOUT A .env ALL PASSWORDS ARE `insecure-trial-password`" in COMPOSE_TEXT
+    assert "\n.env\n" in (ROOT / ".gitignore").read_text()
+
+
+def test_the_warm_tier_is_a_bounded_cache_that_is_written_out() -> None:
+    lines = (DEPLOY / "valkey/valkey.conf").read_text().splitlines()
+    assert {"appendonly yes", "maxmemory-policy volatile-lru"} <= set(lines)
+    start = (DEPLOY / "valkey/start.sh").read_text()
+    assert set(re.findall(r"\$([A-Z_]+)", start)) == SERVICES["valkey"]["environment"].keys()
+    users = (DEPLOY / "valkey/users.acl").read_text()
+    assert set(re.findall(r"@([A-Z]+)@", users)) == set(re.findall(r"@([A-Z]+)@", start))
+
+
+def test_compose_itself_reads_the_file(tmp_path: Path) -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker compose is not installed")
+    for extra in ([], ["--env-file", str(DEPLOY / ".env.example")]):
+        command = [docker, "compose", *extra, "-f", str(ROOT / "docker-compose.yml"), "--profile", "*", "config", "-q"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+
+
+# The image
+
+
+def requirements(name: str) -> dict[str, tuple[Requirement, int]]:
+    """What a file of requirements names, each with how many hashes it has."""
+    text = (DEPLOY / name).read_text()
+    body = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")).replace("\\\n", " ")
+    found = {}
+    for line in body.splitlines():
+        one, *hashes = line.split("--hash=sha256:")
+        assert all(re.fullmatch(r"[0-9a-f]{64}", each.strip()) for each in hashes)
+        requirement = Requirement(one)
+        found[canonicalize_name(requirement.name)] = requirement, len(hashes)
+    return found
+
+
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+def test_every_requirement_is_pinned_by_hash_and_no_index_is_named(name: str) -> None:
+    assert "://" not in (DEPLOY / name).read_text()
+    assert "index" not in (DEPLOY / name).read_text()
+    for requirement, hashes in requirements(name).values():
+        assert re.fullmatch(r"==[^*]+", str(requirement.specifier)), requirement
+        assert hashes, requirement
+
+
+def test_the_requirements_satisfy_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    shipped = [extra for extra in ("postgres", "serve", "telemetry", "encryption") if extra in extras]
+    wanted = project["dependencies"] + [each for extra in shipped for each in extras[extra]]
+    pinned = requirements("requirements.txt")
+    for each in map(Requirement, wanted):
+        found, _ = pinned[canonicalize_name(each.name)]
+        (version,) = found.specifier
+        assert each.specifier.contains(version.version), f"{found} is not {each}: compile requirements.txt anew"
+
+
+def test_the_build_is_what_pyproject_asks_for() -> None:
+    system = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]
+    named = (DEPLOY / "requirements-build.in").read_text().splitlines()
+    assert [line for line in named if not line.startswith("#")] == system["requires"]
+    assert {canonicalize_name(Requirement(each).name) for each in system["requires"]} <= requirements(
+        "requirements-build.txt"
+    ).keys()
+
+
+def test_the_image_is_built_in_stages_and_runs_without_root() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    assert re.search(r"^ARG PYTHON=python:3\.13-slim$", text, re.MULTILINE)
+    assert len(re.findall(r"^FROM ", text, re.MULTILINE)) >= 3
+    last = text.partition("AS distributed-state\n")[2]
+    assert re.search(r"^USER \d+:\d+$", last, re.MULTILINE)
+    assert "RUN" not in last, "what is shipped is copied"
+    assert 'ENTRYPOINT ["distributed-state"]' in last
+    assert all("--require-hashes" in line for line in text.splitlines() if "-r requirements" in line)
+
+
+# Kubernetes
+
+
+def pods() -> list[dict[str, Any]]:
+    return [each for each in MANIFESTS if each["kind"] in ("Deployment", "Job")]
+
+
+def environment(manifest: dict[str, Any]) -> Iterator[str]:
+    for container in manifest["spec"]["template"]["spec"]["containers"]:
+        yield from (each["name"] for each in container.get("env", []))
+    for generated in yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"]:
+        yield from (each.partition("=")[0] for each in generated["literals"])
+
+
+def labels(manifest: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = manifest["spec"]["template"]["metadata"]["labels"]
+    return found
+
+
+def chosen(selector: dict[str, str]) -> list[str]:
+    return [each["metadata"]["name"] for each in pods() if selector.items() <= labels(each).items()]
+
+
+by_pod = pytest.mark.parametrize("manifest", pods(), ids=lambda each: each["metadata"]["name"])
+
+
+def test_every_manifest_is_in_the_base() -> None:
+    listed = yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"]
+    assert sorted(listed) == [path.name for path in FILES]
+    kinds = [each["kind"] for each in MANIFESTS]
+    assert {"Deployment", "Job", "Service", "PodDisruptionBudget", "HorizontalPodAutoscaler", "NetworkPolicy"} < {
+        *kinds
+    }
+
+
+def test_selectors_find_what_they_are_for() -> None:
+    for each in MANIFESTS:
+        name, spec = each["metadata"]["name"], each.get("spec", {})
+        if each["kind"] == "Service":
+            assert chosen(spec["selector"]) == ["distributed-state-worker"]
+        elif each["kind"] in ("Deployment", "PodDisruptionBudget"):
+            assert chosen(spec["selector"]["matchLabels"]) == [name]
+        elif each["kind"] == "NetworkPolicy":
+            found = chosen(spec["podSelector"]["matchLabels"])
+            assert found == ([name] if name != "distributed-state" else [p["metadata"]["name"] for p in pods()])
+        elif each["kind"] == "HorizontalPodAutoscaler":
+            target = spec["scaleTargetRef"]
+            (scaled,) = [p for p in pods() if (p["kind"], p["metadata"]["name"]) == (target["kind"], target["name"])]
+            assert "replicas" not in scaled["spec"], "two would say how many there are"
+
+
+@by_pod
+def test_a_pod_runs_without_rights_and_with_limits(manifest: dict[str, Any]) -> None:
+    pod = manifest["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert f"USER {pod['securityContext']['runAsUser']}:" in (DEPLOY / "Dockerfile").read_text()
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["serviceAccountName"] in [
+        each["metadata"]["name"] for each in MANIFESTS if each["kind"] == "ServiceAccount"
+    ]
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"]
+        assert container["resources"]["requests"]["cpu"]
+        assert container["image"] == "distributed-state", "the overlay says which"
+
+
+@by_pod
+def test_a_pod_is_given_its_servers_by_a_secret(manifest: dict[str, Any]) -> None:
+    documented = (DEPLOY / "README.md").read_text()
+    for container in manifest["spec"]["template"]["spec"]["containers"]:
+        given = {each["name"]: each for each in container["env"]}
+        assert {"DISTRIBUTED_STATE_URL", "DISTRIBUTED_STATE_ARCHIVE"} <= given.keys()
+        assert container["envFrom"] == [{"configMapRef": {"name": "distributed-state"}}]
+        for each in given.values():
+            assert "value" in each or each["valueFrom"].keys() == {"secretKeyRef"}
+            if "valueFrom" in each:
+                secret = each["valueFrom"]["secretKeyRef"]
+                assert f"create secret generic {secret['name']}" in documented
+                assert f"--from-literal={secret['key']}=" in documented
+
+
+@by_pod
+def test_probes_ask_for_what_is_served(manifest: dict[str, Any]) -> None:
+    application = (ROOT / "distributed_state/service/app.py").read_text()
+    for container in manifest["spec"]["template"]["spec"]["containers"]:
+        ports = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
+        probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}
+        for probe in probes.values():
+            path = probe["path"].partition("?")[0]
+            assert f'Route("{path}"' in application
+            assert str(ports[probe["port"]]) in container["args"]
+        if manifest["metadata"]["name"] == "distributed-state-worker":
+            assert {"startupProbe", "livenessProbe", "readinessProbe"} == probes.keys()
+            assert probes["livenessProbe"]["path"] == "/healthz", "a server that is down is no reason to be ended"
+
+
+def test_the_network_is_open_for_what_is_used_only() -> None:
+    policies = {each["metadata"]["name"]: each["spec"] for each in MANIFESTS if each["kind"] == "NetworkPolicy"}
+    assert policies["distributed-state"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in policies["distributed-state"]
+    for pod in pods():
+        (container,) = pod["spec"]["template"]["spec"]["containers"]
+        opened = policies.get(pod["metadata"]["name"], {}).get("ingress", [])
+        served = {each["containerPort"] for each in container.get("ports", [])}
+        assert {port["port"] for rule in opened for port in rule["ports"]} == served
+
+
+def test_the_overlay_is_built() -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None or subprocess.run([kubectl, "kustomize", "--help"], capture_output=True, check=False).returncode:
+        pytest.skip("kubectl is not installed")
+    for folder in sorted(DEPLOY.glob("k8s/overlays/*")):
+        done = subprocess.run([kubectl, "kustomize", str(folder)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        built = list(yaml.safe_load_all(done.stdout))
+        assert len(built) == len(MANIFESTS) + 1, "and the ConfigMap"
+        (config,) = [each for each in built if each["kind"] == "ConfigMap"]
+        for each in built:
+            if each["kind"] in ("Deployment", "Job"):
+                (container,) = each["spec"]["template"]["spec"]["containers"]
+                assert container["envFrom"][0]["configMapRef"]["name"] == config["metadata"]["name"]
+                assert re.search(r":\d", container["image"])
