@@ -17,7 +17,7 @@ from distributed_state.agent.health import Status
 from distributed_state.agent.hearing import Hearing
 from distributed_state.agent.hooks import call, check
 from distributed_state.agent.past import LastState
-from distributed_state.agent.profile import LONG, Profile, Scene, core, defaults_of
+from distributed_state.agent.profile import LONG, Profile, core, defaults_of
 from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.model import Event, Ref
 from distributed_state.port import Job, Port
@@ -173,18 +173,8 @@ class AsyncHost:
 
     async def _on_each(self, hook: str) -> None:
         """Run a hook that has to succeed."""
-        port = self._running()
-
-        async def run(agent: Profile) -> None:
-            self._hearing.running = port.monotonic(), f"{agent.name}.{hook}"
-            try:
-                with agent._on(Scene(self._hearing)):
-                    await call(port, getattr(agent, hook), {})
-            finally:
-                self._hearing.running = None
-
         for agent in self.agents:
-            await self.do(partial(run, agent))
+            await self.do(partial(self._hearing.begin, agent, hook))
 
     # The agents' own thread or task
 
