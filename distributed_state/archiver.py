@@ -31,7 +31,12 @@ class Archiver:
         self._driven: dict[int, Signal] = {}
         self._mutex = port.mutex()
         self._shares = Shares(
-            port, warm, keys, team=keys.archivers, claim=lambda partition: keys.partition(partition).archiver
+            port,
+            warm,
+            keys,
+            team=keys.archivers,
+            member=warm.replica,
+            claim=lambda partition: keys.partition(partition).archiver,
         )
         self._job: Job | None = None
         self.archived = 0

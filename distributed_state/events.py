@@ -33,6 +33,7 @@ class Group:
             tiers.warm,
             tiers.keys,
             team=tiers.keys.team(name),
+            member=f"{tiers.replica}.{next(tiers.warm.count)}",
             claim=lambda partition: tiers.keys.group(partition, name)[0],
             seconds=_TEAM_SECONDS,
         )
@@ -112,16 +113,17 @@ class Group:
         clock = self._tiers.port.monotonic()
         self._unsaved += 1
         rests = not len(self._subscription) or self._unsaved >= _TOGETHER or clock >= self._save_at + _SAVE_EVERY
-        if not (now or leaving or rests):
+        over = clock >= self._shares.ends
+        if not (now or leaving or rests or over):
             return
         self._unsaved, self._save_at = 0, clock
         reached = self._subscription.handed_over()
-        if current is not None and current.partition in reached:
-            reached[current.partition] = Position(current.position.epoch, current.position.offset - 1)
+        if current is not None:
+            reached.update((at, position) for at, position in current.before.items() if at in reached)
         moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
         if moved:
             calls = [(self._tiers.keys.group(at, self._name), str(to).encode()) for at, to in moved.items()]
-            kept = await self._tiers.stream.advance(calls)
+            kept = await self._tiers.stream.advance(calls, self._shares.member)
             with self._mutex:
                 self._saved.update({at: moved[at] for at in moved.keys() & self._saved.keys()})
             self._drop([at for at, ours in zip(moved, kept, strict=True) if not ours])
@@ -129,6 +131,9 @@ class Group:
             self._drop(leaving)
             with self._mutex:
                 self._left |= leaving
+        if over:
+            # Paused or cut off: another member may have gone on already. What is still ours begins again where it is.
+            self._drop(list(self._saved))
 
     async def leave(self, current: Waiting | None) -> None:
         """Note how far we are and leave the rest to the others."""
@@ -170,6 +175,10 @@ class AsyncEvents:
 
         Asking for the next one says that the one before was handled, which is what a group keeps.
         """
+        if timeout is not None and (
+            isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout
+        ):
+            raise InvalidValue(f"timeout is a number of seconds or None, not {timeout!r:.80}")
         await self.join()
         subscription, self._current = self._subscription, None
         if subscription.made_room():
@@ -260,12 +269,14 @@ class Handling:
         self._feed.watching.append(self._notice_hanging)
         self.joined, self._idle = port.signal(), port.signal()
         self._idle.set()
+        self._owner: object = None
+        self._closing = False
         self.handled = self.failed = self.slowed = 0
         self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
     async def _run(self) -> None:
-        pause = 0.05
-        while True:
+        pause, self._owner = 0.05, self._port.owner()
+        while not self._closing:
             try:
                 await self._events.join()
                 self.joined.set()
@@ -285,6 +296,8 @@ class Handling:
                 log.warning("%s missed events: %s", _name(self.handler), event.data)
                 continue
             self._idle.clear()
+            if self._closing:
+                return  # not idle: it was not handled
             await self._handle(event)
             self._idle.set()
 
@@ -293,7 +306,7 @@ class Handling:
         self._at = began, event
         try:
             await self._call(event)
-        except Exception:
+        except (Exception, SystemExit):  # an exit as well: from a thread it would end the handler, without a word
             self.failed += 1
             log.exception("%s failed on %s %s of %r", _name(self.handler), event.type, event.id, event.subject[:200])
         self._at = None
@@ -309,7 +322,7 @@ class Handling:
     @observed("event.handle", "handler", _facts)
     async def _call(self, event: Event) -> None:
         if self._awaits:
-            await self.handler(event)
+            await self._port.complete(self.handler(event))
         else:
             await self._port.thread(self.handler, event)
 
@@ -325,13 +338,22 @@ class Handling:
                 )  # fmt: skip
 
     async def close(self) -> None:
-        """Hand over no more events, and let the one that is being handled be handled, if that is soon."""
-        self._events.end()
-        handled = await self._idle.wait(_PATIENCE)
-        await self._job.stop()
-        await self._events.close(handled=handled)
+        """Hand over no more events, and let the one that is being handled be handled, if that is soon.
+
+        A handler may do this itself, by `off` or by closing the store: it is done with its event, and goes on.
+        """
+        if self._closing:
+            return
+        self._closing = True
         self._feed.watching.remove(self._notice_hanging)
         self._feed.past.update(handled=self.handled, failed=self.failed, slowed=self.slowed)
+        self._events.end()
+        if self._port.owner() is self._owner:
+            await self._events.close()
+            return
+        await self._idle.wait(_PATIENCE)
+        await self._job.stop()
+        await self._events.close(handled=await self._idle.wait(0))
 
 
 def _name(handler: Any) -> str:

@@ -12,6 +12,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import translate
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 RESYNC = "resync"
 _CHECK, _ROOM, _AT_ONCE = 3.0, 2000, 500
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
-_TOKEN = re.compile(r"(\d+)=([\w-]+)@(\d+)", re.ASCII)
+_TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
 
 class Position(NamedTuple):
@@ -51,11 +52,15 @@ BEGINNING = Position("", 0)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An event that was taken and not handed over yet; a resync holds what it says."""
+    """An event that was taken and not handed over yet; a resync holds what it says.
+
+    `before`: where whoever did not handle it begins again.
+    """
 
     partition: int
     position: Position
     told: Told | None
+    before: dict[int, Position]
     resync: dict[str, Any] | None = None
 
     def event(self) -> Event:
@@ -70,12 +75,17 @@ class Waiting:
         )  # fmt: skip
 
 
-@lru_cache(maxsize=1024)
 def pattern(text: str) -> re.Pattern[bytes]:
     """What a type has to be: `*` stands for any characters. Raises InvalidValue."""
     if not isinstance(text, str) or not _PATTERN.fullmatch(text):
         raise InvalidValue(f"events are named as 'conversation.deleted', 'conversation.*' or '*', not {text!r:.80}")
-    return re.compile(re.escape(text).replace(r"\*", ".*").encode())
+    return _compiled(text)
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> re.Pattern[bytes]:
+    # Not a plain ".*" for each: many of them would take for ever to say no.
+    return re.compile(translate(text).encode())
 
 
 class Subscription:
@@ -111,8 +121,7 @@ class Subscription:
         with self._mutex:
             reached = dict(self._taken)
             for each in reversed(self._waiting):
-                if each.told is not None and each.partition in reached:
-                    reached[each.partition] = Position(each.position.epoch, each.position.offset - 1)
+                reached.update((at, position) for at, position in each.before.items() if at in reached)
             return reached
 
     def wants(self, type: bytes) -> bool:
@@ -156,7 +165,8 @@ class Subscription:
     def _take(self, partition: int, epoch: str, told: Told) -> None:
         self._taken[partition] = position = Position(epoch, told.offset)
         if self.wants(told.head.split(b"\n", 2)[1]):
-            self._waiting.append(Waiting(partition, position, told))
+            before = {partition: Position(epoch, told.offset - 1)}
+            self._waiting.append(Waiting(partition, position, told, before))
 
     def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
         """Go on behind gaps, from one position to another each, and be told once to resync."""
@@ -167,7 +177,8 @@ class Subscription:
             self._taken.update({partition: to for partition, (_, to) in real.items()})
             self.resyncs += 1
             data = {"reason": reason, "partitions": sorted(real)}
-            self._waiting.append(Waiting(-1, BEGINNING, None, data))
+            before = {at: gap[0] for at, gap in real.items()}
+            self._waiting.append(Waiting(-1, BEGINNING, None, before, data))
         self.ready.set()
 
     def pop(self) -> Waiting | None:
@@ -269,8 +280,8 @@ class Feed:
             self._subscriptions.append(subscription)
             if self._job is None:
                 self._job = self._port.spawn(self._follow, "distributed-state-events")
-        for partition in self._all():
-            self._watch(partition)
+            for partition in self._all():
+                self._watch(partition)
         self.stir(self._all())
 
     def leave(self, subscription: Subscription) -> None:
@@ -281,9 +292,8 @@ class Feed:
                 self._subscriptions.remove(subscription)
                 self._resyncs += subscription.resyncs
                 self._replayed += subscription.replayed
-            last = not self._subscriptions
-        if last:
-            for partition in self._all():
+            # Still under the mutex: whoever joins meanwhile must not find channels that are about to be left.
+            for partition in self._all() if not self._subscriptions else ():
                 self._link.leave(self._keys.partition(partition).events_channel)
 
     def stir(self, partitions: Iterable[int]) -> None:

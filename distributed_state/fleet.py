@@ -35,7 +35,8 @@ class AsyncFleet(AsyncHandles):
         about the record whose lock was lost, by a turn that another request took over, too.
         """
         text, tiers = checked_subject(subject), self.tiers()
-        self._allow("write", subject.ref if isinstance(subject, AsyncRecord) else None, scope="session")
+        ref, _ = audit.about(None, subject.ref if isinstance(subject, AsyncRecord) else text)
+        self._allow("write", ref, scope="session")
         if not isinstance(data or {}, Mapping):
             raise InvalidValue(f"an event's data is an object, not {data!r:.80}")
         given = dict(data or {})

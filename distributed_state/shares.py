@@ -13,7 +13,10 @@ SECONDS = 10.0
 
 
 class Shares:
-    """A fair share of the partitions for one member of a team, held by claims that run out."""
+    """A fair share of the partitions for one member of a team, held by claims that run out.
+
+    Two in one process are two members, each by a name of its own.
+    """
 
     def __init__(
         self,
@@ -22,12 +25,13 @@ class Shares:
         keys: Keys,
         *,
         team: bytes,
+        member: str,
         claim: Callable[[int], bytes],
         seconds: float = SECONDS,
     ) -> None:
         self._port, self._warm, self._keys = port, warm, keys
-        self._team, self._claim, self._seconds = team, claim, seconds
-        self._renew_at = 0.0
+        self._team, self.member, self._claim, self._seconds = team, member, claim, seconds
+        self._renew_at = self.ends = 0.0  # `ends`: when what is ours may be somebody else's, if nothing is heard
         self.mine: list[int] = []
         self.excess: list[int] = []
 
@@ -36,10 +40,12 @@ class Shares:
         now = self._port.monotonic()
         if now < self._renew_at:
             return
-        seconds, member = self._port.wall(), self._warm.replica
+        # The server's: whoever goes by a clock that is wrong would not see the others, or not be seen.
+        time, micros = await self._port.command(b"TIME")
+        seconds = int(time) + int(micros) / 1e6
         _, _, live = await self._port.exchange(
             [
-                (b"ZADD", self._team, seconds + self._seconds, member),
+                (b"ZADD", self._team, seconds + self._seconds, self.member),
                 (b"ZREMRANGEBYSCORE", self._team, b"-inf", seconds),
                 (b"ZCARD", self._team),
             ]
@@ -55,13 +61,13 @@ class Shares:
                 some, rotated = rotated[: share - len(kept)], rotated[share - len(kept) :]
                 kept += await self._claimed(some)
         self.mine, self.excess = kept, kept[share:]
-        self._renew_at = now + self._seconds / 3
+        self._renew_at, self.ends = now + self._seconds / 3, now + self._seconds
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""
         await self.give_back(self.mine)
         self._renew_at = 0.0
-        await self._port.command(b"ZREM", self._team, self._warm.replica)
+        await self._port.command(b"ZREM", self._team, self.member)
 
     async def give_back(self, partitions: Iterable[int]) -> None:
         """Leave these to the others at once."""
@@ -69,11 +75,12 @@ class Shares:
         if gone:
             self.mine = [each for each in self.mine if each not in gone]
             self.excess = [each for each in self.excess if each not in gone]
-            await self._warm.claim([self._claim(each) for each in gone], 1)
+            await self._warm.claim([self._claim(each) for each in gone], self.member, 1)
 
     async def _claimed(self, partitions: Iterable[int]) -> list[int]:
         wanted = list(partitions)
         if not wanted:
             return []
-        got = await self._warm.claim([self._claim(each) for each in wanted], int(self._seconds * 1000))
+        claims = [self._claim(each) for each in wanted]
+        got = await self._warm.claim(claims, self.member, int(self._seconds * 1000))
         return [each for each, ours in zip(wanted, got, strict=True) if ours]

@@ -130,11 +130,9 @@ class Stream:
             count = len(told)
             after = told[-1].offset if told else 0
 
-    async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes]]) -> list[bool]:
-        """Note how far a group is in partitions that this replica handles for it; False where it does not any more."""
-        answers = await self._port.scripts(
-            [(ADVANCE, names, [self._warm.replica, position]) for names, position in calls]
-        )
+    async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes]], member: str) -> list[bool]:
+        """Note how far a group is in partitions that this member handles for it; False where it does not any more."""
+        answers = await self._port.scripts([(ADVANCE, names, [member, position]) for names, position in calls])
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
 
 

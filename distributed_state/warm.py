@@ -388,9 +388,9 @@ class Warm:
             [(TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.total_bytes]) for keys, epoch, last in calls]
         )
 
-    async def claim(self, claims: Sequence[bytes], ttl_ms: int) -> list[bool]:
-        """Take or keep the right that each of these keys stands for; whether it is ours now."""
-        answers = await self.port.scripts([(CLAIM, [claim], [self.replica, ttl_ms]) for claim in claims])
+    async def claim(self, claims: Sequence[bytes], member: str, ttl_ms: int) -> list[bool]:
+        """Take or keep for a member the right that each of these keys stands for; whether it is its now."""
+        answers = await self.port.scripts([(CLAIM, [claim], [member, ttl_ms]) for claim in claims])
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
 
 

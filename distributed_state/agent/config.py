@@ -39,11 +39,14 @@ class Spread:
 
 def newest(fields: Mapping[str, Any], agent: str, version: int) -> Spread | None:
     """What the fleet was given last that concerns this agent."""
-    found = [fields[name] for name in (field_of(""), field_of(agent)) if isinstance(fields.get(name), dict)]
-    if not found:
-        return None
-    last = max(found, key=lambda each: float(each["time"]))
-    return Spread(last["config"], last["time"], version)
+    found = [_spread(fields.get(name), version) for name in (field_of(""), field_of(agent))]
+    return max(filter(None, found), key=lambda each: each.time, default=None)
+
+
+def _spread(found: Any, version: int) -> Spread | None:
+    """What a field of the record says; what else somebody wrote there keeps no agent from starting."""
+    given, time = (found.get("config"), found.get("time")) if isinstance(found, dict) else (None, None)
+    return Spread(given, float(time), version) if isinstance(given, dict) and isinstance(time, (int, float)) else None
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -99,6 +99,15 @@ class Hearing:
             if took > agent.slow_hook:
                 agent._log("WARNING", "a slow hook holds up the others", about | {"seconds": round(took, 3)})
 
+    async def begin(self, agent: Profile, name: str) -> None:
+        """Run a hook that the beginning depends on: what it raises ends that."""
+        self.running = (self._port.monotonic(), f"{agent.name}.{name}")
+        try:
+            with agent._on(Scene(self)):
+                await call(self._port, getattr(agent, name), {})
+        finally:
+            self.running = None
+
     def in_a_hook(self) -> bool:
         """Whether the caller is a hook of these agents."""
         now = scene.get()

@@ -17,7 +17,7 @@ from distributed_state.agent.health import Status
 from distributed_state.agent.hearing import Hearing
 from distributed_state.agent.hooks import call, check
 from distributed_state.agent.past import LastState
-from distributed_state.agent.profile import LONG, Profile, Scene, core, defaults_of
+from distributed_state.agent.profile import LONG, Profile, core, defaults_of
 from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.model import Event, Ref
 from distributed_state.port import Job, Port
@@ -104,7 +104,8 @@ class AsyncHost:
                 log.warning("signals are heard in the main thread only, and this is another one")
             try:
                 await self._open()
-                self._begin_loops()
+                if not self.stopping:
+                    self._begin_loops()
                 while self._looping and not self.stopping:
                     await self._over.wait(_TICK)
                     self._over.clear()
@@ -172,14 +173,8 @@ class AsyncHost:
 
     async def _on_each(self, hook: str) -> None:
         """Run a hook that has to succeed."""
-        port = self._running()
-
-        async def run(agent: Profile) -> None:
-            with agent._on(Scene(self._hearing)):
-                await call(port, getattr(agent, hook), {})
-
         for agent in self.agents:
-            await self.do(partial(run, agent))
+            await self.do(partial(self._hearing.begin, agent, hook))
 
     # The agents' own thread or task
 
@@ -238,15 +233,19 @@ class AsyncHost:
                 log.error("%s has been running for %s s, and %d events wait behind it", name, limit, self.waiting)
 
     async def do(self, work: Callable[[], Awaitable[Any]], *, limit: float | None = None, urgent: bool = False) -> Any:
-        """Have something done where the hooks run, and return what it returns; None if it took longer than `limit`."""
+        """Have something done where the hooks run, and return what it returns; None if it took longer than `limit`.
+
+        Without a limit it is given up when the agents have to end.
+        """
         port = self._running()
         task = Task(work, port)
         (self._inbox.appendleft if urgent else self._inbox.append)(task)
         self._wake.set()
-        end = None if limit is None else port.monotonic() + limit
+        began = port.monotonic()
         while not await task.done.wait(0.5):
-            if end is not None and port.monotonic() >= end:
-                log.warning("gave up waiting for the agents' hooks after %s s", limit)
+            now = port.monotonic()
+            if now >= began + limit if limit is not None else self.stopping and now >= self._deadline:
+                log.warning("gave up waiting for the agents' hooks after %.0f s", now - began)
                 return None
             if await self._worked.wait(0):
                 return None
@@ -285,9 +284,9 @@ class AsyncHost:
                 except Exception:
                     log.exception("agent %s: what a signal asked for failed", agent.name)
 
-        port = self._running()
-        self._inbox.appendleft(Task(each, port))
-        self._wake.set()
+        if self._port is not None:  # it is heard until the very end
+            self._inbox.appendleft(Task(each, self._port))
+            self._wake.set()
 
     def _ask_reload(self) -> None:
         self._ask(self._hearing.reload)
@@ -392,11 +391,13 @@ class AsyncHost:
             if self._before_deletion in self._store.deleting:
                 self._store.deleting.remove(self._before_deletion)
             # Not even a worker: it failed before it began.
+            hangs = False
             for hook in ("on_shutdown", "cleanup") if self._jobs else ():
                 for agent in self.agents:
                     run = partial(self._hearing.hook, agent, hook, {})
                     # Where hooks run another one hangs: better elsewhere than never.
-                    await (self.do(run, limit=self._left()) if self._idle_hooks() else run())
+                    hangs = hangs or not self._idle_hooks()
+                    await (run() if hangs else self.do(run, limit=self._left()))
             self._ended = True
             self._wake.set()
             self._store.announce(agents=None)

@@ -1,12 +1,12 @@
 --[[
-  Take or keep the right to archive a partition.
-  KEYS  archiver
-  ARGV  replica, ttl_ms
-  Returns {'ok'} | {'taken', replica}
+  Take or keep a right that one member of a team has at a time, as to archive a partition.
+  KEYS  claim
+  ARGV  member, ttl_ms
+  Returns {'ok'} | {'taken', member}
 ]]
-local archiver = KEYS[1]
-local replica, ttl_ms = ARGV[1], ARGV[2]
-local holder = redis.call('GET', archiver)
-if holder and holder ~= replica then return {'taken', holder} end
-redis.call('SET', archiver, replica, 'PX', ttl_ms)
+local claim = KEYS[1]
+local member, ttl_ms = ARGV[1], ARGV[2]
+local holder = redis.call('GET', claim)
+if holder and holder ~= member then return {'taken', holder} end
+redis.call('SET', claim, member, 'PX', ttl_ms)
 return {'ok'}

@@ -130,7 +130,10 @@ class Port(Protocol):
         ...
 
     async def complete(self, work: Awaitable[T]) -> T:
-        """Wait for what a user's coroutine function returned, which awaits whatever it likes."""
+        """Wait for what a user's coroutine function returned, which awaits whatever it likes.
+
+        A cancellation that is not the caller's own, as of a task that it cancelled and waited for, is a RuntimeError.
+        """
         ...
 
     def soon(self, call: Callable[[], Any]) -> None:

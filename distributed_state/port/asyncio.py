@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import redis.exceptions as driver
 from hiredis import pack_command
 
-from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.calls import Calls
 from distributed_state.port.connections import Connections
@@ -101,13 +101,23 @@ class AsyncioPort(Calls):
         await asyncio.sleep(seconds)
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        try:
+            found = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+        except RuntimeError as error:
+            raise ColdUnavailable("the store was closed meanwhile") from error
+        return await found
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.to_thread(call, *arguments)
 
     async def complete(self, work: Awaitable[T]) -> T:
-        return await work
+        try:
+            return await work
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise RuntimeError("what it waited for was cancelled") from error
 
     def soon(self, call: Callable[[], Any]) -> None:
         self._loop.call_soon_threadsafe(call)

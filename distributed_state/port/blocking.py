@@ -171,7 +171,10 @@ class BlockingPort(Calls):
         return call(*arguments)
 
     async def complete(self, work: Awaitable[T]) -> T:
-        return _complete(work)
+        try:
+            return _complete(work)
+        except asyncio.CancelledError as error:
+            raise RuntimeError("what it waited for was cancelled") from error
 
     def soon(self, call: Callable[[], Any]) -> None:
         call()

@@ -34,6 +34,11 @@ class Signalled:
 
     work: str
 
+    async def initialize(self) -> None:
+        if self.work == "hang early":
+            say("working")
+            await asyncio.sleep(60)
+
     async def start(self) -> None:
         say("started")
 

@@ -135,3 +135,11 @@ async def test_a_second_signal_does_not_wait_any_longer(opener: Any) -> None:
         agent.until("log", "INFO", "ending")
         agent.send(signal.SIGTERM)
         assert agent.end() == 0
+
+
+async def test_what_hangs_before_it_began_is_left_too(opener: Any) -> None:
+    with running(opener, "hang early", shutdown_timeout=0.5) as agent:
+        agent.until("working")
+        agent.send(signal.SIGTERM)
+        assert agent.end() == 0
+    assert [each[0] for each in agent.said if each[0] != "log"] == ["working", "shutdown", "cleanup", "handlers"]

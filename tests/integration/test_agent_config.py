@@ -212,3 +212,11 @@ async def test_an_older_config_does_not_replace_a_newer_one(store: Any) -> None:
     assert config.value == {"a": 2}
     config._version = 0
     assert config.take(Spread({"a": 1}, 1.0, 1)) == {"a"}, "without the guard it would"
+
+
+async def test_what_else_stands_in_the_fleets_record_keeps_no_agent_from_starting(store: Any) -> None:
+    for found in ({"a": 1}, {"config": 5, "time": 1.0}, {"config": {}, "time": "now"}, "text", None):
+        await store.app("agent-config").set("all", found)
+        agent = made(Recorder, store, config={"a": 1})
+        async with hosted(agent):
+            assert agent.config == {"a": 1}

@@ -22,6 +22,7 @@ from distributed_state import (
     CommandFailed,
     ConfigurationError,
     Deleted,
+    Event,
     InvalidValue,
     Limits,
     Locked,
@@ -997,3 +998,30 @@ async def test_a_hook_that_has_not_run_is_not_behind_the_position(store: Any) ->
     with pytest.raises(InvalidValue, match="since"):
         async with hosted(made(Recorder, store, since="nowhere")):
             pass
+
+
+@pytest.mark.only(face="asyncio")
+async def test_a_hook_that_waits_for_what_it_cancelled_ends_no_other(store: Any) -> None:
+    class Cancelling(Recorder):
+        async def on_event(self, event: Event) -> None:
+            self.saw.append((event.type,))
+            task = asyncio.create_task(asyncio.sleep(20))
+            await asyncio.sleep(0)
+            task.cancel()
+            await task
+
+    agent = made(Cancelling, store)
+    async with hosted(agent):
+        for n in range(3):
+            await store.emit(f"a.{n}", subject="s")
+        await until(lambda: agent.errors == 3)
+    assert agent.saw == [("a.0",), ("a.1",), ("a.2",)]
+
+
+async def test_a_signal_at_the_very_end_changes_nothing(store: Any) -> None:
+    agent = made(Recorder, store)
+    async with hosted(agent) as host:
+        pass
+    twin = getattr(host, "_twin", host)
+    for signalled in (twin._ask_reload, twin._ask_status, twin.stop):
+        signalled()

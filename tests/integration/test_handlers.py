@@ -1,0 +1,242 @@
+"""Handlers that do what they should not, and groups whose members share a process: nobody else's events suffer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from below import redis_of, tiers, until
+from faces import core
+
+from distributed_state import AccessDenied, Event, InvalidValue, StateError
+
+asynchronous = pytest.mark.only(face="asyncio")
+
+
+# Ending from inside
+
+
+async def test_a_handler_may_take_itself_off(store: Any) -> None:
+    """At once, and what it is at is finished."""
+    heard: list[Any] = []
+    inner = getattr(store, "it", store)
+
+    def once(event: Event) -> None:
+        began = time.monotonic()
+        inner.off(once)
+        heard.append((event.data["n"], time.monotonic() - began < 2))
+
+    async def once_awaited(event: Event) -> None:
+        began = time.monotonic()
+        await store.off(once_awaited)
+        await asyncio.sleep(0.01)
+        heard.append((event.data["n"], time.monotonic() - began < 2))
+
+    store.on("a", once_awaited if tiers(store).port.suspends else once)
+    for n in range(5):
+        await store.emit("a", {"n": n}, subject="s")
+    await until(lambda: heard)
+    await asyncio.sleep(0.05)
+    assert heard == [(0, True)]
+    assert tiers(store).handlings == []
+
+
+async def test_a_handler_may_close_the_store(opener: Any, caplog: Any) -> None:
+    store = await opener(archiver=False)
+    inner = getattr(store, "it", store)
+    home, seen = tiers(store), []
+
+    def close(event: Event) -> None:
+        inner.close()
+        seen.append(event)
+
+    async def close_awaited(event: Event) -> None:
+        await store.close()
+        seen.append(event)
+
+    store.on("a", close_awaited if home.port.suspends else close)
+    began = time.monotonic()
+    with suppress(StateError):  # it may be closed before the archive has it
+        await store.emit("a")
+    await until(lambda: seen)
+    assert time.monotonic() - began < 4
+    assert core(store)._cold is None
+    assert not home.link.up
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+async def test_off_hands_over_nothing_that_is_waiting(store: Any) -> None:
+    heard: list[int] = []
+
+    def slow(event: Event) -> None:
+        time.sleep(0.02)
+        heard.append(event.data["n"])
+
+    store.on("a", slow)
+    await store.ready()
+    for n in range(100):
+        await store.emit("a", {"n": n}, subject="s")
+    await until(lambda: heard)
+    began = time.monotonic()
+    before = len(heard)
+    await store.off(slow)
+    assert time.monotonic() - began < 1
+    assert len(heard) <= before + 2
+
+
+# What a handler raises
+
+
+async def test_a_handler_that_exits_is_logged_and_goes_on(store: Any, caplog: Any) -> None:
+    heard = []
+
+    @store.on("a")
+    def leaving(event: Event) -> None:
+        heard.append(event.data["n"])
+        if event.data["n"] == 1:
+            raise SystemExit(3)
+
+    for n in range(3):
+        await store.emit("a", {"n": n}, subject="s")
+    await until(lambda: heard == [0, 1, 2])
+    await until(lambda: tiers(store).handlings[0].failed == 1)
+
+
+@asynchronous
+async def test_what_a_handler_cancelled_itself_does_not_end_it(store: Any, caplog: Any) -> None:
+    heard = []
+
+    @store.on("a")
+    async def cancelling(event: Event) -> None:
+        heard.append(event.data["n"])
+        task = asyncio.create_task(asyncio.sleep(10))
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    for n in range(3):
+        await store.emit("a", {"n": n}, subject="s")
+    await until(lambda: heard == [0, 1, 2])
+    await until(lambda: tiers(store).handlings[0].failed == 3)
+
+
+# Groups
+
+
+async def test_two_members_of_a_group_in_one_process_share_its_events(store: Any) -> None:
+    heard: list[tuple[str, int]] = []
+    store.on("a", lambda event: heard.append(("one", event.data["n"])), group="g")
+    store.on("a", lambda event: heard.append(("two", event.data["n"])), group="g")
+    await store.ready()
+    for n in range(100):
+        await store.emit("a", {"n": n}, subject=f"s{n}")
+    await until(lambda: len(heard) >= 100)
+    await asyncio.sleep(0.1)
+    assert sorted(n for _, n in heard) == list(range(100))
+
+
+@pytest.mark.only(warm=("valkey", "redis"))
+async def test_a_member_that_was_away_longer_than_its_claims_does_not_go_on_where_it_was(opener: Any) -> None:
+    """What another member may have handled meanwhile is not handed over, not even what had arrived already."""
+    store = await opener(partitions=2)
+    for n in range(6):
+        await store.emit("a", {"n": n}, subject=f"s{n}")
+    async with store.events("a", group="g", since="oldest") as events:
+        await until(lambda: events.waiting == 6)
+        group = core(events)._group
+        await group._job.stop()  # it stands still, as in a process that is paused
+        with redis_of(store) as client:
+            keys = tiers(store).keys
+            for partition in range(2):
+                owner, position = keys.group(partition, "g")
+                client.set(owner, "another member")
+                client.set(position, str(events_end(store, partition)))
+        group._shares.ends = 0.0
+        assert await events.next(0.1) is None
+
+
+def events_end(store: Any, partition: int) -> str:
+    with redis_of(store) as client:
+        epoch, offset = client.hmget(tiers(store).keys.partition(partition).meta, "epoch", "event")
+    return f"{epoch.decode()} {int(offset or 0)}"
+
+
+@pytest.mark.replicas
+async def test_a_member_whose_clock_is_wrong_takes_no_more_than_its_share(opener: Any) -> None:
+    one, other = [await opener(partitions=16, archiver=False) for _ in range(2)]
+    tiers(one).port.wall = lambda: time.time() + 3600
+    for each in (one, other):
+        each.on("a", lambda event: None, group="g")
+        await each.ready()
+    await until(lambda: all(len(core_share(each)) == 8 for each in (one, other)), 20)
+
+
+def core_share(store: Any) -> list[int]:
+    group = tiers(store).handlings[0]._events._group
+    return list(group._shares.mine)
+
+
+# Who may
+
+
+@pytest.mark.brief("embedded")
+async def test_a_subject_given_as_text_is_asked_for_as_the_record_that_it_names(opener: Any) -> None:
+    """Otherwise whoever may write one conversation could tell of another one that it is deleted."""
+    store = await opener(access=lambda request: request.action == "read" or request.id in (None, "mine"))
+    await store.emit("conversation.left", subject="session:mine")
+    await store.emit("mail.sent", subject="client:tui")
+    with pytest.raises(AccessDenied, match="session:theirs"):
+        await store.emit("conversation.deleted", subject="session:theirs")
+
+
+# A resync
+
+
+@pytest.mark.brief("servers")
+async def test_a_position_before_a_resync_leads_to_it_again(opener: Any) -> None:
+    """Whoever stops between what was lost and being told of it is told when it goes on."""
+    store = await opener(partitions=1, kept_events=64)
+    async with store.events("a", since="oldest") as events:
+        await store.emit("a", {"n": 0}, subject="s")
+        assert (await events.next(5)).data == {"n": 0}
+        subscription = core(events)._subscription
+        place = subscription.taken()[0]
+        subscription.lose({0: (place, place._replace(offset=place.offset + 100))}, "trimmed")
+        assert events.position == store_position(place)
+        assert (await events.next(5)).type == "resync"
+        assert events.position != store_position(place)
+
+
+def store_position(place: Any) -> str:
+    return f"0={place.epoch}@{place.offset}"
+
+
+# Bad input
+
+
+@pytest.mark.brief("embedded")
+async def test_more_bad_input_is_refused_by_name(store: Any) -> None:
+    with pytest.raises(InvalidValue, match="since"):
+        store.events(since="0=a@" + "9" * 5000)
+    with pytest.raises(InvalidValue, match="since"):
+        store.events(since="9" * 5000 + "=a@1")
+    for types in ([["a"]], [{}], 5):
+        with pytest.raises(InvalidValue):
+            store.on(types, print)
+    for timeout in ("x", float("nan"), True):
+        async with store.events() as events:
+            with pytest.raises(InvalidValue):
+                await events.next(timeout)
+
+
+@pytest.mark.brief("embedded")
+@pytest.mark.timeout(20)
+async def test_a_pattern_of_many_stars_takes_no_longer(store: Any) -> None:
+    async with store.events("*a" * 60 + "*b") as events:
+        began = time.monotonic()
+        await store.emit("a" * 200)
+        assert await events.next(0.05) is None
+        assert time.monotonic() - began < 2
