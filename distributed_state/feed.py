@@ -26,7 +26,7 @@ from distributed_state.stream import Head, Stream, Told
 
 log = logging.getLogger(__name__)
 RESYNC = "resync"
-_CHECK, _ROOM, _AT_ONCE = 3.0, 2000, 500
+_CHECK, _ROOM, _ROOM_BYTES, _AT_ONCE = 3.0, 2000, 16 * 2**20, 400
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
@@ -63,6 +63,9 @@ class Waiting:
     before: dict[int, Position]
     resync: dict[str, Any] | None = None
 
+    def __len__(self) -> int:
+        return 0 if self.told is None else len(self.told.head) + len(self.told.data)
+
     def event(self) -> Event:
         if self.told is None:
             return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
@@ -98,6 +101,7 @@ class Subscription:
         self._mutex = port.mutex()
         self._taken: dict[int, Position] = {}
         self._waiting: deque[Waiting] = deque()
+        self._bytes = 0
 
     def assign(self, positions: dict[int, Position]) -> None:
         """Take the events of these partitions, from there on."""
@@ -111,6 +115,7 @@ class Subscription:
             for each in gone:
                 self._taken.pop(each, None)
             self._waiting = deque(each for each in self._waiting if each.partition not in gone)
+            self._bytes = sum(map(len, self._waiting))
 
     def taken(self) -> dict[int, Position]:
         with self._mutex:
@@ -129,7 +134,7 @@ class Subscription:
 
     @property
     def room(self) -> int:
-        return max(0, _ROOM - len(self._waiting))
+        return max(0, _ROOM - len(self._waiting)) if self._bytes < _ROOM_BYTES else 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -167,6 +172,7 @@ class Subscription:
         if self.wants(told.head.split(b"\n", 2)[1]):
             before = {partition: Position(epoch, told.offset - 1)}
             self._waiting.append(Waiting(partition, position, told, before))
+            self._bytes += len(self._waiting[-1])
 
     def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
         """Go on behind gaps, from one position to another each, and be told once to resync."""
@@ -186,6 +192,7 @@ class Subscription:
         with self._mutex:
             if self._waiting:
                 self.handed += 1
+                self._bytes -= len(self._waiting[0])
                 return self._waiting.popleft()
             if not self.closed:
                 self.ready.clear()
@@ -193,7 +200,7 @@ class Subscription:
 
     def made_room(self) -> bool:
         """Whether the stream should be looked at again, because a full queue is half empty now."""
-        if self.starved and self.room >= _ROOM // 2:
+        if self.starved and self.room >= _ROOM // 2 and self._bytes < _ROOM_BYTES // 2:
             self.starved = False
             return True
         return False
@@ -386,7 +393,8 @@ class Feed:
         wanted = [at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])]
         if not wanted:
             return
-        share = min(_AT_ONCE, subscription.room // len(wanted))
+        del wanted[_AT_ONCE:]
+        share = min(_AT_ONCE, subscription.room) // len(wanted)
         if not share:
             subscription.starved = True  # looked at again when it has made room
             return

@@ -34,7 +34,7 @@ from distributed_state.tiers import Tiers
 from distributed_state.warm import READ, Cold, Committed, Draft, OpId, Swap, Uninitialised
 
 T = TypeVar("T")
-_ROUNDS, _FLIGHT_SECONDS = 100, 15.0
+_ROUNDS, _OVERTAKEN, _FLIGHT_SECONDS = 100, 20, 15.0
 
 
 # Reading
@@ -48,7 +48,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
         return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
     tiers.listen(names)
     alone = fresh
-    for _ in range(_ROUNDS):
+    for attempt in range(_ROUNDS):
         flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=alone)
         if not ours:
             # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
@@ -59,6 +59,9 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry
                 found = await _load(tiers, names, entry)
             finally:
                 hot.land(text, flight, found)
+            if attempt >= _OVERTAKEN:
+                # Somebody writes faster than we read. What was heard of on the way came after this read began.
+                return await _living(tiers, found)
         if flight.result is not None:
             return await _living(tiers, flight.result)
         # Something newer was heard of on the way, or the leader of the flight failed: look again.

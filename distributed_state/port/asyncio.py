@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 import redis.exceptions as driver
@@ -46,6 +48,7 @@ class AsyncioPort(Calls):
         self._loop = asyncio.get_running_loop()
         self._connecting = asyncio.Lock()
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
+        self._handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
 
     async def open(self) -> None:
         await self.command(b"PING")
@@ -53,6 +56,7 @@ class AsyncioPort(Calls):
     async def close(self) -> None:
         if self._pipe is not None:
             await self._pipe.close()
+        self._handlers.shutdown(wait=False)
         try:
             async with asyncio.timeout(self._connections.timeout):
                 # What a cancelled job asked of SQL still runs, on a connection that must not outlive the archive.
@@ -108,7 +112,9 @@ class AsyncioPort(Calls):
         return await found
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.to_thread(call, *arguments)
+        # Not asyncio.to_thread: its few threads are everybody's, and some handlers that hang would hold up all others.
+        loop, context = asyncio.get_running_loop(), copy_context()
+        return await loop.run_in_executor(self._handlers, partial(context.run, call, *arguments))
 
     async def complete(self, work: Awaitable[T]) -> T:
         try:

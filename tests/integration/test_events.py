@@ -344,9 +344,11 @@ async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store:
 async def test_a_handler_that_hangs_holds_up_nobody_else(store: Any) -> None:
     heard, release = [], threading.Event()
 
-    @store.on("*")
     def hanging(event: Event) -> None:
         release.wait(20)
+
+    for _ in range(12):
+        store.on("*", hanging)
 
     @store.on("*")
     def good(event: Event) -> None:
@@ -543,6 +545,18 @@ async def test_a_slow_consumer_is_read_for_when_it_has_room(opener: Any, monkeyp
         assert events.waiting <= 50
         found = [(await events.next(10)).data["n"] for _ in range(400)]
     assert found == list(range(400))
+
+
+async def test_large_events_wait_in_the_stream_not_in_memory(opener: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("distributed_state.feed._ROOM_BYTES", 200_000)
+    monkeypatch.setattr("distributed_state.feed._AT_ONCE", 4)
+    store = await opener(partitions=2)
+    async with store.events() as events:
+        for n in range(60):
+            await store.emit("a", {"n": n, "x": "x" * 20_000}, subject="s")
+        assert events.waiting <= 14
+        found = [(await events.next(10)).data["n"] for _ in range(60)]
+    assert found == list(range(60))
 
 
 # Groups

@@ -307,3 +307,20 @@ async def test_reads_keep_working_on_another_server_than_this_one(tmp_path: Any)
     ):
         store.session("s").set("a", 1)
         assert store.session("s").get("a", fresh=True) == 1
+
+
+async def test_a_read_that_newer_versions_overtake_is_answered_all_the_same(store: Any, monkeypatch: Any) -> None:
+    """However fast others write: in the end what was read is told, though not kept."""
+    session, warm = store.session("s"), tiers(store).warm
+    await session.set("n", 1)
+    load = warm.read
+
+    async def overtaken(*arguments: Any) -> Any:
+        answer = await load(*arguments)
+        tiers(store).hot.expect(session.ref.text, tiers(store).epoch(names(store, "s").partition), 99)
+        return answer
+
+    monkeypatch.setattr(warm, "read", overtaken)
+    tiers(store).hot.clear()
+    assert await session.get("n") == 1
+    assert session.ref.text not in tiers(store).hot.entries
