@@ -1,7 +1,7 @@
-"""What bare redis-py reaches with the same commands. Law: nothing here is written by hand: a turn is watched, and repeated.
+"""What bare redis-py reaches with the same commands. Law: no command is written by hand: a turn is watched, and repeated.
 
-MONITOR shows what the server executed for one turn, inside of scripts too. That is made into scripts of nothing but these
-commands, which as many processes of blocking redis-py run as there are workers.
+MONITOR shows what the server executed for one turn, inside of scripts too. That is made into scripts of nothing but
+these commands, which as many processes of blocking redis-py run as there are workers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -44,7 +45,7 @@ def parse(texts: list[str], seconds: float) -> list[Fault]:
     placed = 0
     for text in texts:
         kind, at, when = text.partition("@")
-        if kind not in KINDS:
+        if kind not in KINDS or (at and not re.fullmatch(r"\d+(\.\d+)?", when)):
             raise ValueError(f"{text!r}: a fault is one of {', '.join(KINDS)}, with @seconds if you like")
         if at:
             moment = float(when)

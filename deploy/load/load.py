@@ -114,7 +114,7 @@ class Run:
     def close(self) -> None:
         """Put into the report what is known at the end, however it came."""
         report, timeline = self.report, self.crew.timeline
-        report.acknowledged = sum(len(each.acks) for each in self.crew.expected.values())
+        report.acknowledged = sum(turn != "n" for each in self.crew.expected.values() for _, turn in each.acks)
         report.by_second = timeline.by_second()
         for broke in report.broke:
             first = timeline.first_due_after(broke.over) if broke.over is not None else None

@@ -22,7 +22,8 @@ from deploy.load.verifying import Expected, Source, messages_of
 _PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 _LATER = (423, 429, 500, 502, 503, 504)
 MOST_MESSAGES = 9_000  # a read shows 10,000
-FIELDS = {f"field-{n}": "x" * 190 for n in range(10)}  # 2 KB as JSON
+# 2 KB as JSON, in fields of 40 to 330 letters: one length for all would meet a size class of the allocator well or badly.
+FIELDS = {f"field-{n}": "x" * (40 + 32 * n) for n in range(10)}
 
 
 class Refused(Exception):
