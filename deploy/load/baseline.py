@@ -1,4 +1,4 @@
-"""What bare redis-py reaches with the same commands. Law: no command is written by hand: a turn is watched, and repeated.
+"""What bare redis-py reaches with the same commands. Law: no command is written by hand: a turn is watched.
 
 MONITOR shows what the server executed for one turn, inside of scripts too. That is made into scripts of nothing but
 these commands, which as many processes of blocking redis-py run as there are workers.
@@ -29,9 +29,10 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """One call of a script: how many keys it has, and the script."""
+    """One call of a script: how many keys it has, its other words as they were sent, and the script."""
 
     keys: int
+    words: tuple[bytes, ...]
     script: str
 
 
@@ -77,14 +78,22 @@ def trips(url: str, messages: Messages) -> list[Trip]:
 
 
 def _trip(words: list[bytes], commands: list[list[bytes]]) -> Trip:
-    keys = words[3 : 3 + int(words[2])]
+    count = int(words[2])
+    keys, others = words[3 : 3 + count], words[3 + count :]
     lines = []
     for command in commands:
-        shown = [f"KEYS[{keys.index(word) + 1}]" if word in keys else _quoted(word) for word in command]
+        shown = [_shown(word, keys, others) for word in command]
         if command[0].upper() == b"XADD":
             shown[2] = "'*'"  # an id is not given twice
         lines.append(f"redis.call({', '.join(shown)})")
-    return Trip(len(keys), "\n".join([*lines, "return 'ok'"]))
+    return Trip(len(keys), tuple(others), "\n".join([*lines, "return 'ok'"]))
+
+
+def _shown(word: bytes, keys: list[bytes], others: list[bytes]) -> str:
+    for name, words in ("KEYS", keys), ("ARGV", others):
+        if len(word) > 1 and word in words:
+            return f"{name}[{words.index(word) + 1}]"
+    return _quoted(word)
 
 
 def _quoted(word: bytes) -> str:
@@ -97,26 +106,36 @@ def _unescaped(word: bytes) -> bytes:
     return word.decode("unicode_escape").encode("latin-1")
 
 
+def rounds_of(found: list[Trip]) -> list[list[Trip]]:
+    """What is sent together: a turn takes its lock and reads in one round trip, commits and gives back in another."""
+    commit = next(at for at, trip in enumerate(found) if "'XADD'" in trip.script)
+    return [each for each in (found[:commit], found[commit:]) if each]
+
+
 def _bare(url: str, process: int, found: list[Trip], seconds: float, barrier: Any) -> int:
     client = redis.Redis.from_url(url)
-    shas = [client.script_load(trip.script) for trip in found]
+    shas = {trip.script: client.script_load(trip.script) for trip in found}
+    together = rounds_of(found)
     barrier.wait()
     end = time.monotonic() + seconds
     for number in count():
         if time.monotonic() > end:
             return number
         tag = f"{{bare-{process}-{number % SESSIONS}}}"
-        for at, trip in enumerate(found):
-            client.evalsha(shas[at], trip.keys, *(f"{tag}:{at}:{key}" for key in range(trip.keys)))
+        for trips in together:
+            with client.pipeline(transaction=False) as pipe:
+                for trip in trips:
+                    keys = (f"{tag}:{len(trip.script)}:{key}" for key in range(trip.keys))
+                    pipe.evalsha(shas[trip.script], trip.keys, *keys, *trip.words)
+                pipe.execute()
     return 0
 
 
-def _library(
-    url: str, archive: str, namespace: str, process: int, messages: Messages, seconds: float, barrier: Any
-) -> int:
-    with StateStore.open(url, archive=archive, namespace=namespace, archiver=False) as store:
-        run = time.time_ns()
-        sessions = [store.session(f"library-{run}-{process}-{number}") for number in range(SESSIONS)]
+def _library(url: str, process: int, messages: Messages, seconds: float, barrier: Any) -> int:
+    run = time.time_ns()
+    # Nobody archives it, as nobody archives what the bare processes write.
+    with StateStore.open(url, archive="memory", namespace=f"library-{run}-{process}", archiver=False) as store:
+        sessions = [store.session(f"session-{number}") for number in range(SESSIONS)]
         for session in sessions:
             turn(session, -1, messages)
         barrier.wait()
@@ -157,12 +176,12 @@ def _together(
 
 
 def compared(
-    url: str, archive: str, namespace: str, processes: int, messages: Messages, *, seconds: float = 2.0, rounds: int = 3
+    url: str, processes: int, messages: Messages, *, seconds: float = 2.0, rounds: int = 3
 ) -> tuple[float, float, list[Trip]]:
     """Turns a second of bare redis-py and of the library without HTTP, in turn, medians; and the scripts."""
     found = trips(url, messages)
     bare, library = [], []
     for _ in range(rounds):
         bare.append(_together(processes, seconds, _bare, lambda at: (url, at, found)))
-        library.append(_together(processes, seconds, _library, lambda at: (url, archive, namespace, at, messages)))
+        library.append(_together(processes, seconds, _library, lambda at: (url, at, messages)))
     return statistics.median(bare), statistics.median(library), found

@@ -1,4 +1,4 @@
-"""A fleet of processes on this machine. Law: whatever was started here is ended here, and a worker that dies comes back."""
+"""A fleet of processes on this machine. Law: what was started here is ended here, and a worker that dies comes back."""
 
 from __future__ import annotations
 

@@ -135,16 +135,19 @@ def draw(report: Report, folder: Path) -> list[Path]:
     from matplotlib import pyplot
 
     drawn = []
-    for name, paint in (("latency", _latency), ("throughput", _throughput), ("timeline", _timeline)):
-        figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
-        if paint(axes, report):
+    wanted = {"latency": (_latency, report.results), "throughput": (_throughput, report.ramp)}
+    wanted["timeline"] = (_timeline, report.results or report.ramp)
+    for name, (paint, there) in wanted.items():
+        if there:
+            figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+            paint(axes, report)
             drawn.append(folder / f"{name}.png")
             figure.savefig(drawn[-1], dpi=110)
-        pyplot.close(figure)
+            pyplot.close(figure)
     return drawn
 
 
-def _latency(axes: Any, report: Report) -> bool:
+def _latency(axes: Any, report: Report) -> None:
     for result in report.results:
         points = [(1 / (1 - share / 100), seconds * 1000) for share, seconds in result.curve if share < 99.9999]
         points = [point for point in points if point[0] <= max(result.offered, 2)]
@@ -154,10 +157,9 @@ def _latency(axes: Any, report: Report) -> bool:
     axes.set_xticks([1 / (1 - share / 100) for share in ticks], [f"{share:g}%" for share in ticks])
     axes.grid(alpha=0.3)
     axes.legend()
-    return bool(report.results)
 
 
-def _throughput(axes: Any, report: Report) -> bool:
+def _throughput(axes: Any, report: Report) -> None:
     steps = sorted(report.ramp, key=lambda result: result.rate)
     for name, style in (("50", "o-"), ("99", "s-")):
         axes.plot(
@@ -169,10 +171,9 @@ def _throughput(axes: Any, report: Report) -> bool:
     )
     axes.grid(alpha=0.3)
     axes.legend()
-    return bool(steps)
 
 
-def _timeline(axes: Any, report: Report) -> bool:
+def _timeline(axes: Any, report: Report) -> None:
     rows = report.by_second
     axes.plot([row[0] for row in rows], [row[1] for row in rows], color="tab:blue", label="answered/s")
     axes.set(xlabel="s since the start", ylabel="answered/s", title="Timeline")
@@ -184,4 +185,3 @@ def _timeline(axes: Any, report: Report) -> bool:
         axes.text(broke.began, axes.get_ylim()[1], f" {broke.kind}", va="top", color="tab:red", fontsize=8)
     axes.legend(loc="lower left")
     other.legend(loc="lower right")
-    return bool(rows)

@@ -1,7 +1,7 @@
 """What the requests are. Law: each is repeated under its own id until it is acknowledged or its time is over.
 
-A conversation is led in order: its next turn is sent when the last one was acknowledged. So a request that is due goes to
-a conversation that waits for none, and if there is none, to a new one: the rate does not depend on the answers.
+A conversation is led in order: its next turn is sent when the last one was acknowledged. So a request that is due goes
+to a conversation that waits for none, and if there is none, to a new one: the rate does not depend on the answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from deploy.load.verifying import Expected, Source, messages_of
 _PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 _LATER = (423, 429, 500, 502, 503, 504)
 MOST_MESSAGES = 9_000  # a read shows 10,000
-# 2 KB as JSON, in fields of 40 to 330 letters: one length for all would meet a size class of the allocator well or badly.
+# 2 KB as JSON, in fields of 40 to 330 letters: one length would meet a size class of the allocator well or badly.
 FIELDS = {f"field-{n}": "x" * (40 + 32 * n) for n in range(10)}
 
 
@@ -78,7 +78,7 @@ class Caller:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def begin(self, id: str, due: float, fields: dict[str, Any] | None = None) -> None:
-        """Begin a conversation. That it exists already means that an earlier attempt did it: ids are never used twice."""
+        """Begin a conversation. If it exists already, an earlier attempt did it: ids are never used twice."""
         body = {"id": id, "fields": fields or {}}
         await self.until_answered(due, "POST", "/conversations", body, fine=(201, 409))
         self.of(id).acks.append((1, "n"))

@@ -1,7 +1,7 @@
 """Whether every acknowledged turn is there once. Law: pure; it is given what was acknowledged and what was found.
 
 A turn is written as a text, from which its messages can be made again:
-`c:3:2` turn 2 of the recorded conversation 3 · `t:text` one message of a user · `f:500:7` 500 messages, the seventh lot ·
+`c:3:2` turn 2 of the recorded conversation 3 · `t:text` one message of a user · `f:500:7` 500 messages, lot 7 ·
 `n` none, because the conversation was only begun
 """
 

@@ -1,4 +1,4 @@
-"""`python -m deploy.load.load`: a fleet of its own with a worker killed, and workers that lose what they acknowledged."""
+"""`python -m deploy.load.load`: its own fleet with a worker killed, and workers that lose what they acknowledged."""
 
 from __future__ import annotations
 

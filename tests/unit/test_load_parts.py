@@ -304,13 +304,13 @@ def test_a_url_that_is_none_is_refused() -> None:
 
 
 def test_the_comparison_repeats_the_commands_that_were_seen() -> None:
-    words = [b"EVALSHA", b"abc", b"2", b"{s}:r", b"{s}:j", b"x"]
-    commands = [[b"HSET", b"{s}:r", b"a", b'"\x00\''], [b"XADD", b"{s}:j", b"7-0", b"d", b"1"]]
+    words = [b"EVALSHA", b"abc", b"2", b"{s}:r", b"{s}:j", b"value", b"1"]
+    commands = [[b"HSET", b"{s}:r", b"a", b"\"\x00'"], [b"XADD", b"{s}:j", b"7-0", b"value", b"1"]]
     trip = _trip(words, commands)
-    assert trip.keys == 2
+    assert (trip.keys, trip.words) == (2, (b"value", b"1"))
     assert trip.script.splitlines() == [
         "redis.call('HSET', KEYS[1], 'a', '\"\\000\\039')",
-        "redis.call('XADD', KEYS[2], '*', 'd', '1')",
+        "redis.call('XADD', KEYS[2], '*', ARGV[1], '1')",
         "return 'ok'",
     ]
     assert _quoted(b"\\") == "'\\092'"
