@@ -167,7 +167,7 @@ def _together(
             started[-1].start()
             theirs.close()
             pipes.append(ours)
-        return sum(pipe.recv() for pipe in pipes) / seconds
+        return float(sum(pipe.recv() for pipe in pipes)) / seconds
     finally:
         for process in started:
             process.join(5)

@@ -111,19 +111,21 @@ class Crew:
     def _collect(
         self, kind: str, seconds: float, begin: float = 0.0, shown: Callable[[float], None] = lambda at: None
     ) -> list[Any]:
-        deadline, found, open_pipes = time.monotonic() + seconds, [], list(self._pipes)
+        deadline, found = time.monotonic() + seconds, list[Any]()
+        open_pipes: list[Any] = list(self._pipes)
         while open_pipes:
             if time.monotonic() > deadline:
                 raise Lost(f"the generator did not say {kind!r} within {seconds:g} s")
-            for pipe in wait(open_pipes, 0.25):
+            ready: list[Any] = wait(open_pipes, 0.25)
+            for pipe in ready:
                 try:
-                    said = pipe.recv()  # type: ignore[union-attr]  # wait() gives back what it was given
+                    said = pipe.recv()
                 except (EOFError, OSError) as error:
                     raise Lost("a process of the generator ended before its time") from error
                 if said[0] == "progress":
                     self.answered += self.timeline.add(begin - self.began, said[1], said[2])
                 elif said[0] == kind:
                     found.append(said)
-                    open_pipes.remove(pipe)  # type: ignore[arg-type]
+                    open_pipes.remove(pipe)
             shown(time.monotonic() - begin)
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,9 @@ def _timeline(axes: Any, report: Report) -> None:
     axes.plot([row[0] for row in rows], [row[1] for row in rows], color="tab:blue", label="answered/s")
     axes.set(xlabel="s since the start", ylabel="answered/s", title="Timeline")
     other = axes.twinx()
-    other.plot([row[0] for row in rows], [row[3] * 1000 for row in rows], color="tab:orange", label="p99 ms")
+    other.plot(
+        [row[0] for row in rows], [row[3] * 1000 if row[1] else nan for row in rows], color="tab:orange", label="p99 ms"
+    )
     other.set(yscale="symlog", ylabel="p99 ms")
     for broke in report.broke:
         axes.axvspan(broke.began, broke.over or broke.began + 1, color="tab:red", alpha=0.15)

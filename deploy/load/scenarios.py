@@ -21,7 +21,7 @@ from deploy.load.verifying import Expected, Source, messages_of
 
 _PAUSE, _LONGEST_PAUSE = 0.05, 0.5
 _LATER = (423, 429, 500, 502, 503, 504)
-MOST_MESSAGES = 9_000  # a read shows 10,000
+_LOT = 1_000  # messages of a process in one conversation: a read shows 10,000 of all
 # 2 KB as JSON, in fields of 40 to 330 letters: one length would meet a size class of the allocator well or badly.
 FIELDS = {f"field-{n}": "x" * (40 + 32 * n) for n in range(10)}
 
@@ -172,7 +172,7 @@ class Contended(Scenario):
 
     async def request(self, due: float) -> None:
         self._sent += 1
-        if self._sent % (MOST_MESSAGES // 8) == 0:
+        if self._sent % _LOT == 0:
             self._lot += 1
             await self.caller.begin(self._id(), due)
         await self.caller.turn(self._id(), f"t:{self.name} {self._sent}", due)
@@ -196,26 +196,19 @@ class Long(Scenario):
     """Turns of conversations that have thousands of messages, each followed by a read of the last twenty."""
 
     async def prepare(self) -> None:
-        self._lot, self._waiting = 0, deque[tuple[str, int]]()
-        for _ in range(2):
-            await self._new(time.monotonic())
-
-    async def _new(self, due: float) -> None:
-        self._lot += 1
-        id = f"{self.name}-long-{self._lot}"
-        await self.caller.begin(id, due)
-        for part in range(4):
-            await self.caller.turn(id, f"f:500:{part}", due)
-        self._waiting.append((id, 2000))
+        self._sent = 0
+        self._ids = [f"{self.name}-long-{number}" for number in range(4)]
+        for id in self._ids:
+            now = time.monotonic()
+            await self.caller.begin(id, now)
+            for part in range(4):
+                await self.caller.turn(id, f"f:500:{part}", now)
 
     async def request(self, due: float) -> None:
-        if not self._waiting:
-            await self._new(due)
-        id, size = self._waiting.popleft()
-        await self.caller.turn(id, f"t:{id} {size}", due)
+        self._sent += 1
+        id = self._ids[self._sent % len(self._ids)]
+        await self.caller.turn(id, f"t:{self.name} {self._sent}", due)
         await self.caller.until_answered(due, "GET", f"/conversations/{quote(id)}?last=20", fine=(200,))
-        if size < MOST_MESSAGES:
-            self._waiting.append((id, size + 1))
 
 
 class Events(Scenario):

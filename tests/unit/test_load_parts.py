@@ -177,6 +177,7 @@ def test_what_was_acknowledged_and_is_there_once_is_right() -> None:
     assert not wrong(talk(*ALL, uncertain=("t:x",)), "c:0:0", "c:0:1"), "what nobody acknowledged may be missing"
     assert not wrong(talk(*ALL, uncertain=("t:x",)), "c:0:0", "t:x", "c:0:1"), "or not"
     assert not list(differences(SOURCE, Expected("s", [], ["n"]), None))
+    assert not wrong(talk((1, "n"), *ALL), "c:0:0", "c:0:1"), "two processes may begin one conversation"
 
 
 @pytest.mark.parametrize(
