@@ -79,6 +79,13 @@ def compared(fleet: LocalFleet, source: Source, at_knee: Result | None) -> list[
     return rows
 
 
+def cpu(before: dict[str, float], after: dict[str, float], result: Result) -> Figure:
+    """What one turn costs each part, in milliseconds of CPU."""
+    each = {name: (after[name] - before[name]) * 1000 / max(result.answered, 1) for name in before}
+    told = ", ".join(f"{name} {taken:.2f}" for name, taken in each.items())
+    return Figure(f"ms of CPU for a turn, at {result.per_second:,.0f}/s", told, f"{sum(each.values()):.2f} in all")
+
+
 def idle_bytes(fleet: LocalFleet, sessions: int = 1000) -> Figure:
     """What an idle session of 2 KB takes in Redis."""
     client = redis.Redis.from_url(fleet.redis.url)

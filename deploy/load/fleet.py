@@ -93,6 +93,12 @@ class LocalFleet:
             for worker in self.workers:
                 worker.begin_again()
 
+    def cpu(self) -> dict[str, float]:
+        """Seconds of CPU that each part took since it began; empty where /proc is not there."""
+        parts = {"workers": [worker.process.pid for worker in self.workers], "Redis": [self.redis.pid]}
+        parts |= {"PostgreSQL": _family(self.postgres.pid), "the generator": _family(os.getpid(), "multiprocessing")}
+        return {name: sum(map(_cpu, pids)) for name, pids in parts.items()} if Path("/proc/self/stat").exists() else {}
+
     # Faults: each begins, and returns what ends it, if it does not end by itself
 
     def kill_worker(self) -> None:
@@ -130,6 +136,20 @@ class LocalFleet:
             except subprocess.TimeoutExpired:
                 worker.process.kill()
                 worker.process.wait()
+
+
+def _family(pid: int, called: str = "") -> list[int]:
+    """A process and its children, those whose command has this word in it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    words = children.read_text().split() if children.exists() else []
+    return [pid, *(int(word) for word in words if called in Path(f"/proc/{word}/cmdline").read_text())]
+
+
+def _cpu(pid: int) -> float:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 @contextmanager

@@ -53,14 +53,22 @@ class Run:
 
     def ramp(self, scenario: str, start: float, max_p99: float) -> float | None:
         """Look for the knee; the rate there."""
+        used = [self._cpu()]
         for step in figures.knee(self.crew, scenario, start, _STEP, max_p99):
             self.report.ramp.append(step)
+            used.append(self._cpu())
             said = "carried" if figures.carried(step, max_p99) else "too much"
             self.console.print(
                 f"ramp: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
             )
         found = figures.best(self.report.ramp, max_p99)
+        if found and used[0]:
+            at = self.report.ramp.index(found)
+            self.report.figures.append(figures.cpu(used[at], used[at + 1], found))
         return found.rate if found else None
+
+    def _cpu(self) -> dict[str, float]:
+        return self.fleet.cpu() if isinstance(self.fleet, LocalFleet) else {}
 
     def load(self, scenario: str, rate: float, seconds: float, broken: list[faults.Fault], patience: float) -> None:
         """One scenario at one rate, with faults."""
