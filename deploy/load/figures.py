@@ -86,7 +86,7 @@ def cpu(before: dict[str, float], after: dict[str, float], result: Result) -> Fi
     return Figure(f"ms of CPU for a turn, at {result.per_second:,.0f}/s", told, f"{sum(each.values()):.2f} in all")
 
 
-def idle_bytes(fleet: LocalFleet, sessions: int = 1000) -> Figure:
+def idle_bytes(fleet: LocalFleet, sessions: int = 3000) -> Figure:
     """What an idle session of 2 KB takes in Redis."""
     client = redis.Redis.from_url(fleet.redis.url)
     with (

@@ -230,8 +230,12 @@ def main(
 
 
 def _setting(source: Source) -> dict[str, Any]:
+    words = sys.argv[1:]
+    if "--out" in words:  # where it is written says nothing of the run
+        at = words.index("--out")
+        words = words[:at] + words[at + 2 :]
     return {
-        "command": " ".join(sys.argv[1:]), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": " ".join(words), "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(), "machine": platform.machine(), "cores": os.cpu_count(),
         "conversations": len(source), "turns": sum(len(each) for each in source),
     }  # fmt: skip
