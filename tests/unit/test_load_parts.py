@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from deploy.load import faults, scenarios
+from deploy.load import faults, load, scenarios
 from deploy.load.baseline import _quoted, _trip
 from deploy.load.client import targets
 from deploy.load.faults import Breaking, Fault
@@ -315,3 +317,23 @@ def test_the_comparison_repeats_the_commands_that_were_seen() -> None:
         "return 'ok'",
     ]
     assert _quoted(b"\\") == "'\\092'"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "name one of --local, --compose, and --url"),
+        ({"local": True, "scenario": ["dance"]}, "a scenario is one of chat"),
+        ({"url": ["http://127.0.0.1:1"], "fault": ["kill-worker"]}, "cannot be broken from here"),
+        ({"local": True, "fault": ["flood"]}, "a fault is one of kill-worker"),
+        ({"local": True, "file": Path("nowhere.jsonl")}, "nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_at_once(
+    given: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(typer.Exit) as refused:
+        load.main(**given)
+    assert refused.value.exit_code == 2
+    assert said in capsys.readouterr().out
