@@ -184,7 +184,7 @@ def requirements(name: str) -> dict[str, tuple[Requirement, int]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "requirements-build.txt", "requirements-load.txt"])
 def test_every_requirement_is_pinned_by_hash_and_no_index_is_named(name: str) -> None:
     assert "://" not in (DEPLOY / name).read_text()
     assert "index" not in (DEPLOY / name).read_text()
@@ -212,6 +212,15 @@ def test_the_build_is_what_pyproject_asks_for() -> None:
     assert {canonicalize_name(Requirement(each).name) for each in system["requires"]} <= requirements(
         "requirements-build.txt"
     ).keys()
+
+
+def test_the_load_image_has_what_the_generator_needs_and_nothing_twice() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = requirements("requirements-load.txt")
+    named = (DEPLOY / "requirements-load.in").read_text().splitlines()
+    assert {line for line in named if not line.startswith("#")} < set(project["optional-dependencies"]["load"])
+    assert {"hdrhistogram"} <= pinned.keys()
+    assert not pinned.keys() & requirements("requirements.txt").keys()
 
 
 def test_the_image_is_built_in_stages_and_runs_without_root() -> None:

@@ -1,0 +1,187 @@
+"""What bare redis-py reaches with the same commands. Law: no command is written by hand: a turn is watched.
+
+MONITOR shows what the server executed for one turn, inside of scripts too. That is made into scripts of nothing but
+these commands, which as many processes of blocking redis-py run as there are workers.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+from urllib.parse import urlsplit
+
+import redis
+
+from distributed_state import StateStore
+
+SESSIONS = 200
+_WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Trip:
+    """One call of a script: how many keys it has, its other words as they were sent, and the script."""
+
+    keys: int
+    words: tuple[bytes, ...]
+    script: str
+
+
+def turn(session: Any, number: int, messages: Messages) -> None:
+    """What the service does for a turn, without HTTP."""
+    with session.turn(request_id=f"r{number}") as now:
+        now.append(*messages)
+        now.update({"turn": f"c:{number}"})
+        now.outcome = {"version": now.version + 1, "phase": now.phase}
+
+
+def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[list[bytes]]]]:
+    """The scripts that are called while `act` runs, each with its words and the commands that it executed."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname or "", place.port or 6379), timeout=5) as watch:
+        watch.sendall(b"MONITOR\r\n")
+        lines = watch.makefile("rb")
+        lines.readline()
+        act()
+        marker = f"end-{time.monotonic_ns()}"
+        with redis.Redis.from_url(url) as client:
+            client.echo(marker)
+        calls: list[tuple[list[bytes], list[list[bytes]]]] = []
+        for line in lines:
+            words = [_unescaped(word) for word in _WORD.findall(line)]
+            if marker.encode() in words:
+                return calls
+            if b" lua] " in line[:60]:
+                calls[-1][1].append(words)
+            elif words and words[0].upper() == b"EVALSHA":
+                calls.append((words, []))
+    raise RuntimeError("the server stopped telling what it executes")
+
+
+def trips(url: str, messages: Messages) -> list[Trip]:
+    """The scripts of one turn in the middle of a conversation."""
+    with StateStore.open(url, archive="memory", namespace="watched", archiver=False, beat=0) as store:
+        session = store.session("watched")
+        for number in range(3):
+            turn(session, number, messages)
+        calls = watched(url, lambda: turn(session, 3, messages))
+    return [_trip(words, commands) for words, commands in calls]
+
+
+def _trip(words: list[bytes], commands: list[list[bytes]]) -> Trip:
+    count = int(words[2])
+    keys, others = words[3 : 3 + count], words[3 + count :]
+    lines = []
+    for command in commands:
+        shown = [_shown(word, keys, others) for word in command]
+        if command[0].upper() == b"XADD":
+            shown[2] = "'*'"  # an id is not given twice
+        lines.append(f"redis.call({', '.join(shown)})")
+    return Trip(len(keys), tuple(others), "\n".join([*lines, "return 'ok'"]))
+
+
+def _shown(word: bytes, keys: list[bytes], others: list[bytes]) -> str:
+    for name, words in ("KEYS", keys), ("ARGV", others):
+        if len(word) > 1 and word in words:
+            return f"{name}[{words.index(word) + 1}]"
+    return _quoted(word)
+
+
+def _quoted(word: bytes) -> str:
+    return (
+        "'" + "".join(chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\{byte:03d}" for byte in word) + "'"
+    )
+
+
+def _unescaped(word: bytes) -> bytes:
+    return word.decode("unicode_escape").encode("latin-1")
+
+
+def rounds_of(found: list[Trip]) -> list[list[Trip]]:
+    """What is sent together: a turn takes its lock and reads in one round trip, commits and gives back in another."""
+    commit = next(at for at, trip in enumerate(found) if "'XADD'" in trip.script)
+    return [each for each in (found[:commit], found[commit:]) if each]
+
+
+def _bare(url: str, process: int, found: list[Trip], seconds: float, barrier: Any) -> int:
+    client = redis.Redis.from_url(url)
+    shas = {trip.script: client.script_load(trip.script) for trip in found}
+    together = rounds_of(found)
+    barrier.wait()
+    end = time.monotonic() + seconds
+    for number in count():
+        if time.monotonic() > end:
+            return number
+        tag = f"{{bare-{process}-{number % SESSIONS}}}"
+        for trips in together:
+            with client.pipeline(transaction=False) as pipe:
+                for trip in trips:
+                    keys = (f"{tag}:{len(trip.script)}:{key}" for key in range(trip.keys))
+                    pipe.evalsha(shas[trip.script], trip.keys, *keys, *trip.words)
+                pipe.execute()
+    return 0
+
+
+def _library(url: str, process: int, messages: Messages, seconds: float, barrier: Any) -> int:
+    run = time.time_ns()
+    # Nobody archives it, as nobody archives what the bare processes write.
+    with StateStore.open(url, archive="memory", namespace=f"library-{run}-{process}", archiver=False) as store:
+        sessions = [store.session(f"session-{number}") for number in range(SESSIONS)]
+        for session in sessions:
+            turn(session, -1, messages)
+        barrier.wait()
+        end = time.monotonic() + seconds
+        for number in count():
+            if time.monotonic() > end:
+                return number
+            turn(sessions[number % SESSIONS], number, messages)
+    return 0
+
+
+def _told(pipe: Any, call: Callable[..., int], *given: Any) -> None:
+    pipe.send(call(*given))
+    pipe.close()
+
+
+def _together(
+    processes: int, seconds: float, call: Callable[..., int], given: Callable[[int], tuple[Any, ...]]
+) -> float:
+    """Turns a second of so many processes."""
+    context = multiprocessing.get_context("spawn")
+    barrier, pipes, started = context.Barrier(processes), [], []
+    try:
+        for at in range(processes):
+            ours, theirs = context.Pipe(duplex=False)
+            started.append(
+                context.Process(target=_told, args=(theirs, call, *given(at), seconds, barrier), daemon=True)
+            )
+            started[-1].start()
+            theirs.close()
+            pipes.append(ours)
+        return float(sum(pipe.recv() for pipe in pipes)) / seconds
+    finally:
+        for process in started:
+            process.join(5)
+            with suppress(ValueError):
+                process.kill()
+
+
+def compared(
+    url: str, processes: int, messages: Messages, *, seconds: float = 2.0, rounds: int = 3
+) -> tuple[float, float, list[Trip]]:
+    """Turns a second of bare redis-py and of the library without HTTP, in turn, medians; and the scripts."""
+    found = trips(url, messages)
+    bare, library = [], []
+    for _ in range(rounds):
+        bare.append(_together(processes, seconds, _bare, lambda at: (url, at, found)))
+        library.append(_together(processes, seconds, _library, lambda at: (url, at, messages)))
+    return statistics.median(bare), statistics.median(library), found

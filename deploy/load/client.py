@@ -1,0 +1,148 @@
+"""HTTP/1.1 as a load generator needs it. Law: it costs little, and a connection whose answer is unknown is closed.
+
+httpx takes about a millisecond of this process for a request, which is more than a worker takes to serve it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+Target = tuple[str, int]
+
+
+class Broken(ConnectionError):
+    """The connection ended before its answer; whether the request was served is unknown."""
+
+
+def targets(urls: Sequence[str]) -> list[Target]:
+    """Every address of every URL: behind one name there may be several workers."""
+    found: dict[Target, None] = {}
+    for url in urls:
+        parts = urlsplit(url if "//" in url else f"//{url}")
+        if parts.scheme not in ("", "http") or not parts.hostname:
+            raise ValueError(f"{url!r} is not the URL of a worker, as http://worker:8080")
+        for each in socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM):
+            found[(str(each[4][0]), int(each[4][1]))] = None
+    return list(found)
+
+
+class Connection(asyncio.Protocol):
+    """One request at a time."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self._transport: Any = None
+        self._buffer = b""
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(Broken(str(error or "closed by the worker")))
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0 or self._answer is None or self._answer.done():
+            return
+        head = self._buffer[:end].lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
+        if len(self._buffer) < end + 4 + length:
+            return
+        body, self._buffer = self._buffer[end + 4 : end + 4 + length], b""
+        self._answer.set_result((int(head[9:12]), body))
+        if b"connection: close" in head:
+            self.close()
+
+    async def request(self, data: bytes) -> tuple[int, bytes]:
+        """The status and the body. Raises Broken."""
+        if self.closed:
+            raise Broken("closed while it was idle")
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(data)
+        return await self._answer
+
+    def close(self) -> None:
+        """End it, without waiting for anything."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+
+class Client:
+    """A pool of connections to several workers, used in turn."""
+
+    def __init__(self, targets: Sequence[Target], *, connections: int = 128, timeout: float = 10.0) -> None:
+        self._targets, self._next, self._timeout = list(targets), 0, timeout
+        self._idle: deque[Connection] = deque()
+        self._free = asyncio.Semaphore(connections)
+
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Ask one of the workers. Raises Broken, OSError or TimeoutError, after which nothing is known."""
+        data = b"" if body is None else json.dumps(body).encode()
+        head = f"{method} {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(data)}\r\n\r\n"
+        async with self._free:
+            connection: Connection | None = None
+            answered = False
+            try:
+                async with asyncio.timeout(self._timeout):
+                    connection = await self._connection()
+                    status, answer = await connection.request(head.encode() + data)
+                answered = True
+            finally:
+                if connection is not None and not connection.closed:
+                    if answered:
+                        self._idle.append(connection)
+                    else:
+                        connection.close()
+        return status, json.loads(answer) if answer else None
+
+    async def _connection(self) -> Connection:
+        while self._idle:
+            connection = self._idle.popleft()
+            if not connection.closed:
+                return connection
+        _, protocol = await asyncio.get_running_loop().create_connection(Connection, *self._target())
+        return protocol
+
+    def _target(self) -> Target:
+        self._next += 1
+        return self._targets[self._next % len(self._targets)]
+
+    async def events(self, path: str) -> AsyncIterator[dict[str, Any] | None]:
+        """Server-sent events as they come, None once the stream stands; after a break it goes on where it was."""
+        last = ""
+        while True:
+            with suppress(OSError, asyncio.IncompleteReadError, ValueError):
+                reader, writer = await asyncio.open_connection(*self._target(), limit=2**22)
+                try:
+                    again = f"Last-Event-ID: {last}\r\n" if last else ""
+                    writer.write(f"GET {path} HTTP/1.1\r\nHost: load\r\n{again}\r\n".encode())
+                    status = int((await reader.readline()).split()[1])
+                    while status == 200 and (line := await reader.readline()):
+                        name, _, value = line.decode().rstrip("\n").partition(": ")
+                        if name == "id":
+                            last = value
+                        elif name == "data":
+                            yield json.loads(value)
+                        elif name == "retry":
+                            yield None
+                finally:
+                    writer.transport.abort()
+            await asyncio.sleep(0.2)
+
+    def close(self) -> None:
+        """Close what is idle."""
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,158 @@
+"""The figures of a fleet of this machine. Law: each stands beside what it is compared with, of the same run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+from urllib.parse import urlencode, urlsplit
+
+import redis
+import sqlalchemy
+
+from deploy.load import baseline
+from deploy.load.crew import Crew
+from deploy.load.fleet import LocalFleet
+from deploy.load.measures import Result
+from deploy.load.reporting import Figure
+from deploy.load.scenarios import FIELDS
+from deploy.load.verifying import Expected, Source, messages_of
+from distributed_state import StateStore
+from distributed_state.replay.verify import same
+
+_STEPS, _SETTLE = 9, 0.5
+LISTED = 100_000
+_FILL = """
+insert into records (namespace, record, partition, scope, id, epoch, version, created_ms, updated_ms, deleted)
+select :namespace, 'session:listed-' || n, n % 64, 'session', 'listed-' || n, '1-abcdef12', 1, :now + n, :now + n, false
+from generate_series(1, :count) n
+"""
+
+
+def knee(crew: Crew, scenario: str, start: float, seconds: float, max_p99: float) -> Iterator[Result]:
+    """Raise the rate by half until it is not carried any more, then halve the distance: each step as it is measured.
+
+    A rate is carried if nothing fails, 97 % of it are answered, and the p99 is kept.
+    """
+    low, high, rate = 0.0, float("inf"), start
+    for _ in range(_STEPS):
+        result = crew.run(scenario, rate, seconds, patience=2.0)
+        yield result
+        time.sleep(_SETTLE)
+        if carried(result, max_p99):
+            low = rate
+        else:
+            high = rate
+        if high < low * 1.12:
+            return
+        rate = low * 1.5 if high == float("inf") else (low * high) ** 0.5 if low else high / 2
+
+
+def carried(result: Result, max_p99: float) -> bool:
+    """Whether a rate was borne."""
+    return result.failed == 0 and result.per_second >= 0.97 * result.rate and result.p99 <= max_p99
+
+
+def best(steps: list[Result], max_p99: float) -> Result | None:
+    """The step at the knee."""
+    return max((step for step in steps if carried(step, max_p99)), key=lambda step: step.per_second, default=None)
+
+
+def compared(fleet: LocalFleet, source: Source, at_knee: Result | None) -> list[Figure]:
+    """Turns a second over HTTP and without, beside bare redis-py."""
+    count, messages = len(fleet.workers), source[0][min(1, len(source[0]) - 1)]
+    bare, library, trips = baseline.compared(fleet.redis.url, count, messages)
+    commands = sum(trip.script.count("redis.call(") for trip in trips)
+    beside = f"{bare:,.0f}/s: {count} redis-py processes, the same {commands} commands in as many round trips"
+
+    def row(name: str, measured: float) -> Figure:
+        share = measured / bare
+        return Figure(name, f"{measured:,.0f}/s, {share:.0%}", beside, ">= 60%", share >= 0.6)
+
+    rows = [row(f"turns/s of the library, {count} processes, no HTTP, no archiving", library)]
+    if at_knee is not None:
+        rows.append(row(f"turns/s at the knee over HTTP, {count} workers, archiving", at_knee.per_second))
+        rows.append(Figure("p50 / p99 there", f"{at_knee.p50 * 1000:.1f} / {at_knee.p99 * 1000:.1f} ms"))
+    return rows
+
+
+def cpu(before: dict[str, float], after: dict[str, float], result: Result) -> Figure:
+    """What one turn costs each part, in milliseconds of CPU."""
+    each = {name: (after[name] - before[name]) * 1000 / max(result.answered, 1) for name in before}
+    told = ", ".join(f"{name} {taken:.2f}" for name, taken in each.items())
+    return Figure(f"ms of CPU for a turn, at {result.per_second:,.0f}/s", told, f"{sum(each.values()):.2f} in all")
+
+
+def idle_bytes(fleet: LocalFleet, sessions: int = 3000) -> Figure:
+    """What an idle session of 2 KB takes in Redis."""
+    client = redis.Redis.from_url(fleet.redis.url)
+    with (
+        client,
+        StateStore.open(
+            fleet.redis.url, archive=fleet.postgres.url, namespace=fleet.namespace, archiver=False
+        ) as store,
+    ):
+        store.archive()
+        before = client.info("memory")["used_memory_dataset"]
+        for number in range(sessions):
+            store.session(f"idle-{time.time_ns()}-{number}").create(FIELDS)
+        store.archive()
+        after = client.info("memory")["used_memory_dataset"]
+    size, each = len(json.dumps(FIELDS)), (after - before) / sessions
+    measured = f"{each:,.0f} bytes, {each / size:.2f}x"
+    return Figure("Redis memory of an idle session", measured, f"{size:,} bytes of JSON", "<= 1.6x", each <= 1.6 * size)
+
+
+def pages(fleet: LocalFleet, rounds: int = 30) -> list[Figure]:
+    """A page of 50 of 100,000 sessions, over HTTP, first, middle and last."""
+    engine = sqlalchemy.create_engine(fleet.postgres.url)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        given = {"namespace": fleet.namespace, "now": round(time.time() * 1000), "count": LISTED}
+        connection.execute(sqlalchemy.text(_FILL), given)
+        connection.execute(sqlalchemy.text("vacuum analyze records"))
+    engine.dispose()
+    place = urlsplit(fleet.urls[0])
+    http = HTTPConnection(place.hostname or "", place.port, timeout=30)
+
+    def page(limit: int, after: str | None) -> Any:
+        http.request("GET", f"/conversations?{urlencode({'limit': limit} | ({'after': after} if after else {}))}")
+        return json.loads(http.getresponse().read())
+
+    rows, after, depth = [], None, 0
+    for goal in (0, LISTED // 2, LISTED - 1000):
+        while depth < goal:
+            after, depth = page(1000, after)["after"], depth + 1000
+        page(50, after)
+        taken = []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            found = page(50, after)
+            taken.append((time.perf_counter() - began) * 1000)
+            assert len(found["conversations"]) == 50
+        half, most = statistics.median(taken), max(taken)
+        rows.append(Figure(f"a page of 50 of {LISTED:,} sessions, from {depth:,}", f"{half:.1f} ms, at most {most:.1f}",
+                           "over HTTP", "<= 10 ms", half <= 10))  # fmt: skip
+    http.close()
+    return rows
+
+
+def archived(fleet: LocalFleet, source: Source, expected: list[Expected], most: int = 2000) -> tuple[int, list[str]]:
+    """Read the histories from SQL alone: how many, and what is wrong with them."""
+    some = expected[:: max(len(expected) // most, 1)]
+    found: list[str] = []
+    with StateStore.open(
+        fleet.redis.url, archive=fleet.postgres.url, namespace=fleet.namespace, archiver=False
+    ) as store:
+        store.archive()
+        for each in some:
+            history = store.session(each.id).history() if each.acks else []
+            if [change.version for change in history] != list(range(1, len(history) + 1)):
+                found.append(f"{each.id}: SQL has a gap in its versions, or one twice")
+            kept = {change.version: [message.to_dict() for message in change.appended] for change in history}
+            for version, turn in each.acks:
+                if not same(kept.get(version), messages_of(source, turn)):
+                    found.append(f"{each.id}: turn {turn}, acknowledged as version {version}, is not in SQL")
+    return len(some), found

@@ -1,0 +1,210 @@
+"""A fleet of processes on this machine. Law: what was started here is ended here, and a worker that dies comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+from distributed_state.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
+
+_ROOT = Path(__file__).parents[2]
+_AGAIN, _START = 0.3, 60.0
+
+
+class LocalWorker:
+    """A process that serves; killed, it is started again on its port."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self.port = free_port()
+        self._words, self._log = words, folder / f"worker-{self.port}.log"
+        self.process = self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "distributed_state", *self._words]
+        command += ["serve", "--host", "127.0.0.1", "--port", str(self.port), "--notice", "0.1"]
+        path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+        with self._log.open("ab") as log:
+            # Its own session: a Ctrl-C in the terminal is for us, who then end it.
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=os.environ | {"PYTHONPATH": path},
+            )  # fmt: skip
+
+    def ready(self) -> bool:
+        """Whether it reaches its servers."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=2)
+        with suppress(OSError, HTTPException):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        return False
+
+    def begin_again(self) -> None:
+        """Start it if it has ended."""
+        if self.process.poll() is not None:
+            self.process = self._started()
+
+    def log_tail(self) -> str:
+        """What it said last."""
+        return self._log.read_bytes()[-1500:].decode("utf-8", "replace")
+
+
+class LocalFleet:
+    """Redis or Valkey with an append-only file, PostgreSQL, and workers."""
+
+    def __init__(
+        self, redis: RedisServer, postgres: PostgresServer, namespace: str, workers: int, folder: Path
+    ) -> None:
+        self.redis, self.postgres, self.namespace = redis, postgres, namespace
+        words = ["--url", redis.url, "--archive", postgres.url, "--namespace", namespace]
+        subprocess.run(
+            [sys.executable, "-m", "distributed_state", *words, "migrate"], check=True, capture_output=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
+        )  # fmt: skip
+        self.workers = [LocalWorker(words, folder) for _ in range(workers)]
+        self._killed = 0
+        self._ended = threading.Event()
+        self._watch = threading.Thread(target=self._supervise, daemon=True)
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the workers."""
+        return [f"http://127.0.0.1:{worker.port}" for worker in self.workers]
+
+    def wait(self) -> None:
+        """Until all workers are ready."""
+        deadline = time.monotonic() + _START
+        for worker in self.workers:
+            while not worker.ready():
+                if worker.process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"a worker does not get ready:\n{worker.log_tail()}")
+                time.sleep(0.05)
+        self._watch.start()
+
+    def _supervise(self) -> None:
+        while not self._ended.wait(_AGAIN):
+            for worker in self.workers:
+                worker.begin_again()
+
+    def cpu(self) -> dict[str, float]:
+        """Seconds of CPU that each part took since it began; empty where /proc is not there."""
+        parts = {"workers": [worker.process.pid for worker in self.workers], "Redis": [self.redis.pid]}
+        parts |= {"PostgreSQL": _family(self.postgres.pid), "the generator": _family(os.getpid(), "multiprocessing")}
+        return {name: sum(map(_cpu, pids)) for name, pids in parts.items()} if Path("/proc/self/stat").exists() else {}
+
+    # Faults: each begins, and returns what ends it, if it does not end by itself
+
+    def kill_worker(self) -> None:
+        """SIGKILL to the next worker; it comes back after a moment."""
+        worker = self.workers[self._killed % len(self.workers)]
+        self._killed += 1
+        worker.process.kill()
+        deadline = time.monotonic() + _START
+        while time.monotonic() < deadline and (worker.process.poll() is not None or not worker.ready()):
+            time.sleep(0.05)
+
+    def stop_redis(self, seconds: float) -> None:
+        """End Redis in order, and start it again with its append-only file."""
+        self.redis.stop()
+        time.sleep(seconds)
+        self.redis.start()
+
+    def pause_postgres(self, seconds: float) -> None:
+        """Freeze PostgreSQL."""
+        self.postgres.pause()
+        time.sleep(seconds)
+        self.postgres.resume()
+
+    def close(self) -> None:
+        """End the workers: in order, or else."""
+        self._ended.set()
+        if self._watch.is_alive():
+            self._watch.join()
+        for worker in self.workers:
+            worker.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 8
+        for worker in self.workers:
+            try:
+                worker.process.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+                worker.process.wait()
+
+
+def _family(pid: int, called: str = "") -> list[int]:
+    """A process and its children, those whose command has this word in it."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    words = children.read_text().split() if children.exists() else []
+    return [pid, *(int(word) for word in words if called in Path(f"/proc/{word}/cmdline").read_text())]
+
+
+def _cpu(pid: int) -> float:
+    with suppress(OSError):
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+@contextmanager
+def local_fleet(workers: int, folder: Path, namespace: str) -> Iterator[LocalFleet]:
+    """Start all of it on free ports, and end it."""
+    options = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "volatile-lru")
+    with (
+        redis_server(*options, directory=folder / "redis") as redis,
+        postgres_server("-c", "max_connections=200", directory=folder / "postgres") as postgres,
+    ):
+        fleet = LocalFleet(redis, postgres, namespace, workers, folder)
+        try:
+            fleet.wait()
+            yield fleet
+        finally:
+            fleet.close()
+
+
+class ComposeFleet:
+    """The fleet that `docker compose` runs on this machine; faults are its commands."""
+
+    def __init__(self, *words: str) -> None:
+        self._compose = ["docker", "compose", *words]
+        self._killed = 0
+
+    def _run(self, *words: str) -> str:
+        done = subprocess.run([*self._compose, *words], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"docker compose {' '.join(words)}: {done.stderr.strip()[-500:]}")
+        return done.stdout
+
+    @property
+    def urls(self) -> list[str]:
+        """Of the workers, as they are published on this machine."""
+        count = len(self._run("ps", "-q", "worker").split())
+        if not count:
+            raise RuntimeError("no worker runs: docker compose up --wait")
+        return [f"http://{self._run('port', '--index', str(at + 1), 'worker', '8080').strip()}" for at in range(count)]
+
+    def kill_worker(self) -> None:
+        """SIGKILL to the process of a worker; it is started again, because what `docker kill` ends stays down."""
+        ids = self._run("ps", "-q", "worker").split()
+        id = ids[self._killed % len(ids)]
+        self._killed += 1
+        subprocess.run(["docker", "kill", id], check=True, capture_output=True)
+        subprocess.run(["docker", "start", id], check=True, capture_output=True)
+
+    def stop_redis(self, seconds: float) -> None:
+        """Stop and start the warm tier."""
+        self._run("stop", "valkey")
+        time.sleep(seconds)
+        self._run("start", "valkey")
+
+    def pause_postgres(self, seconds: float) -> None:
+        """Freeze the cold tier."""
+        self._run("pause", "postgres")
+        time.sleep(seconds)
+        self._run("unpause", "postgres")

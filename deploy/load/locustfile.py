@@ -1,0 +1,60 @@
+"""The same traffic for teams that use locust: `locust -f deploy/load/locustfile.py --host http://worker:8080`.
+
+locust's users wait for answers, so a server that stalls is asked less: latencies are those of a closed loop, and lower
+than what load.py measures. Nothing is read back. CONVERSATIONS names a file of JSON lines.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from pathlib import Path
+
+from locust import FastHttpUser, between, task
+
+from distributed_state.replay.conversations import read_conversations
+
+_FILE = os.environ.get("CONVERSATIONS")
+SOURCE = [
+    [[message.to_dict() for message in turn] for turn in conversation.turns]
+    for conversation in read_conversations(Path(_FILE) if _FILE else None)
+]
+
+
+class Agent(FastHttpUser):
+    """Leads one recorded conversation after the other, and looks at it now and then."""
+
+    wait_time = between(0.1, 0.5)
+
+    def on_start(self) -> None:
+        """Begin the first conversation."""
+        self.begin()
+
+    def begin(self) -> None:
+        """A new conversation."""
+        self.id, self.turn, self.turns = f"locust-{uuid.uuid4().hex[:12]}", 0, random.choice(SOURCE)
+        self.client.post("/conversations", json={"id": self.id}, name="POST /conversations")
+
+    @task(3)
+    def say(self) -> None:
+        """The next turn, under its own request id."""
+        if self.turn == len(self.turns):
+            self.begin()
+        given = {"request_id": f"turn {self.turn}", "messages": self.turns[self.turn]}
+        path = f"/conversations/{self.id}/turns"
+        with self.client.post(path, json=given, name="POST /conversations/{id}/turns", catch_response=True) as answer:
+            if answer.status_code == 200:
+                self.turn += 1
+            else:
+                answer.failure(str(answer.status_code))  # the same turn again: it is written once
+
+    @task(1)
+    def look(self) -> None:
+        """The last messages, as a user interface reads them."""
+        self.client.get(f"/conversations/{self.id}?last=20", name="GET /conversations/{id}")
+
+    @task(1)
+    def browse(self) -> None:
+        """The first page of all conversations."""
+        self.client.get("/conversations?limit=20", name="GET /conversations")

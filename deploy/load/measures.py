@@ -1,0 +1,158 @@
+"""What was measured, put together. Law: a request that was never answered counts with the time that it waited."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hdrh.histogram import HdrHistogram
+
+PERCENTILES = (50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 100.0)
+_HOUR_US = 3_600_000_000
+
+
+def histogram() -> Any:
+    """Of microseconds up to an hour, to three digits."""
+    return HdrHistogram(1, _HOUR_US, 3)
+
+
+class Recorder:
+    """What one process measured: a histogram, and what a timeline needs since it was last taken."""
+
+    def __init__(self, begin: float) -> None:
+        self.begin, self.histogram = begin, histogram()
+        self.answered = self.failed = self.retries = 0
+        self.errors: dict[str, int] = {}
+        self._ends, self._latencies = array("f"), array("f")
+
+    def answer(self, due: float, now: float) -> None:
+        """A request that was due then is answered now."""
+        self.answered += 1
+        self._record(due, now)
+        self._ends.append(now - self.begin)
+        self._latencies.append(now - due)
+
+    def fail(self, due: float, now: float, reason: str) -> None:
+        """It was given up now."""
+        self.failed += 1
+        self.error(reason)
+        self._record(due, now)
+
+    def retry(self, reason: str) -> None:
+        """It is to be repeated."""
+        self.retries += 1
+        self.error(reason)
+
+    def error(self, reason: str) -> None:
+        """Count why."""
+        self.errors[reason] = self.errors.get(reason, 0) + 1
+
+    def _record(self, due: float, now: float) -> None:
+        self.histogram.record_value(min(max(round((now - due) * 1e6), 1), _HOUR_US))
+
+    def taken(self) -> tuple[bytes, bytes]:
+        """When requests were answered since this was last asked, in seconds from the start, and after how long."""
+        taken = self._ends.tobytes(), self._latencies.tobytes()
+        self._ends, self._latencies = array("f"), array("f")
+        return taken
+
+    def part(self, late: float) -> Part:
+        """All of it, to be sent to another process."""
+        encoded = self.histogram.encode()
+        return Part(encoded, self.answered, self.failed, self.retries, dict(self.errors), late)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a process measured in a phase."""
+
+    histogram: bytes
+    answered: int
+    failed: int
+    retries: int
+    errors: dict[str, int]
+    late: float
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One phase: offered and answered in requests a second, latency in seconds by percentile."""
+
+    scenario: str
+    rate: float
+    seconds: float
+    offered: int
+    answered: int
+    failed: int
+    retries: int
+    per_second: float
+    latency: dict[str, float]
+    curve: list[tuple[float, float]]
+    errors: dict[str, int] = field(default_factory=dict)
+    late: float = 0.0
+
+    @property
+    def p50(self) -> float:
+        return self.latency["50"]
+
+    @property
+    def p99(self) -> float:
+        return self.latency["99"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+class Timeline:
+    """When requests were answered, in seconds from the start of the whole run."""
+
+    def __init__(self) -> None:
+        self.ends, self.latencies = array("d"), array("f")
+
+    def add(self, offset: float, ends: bytes, latencies: bytes) -> int:
+        """Take what a recorder had `taken`; how many that were."""
+        some = array("f", ends)
+        self.ends.extend(offset + each for each in some)
+        self.latencies.frombytes(latencies)
+        return len(some)
+
+    def first_due_after(self, moment: float) -> float | None:
+        """When the first request was answered that was answered after this moment."""
+        return min((end for end in self.ends if end >= moment), default=None)
+
+    def by_second(self) -> list[tuple[int, int, float, float]]:
+        """Second, requests answered in it, and their p50 and p99."""
+        slots: dict[int, list[float]] = {}
+        for end, latency in zip(self.ends, self.latencies, strict=True):
+            slots.setdefault(int(end), []).append(latency)
+        rows = []
+        for second in range(max(slots, default=-1) + 1):
+            found = sorted(slots.get(second, ()))
+            half, most = (found[int(len(found) * share)] if found else 0.0 for share in (0.5, 0.99))
+            rows.append((second, len(found), half, most))
+        return rows
+
+
+def combine(scenario: str, rate: float, seconds: float, parts: Iterable[Part], *, took: float) -> Result:
+    """Put the processes' parts together; `took` is how long it lasted until the last answer."""
+    whole, parts = histogram(), list(parts)
+    errors: dict[str, int] = {}
+    for part in parts:
+        whole.decode_and_add(part.histogram)
+        for reason, count in part.errors.items():
+            errors[reason] = errors.get(reason, 0) + count
+    answered, failed = (sum(getattr(part, name) for part in parts) for name in ("answered", "failed"))
+    latency = {f"{each:g}": whole.get_value_at_percentile(each) / 1e6 for each in PERCENTILES}
+    curve = [(each, whole.get_value_at_percentile(each) / 1e6) for each in _curve()]
+    return Result(
+        scenario, rate, seconds, answered + failed, answered, failed, sum(part.retries for part in parts),
+        answered / took if took else 0.0, latency, curve, errors, max((part.late for part in parts), default=0.0),
+    )  # fmt: skip
+
+
+def _curve() -> list[float]:
+    """Percentiles ever closer to 100."""
+    return [0.0, *(100 - 100 / 2 ** (step / 4) for step in range(1, 60))]

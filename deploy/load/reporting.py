@@ -1,0 +1,190 @@
+"""What a run found, as tables, JSON and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deploy.load.faults import Broke
+from deploy.load.measures import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with what it must be; `reached` is None if there is no goal."""
+
+    name: str
+    measured: str
+    beside: str = ""
+    goal: str = ""
+    reached: bool | None = None
+
+
+@dataclass
+class Report:
+    """Everything of one run."""
+
+    setting: dict[str, Any]
+    results: list[Result] = field(default_factory=list)
+    ramp: list[Result] = field(default_factory=list)
+    broke: list[Broke] = field(default_factory=list)
+    recoveries: list[float | None] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    by_second: list[tuple[int, int, float, float]] = field(default_factory=list)
+    acknowledged: int = 0
+    differences: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    verified: str = "not verified"
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is lost and no threshold missed."""
+        return not self.differences and not self.missed
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self) | {"passed": self.passed}
+
+
+def show(console: Console, report: Report) -> None:
+    """Print the tables."""
+    for title, results in (("ramp", report.ramp), ("load", report.results)):
+        if results:
+            console.print(_phases(title, results))
+    if report.broke:
+        console.print(_faults(report))
+    if report.figures:
+        console.print(_figures(report.figures))
+    errors: dict[str, int] = {}
+    for result in report.results:
+        for reason, count in result.errors.items():
+            errors[reason] = errors.get(reason, 0) + count
+    if errors:
+        told = ", ".join(
+            f"{reason} x{count}" for reason, count in sorted(errors.items(), key=lambda each: -each[1])[:8]
+        )
+        console.print(f"answers that were not the ones hoped for: {escape(told)}")
+    late = max((result.late for result in report.results), default=0.0)
+    if late > 0.25:
+        console.print(f"[yellow]the generator itself was up to {late:.2f} s late: its machine is too busy[/]")
+    console.print(f"{report.acknowledged:,} turns acknowledged; {report.verified}")
+    for text in [*report.differences[:20], *report.missed]:
+        console.print(f"[red]{escape(text)}[/]")
+    if len(report.differences) > 20:
+        console.print(f"[red]and {len(report.differences) - 20} differences more[/]")
+    console.print("[green]passed[/]" if report.passed else "[red]failed[/]")
+
+
+def _phases(title: str, results: Sequence[Result]) -> Table:
+    table = Table(title=title)
+    for name in (
+        "scenario",
+        "offered/s",
+        "answered/s",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "max ms",
+        "again",
+        "failed",
+    ):
+        table.add_column(name, justify="left" if name == "scenario" else "right")
+    for result in results:
+        times = (f"{result.latency[each] * 1000:,.1f}" for each in ("50", "90", "99", "99.9", "100"))
+        table.add_row(
+            result.scenario, f"{result.rate:,.0f}", f"{result.per_second:,.1f}", *times, str(result.retries),
+            str(result.failed),
+        )  # fmt: skip
+    return table
+
+
+def _faults(report: Report) -> Table:
+    table = Table(title="faults")
+    for name in ("fault", "at s", "over at s", "first success after it s"):
+        table.add_column(name, justify="left" if name == "fault" else "right")
+    for broke, recovery in zip(report.broke, report.recoveries, strict=True):
+        over = broke.error or (f"{broke.over:.1f}" if broke.over is not None else "never")
+        table.add_row(
+            broke.kind, f"{broke.began:.1f}", escape(over), "never" if recovery is None else f"{recovery:.2f}"
+        )
+    return table
+
+
+def _figures(figures: Sequence[Figure]) -> Table:
+    table = Table(title="figures")
+    for name in ("what", "measured", "beside", "goal", ""):
+        table.add_column(name)
+    for figure in figures:
+        said = {None: "", True: "[green]yes[/]", False: "[red]no[/]"}[figure.reached]
+        table.add_row(escape(figure.name), escape(figure.measured), escape(figure.beside), escape(figure.goal), said)
+    return table
+
+
+def draw(report: Report, folder: Path) -> list[Path]:
+    """Draw the pictures. Raises ImportError without matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn = []
+    wanted = {"latency": (_latency, report.results), "throughput": (_throughput, report.ramp)}
+    wanted["timeline"] = (_timeline, report.results or report.ramp)
+    for name, (paint, there) in wanted.items():
+        if there:
+            figure, axes = pyplot.subplots(figsize=(9, 4.5), layout="constrained")
+            paint(axes, report)
+            drawn.append(folder / f"{name}.png")
+            figure.savefig(drawn[-1], dpi=110)
+            pyplot.close(figure)
+    return drawn
+
+
+def _latency(axes: Any, report: Report) -> None:
+    for result in report.results:
+        points = [(1 / (1 - share / 100), seconds * 1000) for share, seconds in result.curve if share < 99.9999]
+        points = [point for point in points if point[0] <= max(result.offered, 2)]
+        axes.plot(*zip(*points, strict=True), label=f"{result.scenario}, {result.rate:,.0f}/s")
+    axes.set(xscale="log", yscale="log", xlabel="percentile", ylabel="ms since the request was due", title="Latency")
+    ticks = (50, 90, 99, 99.9, 99.99)
+    axes.set_xticks([1 / (1 - share / 100) for share in ticks], [f"{share:g}%" for share in ticks])
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _throughput(axes: Any, report: Report) -> None:
+    steps = sorted(report.ramp, key=lambda result: result.rate)
+    for name, style in (("50", "o-"), ("99", "s-")):
+        axes.plot(
+            [result.per_second for result in steps], [result.latency[name] * 1000 for result in steps], style,
+            label=f"p{name}",
+        )  # fmt: skip
+    axes.set(
+        yscale="log", xlabel="answered/s", ylabel="ms since the request was due", title="Throughput against latency"
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+
+
+def _timeline(axes: Any, report: Report) -> None:
+    rows = report.by_second
+    axes.plot([row[0] for row in rows], [row[1] for row in rows], color="tab:blue", label="answered/s")
+    axes.set(xlabel="s since the start", ylabel="answered/s", title="Timeline")
+    other = axes.twinx()
+    other.plot(
+        [row[0] for row in rows], [row[3] * 1000 if row[1] else nan for row in rows], color="tab:orange", label="p99 ms"
+    )
+    other.set(yscale="symlog", ylabel="p99 ms")
+    for broke in report.broke:
+        axes.axvspan(broke.began, broke.over or broke.began + 1, color="tab:red", alpha=0.15)
+        axes.text(broke.began, axes.get_ylim()[1], f" {broke.kind}", va="top", color="tab:red", fontsize=8)
+    axes.legend(loc="lower left")
+    other.legend(loc="lower right")

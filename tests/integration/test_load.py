@@ -1,0 +1,133 @@
+"""`python -m deploy.load.load`: its own fleet with a worker killed, and workers that lose what they acknowledged."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from below import ROOT
+
+
+def command(*words: str) -> tuple[list[str], dict[str, str]]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return [sys.executable, "-m", "deploy.load.load", *words], os.environ | {"PYTHONPATH": path, "COLUMNS": "200"}
+
+
+def load(*words: str) -> tuple[int, str]:
+    """Its exit code and what it said."""
+    line, environment = command(*words)
+    done = subprocess.run(line, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_fleet_of_its_own_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
+    words = ("--local", "--seconds", "4", "--rate", "30", "--processes", "1", "--fault", "kill-worker@1")
+    code, said = load(*words, "--out", str(tmp_path))
+    assert code == 0, said
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["passed"]
+    assert report["results"][0]["answered"] == 120 == report["acknowledged"]
+    assert [broke["kind"] for broke in report["broke"]] == ["kill-worker"]
+    assert report["recoveries"][0] < 5
+    assert "histories from SQL: every one is there once" in report["verified"]
+    assert {"latency.png", "timeline.png"} <= {path.name for path in tmp_path.iterdir()}
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """A worker that keeps what it is told in memory, but for the turn that it is to lose or to write twice."""
+
+    protocol_version = "HTTP/1.1"
+    kept: dict[str, list[Any]]
+    times: dict[int, int]
+    turns = 0
+    lock = threading.Lock()
+
+    def do_POST(self) -> None:
+        given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.lock:
+            if self.path == "/conversations":
+                self.kept[given["id"]] = []
+                return self._answer(201, {"id": given["id"], "version": 1})
+            cls = type(self)
+            cls.turns += 1
+            id = self.path.split("/")[2]
+            self.kept[id] += given["messages"] * self.times.get(cls.turns, 1)
+            return self._answer(200, {"version": cls.turns + 1, "repeated": False, "outcome": None})
+
+    def do_GET(self) -> None:
+        self._answer(200, {"messages": self.kept[self.path.split("/")[2].split("?")[0]]})
+
+    def _answer(self, status: int, value: Any) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *words: Any) -> None:
+        pass
+
+
+@contextmanager
+def forgetful(times: dict[int, int]) -> Iterator[str]:
+    class Worker(Forgetful):
+        kept: dict[str, list[Any]] = {}  # noqa: RUF012 - one for each server
+
+    Worker.times = times
+    with ThreadingHTTPServer(("127.0.0.1", 0), Worker) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+SHORT = ("--seconds", "1", "--rate", "40", "--processes", "1")
+
+
+def test_what_is_there_once_passes() -> None:
+    with forgetful({}) as url:
+        code, output = load("--url", url, *SHORT)
+    assert code == 0, output
+    assert "every one is there once" in output
+
+
+def test_a_lost_and_a_doubled_turn_are_found() -> None:
+    with forgetful({3: 0, 9: 2}) as url:
+        code, output = load("--url", url, *SHORT)
+    assert code == 1, output
+    assert "is lost" in output
+    assert "is there more than once" in output
+
+
+def test_a_missed_threshold_and_a_fleet_that_is_not_there_fail() -> None:
+    with forgetful({}) as url:
+        code, output = load("--url", url, *SHORT, "--max-p99", "0.000001")
+    assert code == 1
+    assert "is more than 1e-06 s" in output
+    code, output = load("--url", url, *SHORT, "--patience", "0.2")
+    assert code == 1
+    assert "100.00% failed" in output
+
+
+def test_an_interrupted_run_tells_what_it_measured() -> None:
+    with forgetful({}) as url:
+        line, environment = command("--url", url, "--seconds", "60", "--rate", "40", "--processes", "1")
+        process = subprocess.Popen(line, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        deadline = threading.Event()
+        while not Forgetful.__subclasses__()[-1].turns:
+            assert not deadline.wait(0.01)
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in output
+    assert "chat" in output

@@ -1,0 +1,339 @@
+"""The parts of the load generator that need no fleet: when it sends, what it measures, what it finds wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from deploy.load import faults, load, scenarios
+from deploy.load.baseline import _quoted, _trip
+from deploy.load.client import targets
+from deploy.load.faults import Breaking, Fault
+from deploy.load.figures import best, carried
+from deploy.load.measures import Recorder, Result, Timeline, combine
+from deploy.load.scenarios import Caller, Chat
+from deploy.load.schedule import arrivals, drive
+from deploy.load.thresholds import Thresholds
+from deploy.load.verifying import Expected, differences, messages_of
+
+USER = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
+SOURCE = [[USER, [{"role": "user", "content": "and?"}]], [[{"role": "user", "content": "bye"}]]]
+
+
+def result(**given: Any) -> Result:
+    latency = {"50": 0.01, "75": 0.01, "90": 0.02, "99": 0.1, "99.9": 0.2, "99.99": 0.2, "100": 0.3}
+    values = {"rate": 100.0, "seconds": 1.0, "offered": 100, "answered": 100, "failed": 0, "retries": 0}
+    return Result(**{"scenario": "chat", **values, "per_second": 100.0, "latency": latency, "curve": [], **given})
+
+
+# When requests are sent
+
+
+def test_all_processes_together_keep_the_rate() -> None:
+    shares = [list(arrivals(50, 2, process=at, of=3)) for at in range(3)]
+    assert sorted(at for share in shares for at in share) == pytest.approx([number / 50 for number in range(100)])
+
+
+def test_in_a_burst_all_are_due_at_its_beginning() -> None:
+    assert list(arrivals(4, 2, burst=1)) == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def stalled(*, waiting: bool) -> Recorder:
+    """100 requests in a second to a server that stalls for half of it. `waiting` sends one after the other."""
+
+    async def run() -> Recorder:
+        begin = time.monotonic()
+        recorder, lock = Recorder(begin), asyncio.Lock()
+
+        async def send(due: float) -> None:
+            sent = time.monotonic()
+            async with lock:  # a server that serves one at a time
+                if 0.2 < time.monotonic() - begin < 0.3:
+                    await asyncio.sleep(0.5)
+            recorder.answer(sent if waiting else due, time.monotonic())
+
+        if waiting:
+            for at in arrivals(100, 1):
+                await asyncio.sleep(max(begin + at - time.monotonic(), 0))
+                await send(begin + at)
+        else:
+            running, _ = await drive(arrivals(100, 1), begin, send, stopped=asyncio.Event())
+            await asyncio.gather(*running)
+        return recorder
+
+    return asyncio.run(run())
+
+
+def test_a_stall_shows_in_all_requests_that_were_due_in_it() -> None:
+    recorder = stalled(waiting=False)
+    assert recorder.answered == 100
+    # About 50 of 100 were due while it stood still, and they waited from 0 to 0.5 s.
+    assert recorder.histogram.get_value_at_percentile(90) > 300_000
+    assert recorder.histogram.get_value_at_percentile(70) > 100_000
+
+
+def test_a_generator_that_waits_for_answers_would_hide_it() -> None:
+    """The negative control: the same server, measured as closed loops measure."""
+    assert stalled(waiting=True).histogram.get_value_at_percentile(90) < 100_000
+
+
+def test_a_schedule_can_be_ended_early() -> None:
+    async def run() -> int:
+        stopped, sent = asyncio.Event(), 0
+
+        async def send(due: float) -> None:
+            nonlocal sent
+            sent += 1
+            if sent == 5:
+                stopped.set()
+
+        await drive(arrivals(500, 10), time.monotonic(), send, stopped=stopped)
+        return sent
+
+    assert asyncio.run(run()) < 20
+
+
+# What is measured
+
+
+def test_parts_of_processes_are_put_together() -> None:
+    one, other = Recorder(0.0), Recorder(0.0)
+    for number in range(99):
+        one.answer(0.0, 0.010 + number / 1e6)
+    other.fail(0.0, 2.0, "given up")
+    whole = combine("chat", 10, 10, [one.part(0.0), other.part(0.5)], took=9.9)
+    assert (whole.answered, whole.failed, whole.offered, whole.late) == (99, 1, 100, 0.5)
+    assert whole.per_second == pytest.approx(10)
+    assert whole.p50 == pytest.approx(0.010, rel=0.02)
+    assert whole.latency["100"] == pytest.approx(2.0, rel=0.01), "what was given up counts with the time it waited"
+    assert whole.errors == {"given up": 1}
+
+
+def test_a_timeline_knows_the_first_success_after_a_moment() -> None:
+    recorder, timeline = Recorder(100.0), Timeline()
+    for end in (100.5, 100.6, 103.0):
+        recorder.answer(100.0, end)
+    assert timeline.add(2.0, *recorder.taken()) == 3
+    assert recorder.taken() == (b"", b"")
+    assert timeline.first_due_after(3.0) == pytest.approx(5.0)
+    assert timeline.first_due_after(6.0) is None
+    assert [row[:2] for row in timeline.by_second()] == [(0, 0), (1, 0), (2, 2), (3, 0), (4, 0), (5, 1)]
+
+
+@pytest.mark.parametrize("change", [{"failed": 1}, {"per_second": 90.0}, {"latency": {"99": 0.6}}])
+def test_a_rate_is_carried_if_all_are_answered_in_time(change: dict[str, Any]) -> None:
+    assert carried(result(), 0.5)
+    assert not carried(result(**change), 0.5)
+    slow = result(per_second=50.0, rate=50.0)
+    assert best([slow, result(), result(**change)], 0.5) == result()
+    assert best([result(**change)], 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"max_p50": 0.005}, "p50 0.010"),
+        ({"max_p99": 0.05}, "p99 0.100"),
+        ({"min_rate": 101}, "100.0/s"),
+        ({"max_errors": 0.0}, "5.00% failed"),
+        ({"max_recovery": 5.0}, "7.0 s after"),
+    ],
+)
+def test_a_missed_threshold_is_told(limits: dict[str, float], said: str) -> None:
+    results, recoveries = [result(answered=95, failed=5)], [1.0, 7.0]
+    (missed,) = Thresholds(**limits).missed(results, recoveries)
+    assert said in missed
+    assert not list(Thresholds(**{name: value * 100 + 0.1 for name, value in limits.items() if name != "min_rate"})
+                    .missed(results, recoveries))  # fmt: skip
+
+
+def test_what_cannot_be_judged_is_missed() -> None:
+    assert list(Thresholds(max_p99=1).missed([], [])) == ["nothing was measured"]
+    assert "never" in next(iter(Thresholds(max_recovery=5).missed([], [None])))
+    assert list(Thresholds(max_p50=1).missed([result(answered=0)], []))
+
+
+# What is wrong
+
+
+def talk(*acks: tuple[int, str], uncertain: tuple[str, ...] = ()) -> Expected:
+    return Expected("s", [(1, "n"), *acks], list(uncertain))
+
+
+def wrong(expected: Expected, *turns: str) -> list[str]:
+    found = [dict(message) for turn in turns for message in messages_of(SOURCE, turn)]
+    return list(differences(SOURCE, expected, found))
+
+
+ALL = ((2, "c:0:0"), (3, "c:0:1"))
+
+
+def test_what_was_acknowledged_and_is_there_once_is_right() -> None:
+    assert not wrong(talk(*ALL), "c:0:0", "c:0:1")
+    assert not wrong(talk((3, "t:b"), (2, "t:a")), "t:a", "t:b"), "the order is that of the versions"
+    assert not wrong(talk(*ALL, uncertain=("t:x",)), "c:0:0", "c:0:1"), "what nobody acknowledged may be missing"
+    assert not wrong(talk(*ALL, uncertain=("t:x",)), "c:0:0", "t:x", "c:0:1"), "or not"
+    assert not list(differences(SOURCE, Expected("s", [], ["n"]), None))
+    assert not wrong(talk((1, "n"), *ALL), "c:0:0", "c:0:1"), "two processes may begin one conversation"
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        (("c:0:1",), "turn c:0:0, acknowledged as version 2, is lost"),
+        (("c:0:0",), "turn c:0:1, acknowledged as version 3, is lost"),
+        (("c:0:0", "c:0:0", "c:0:1"), "turn c:0:0, acknowledged as version 2, is there more than once"),
+        (("c:0:0", "c:0:1", "c:0:1"), "turn c:0:1, acknowledged as version 3, is there more than once"),
+        (("c:0:1", "c:0:0"), "in another order"),
+        (("c:0:0", "c:0:1", "c:1:0"), "1 messages that nobody sent"),
+    ],
+)
+def test_a_lost_and_a_doubled_turn_are_found(turns: tuple[str, ...], said: str) -> None:
+    (found,) = wrong(talk(*ALL), *turns)
+    assert said in found
+
+
+def test_a_turn_of_which_nothing_is_known_is_not_there_twice() -> None:
+    assert wrong(talk(*ALL, uncertain=("t:x",)), "c:0:0", "t:x", "t:x", "c:0:1")
+
+
+def test_half_a_turn_is_a_lost_one() -> None:
+    found = list(differences(SOURCE, talk((2, "c:0:0")), USER[:1]))
+    assert "is lost" in found[0]
+
+
+def test_a_lost_conversation_and_one_version_for_two_turns_are_found() -> None:
+    assert "the conversation is lost" in next(differences(SOURCE, talk(*ALL), None))
+    assert "with one version" in wrong(talk((2, "t:a"), (2, "t:b")), "t:a", "t:b")[0]
+
+
+# Requests
+
+
+class Worker:
+    """Answers as it is told to, then well."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers, self.asked = list(answers), list[tuple[str, str, Any]]()
+
+    async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        self.asked.append((method, path, body))
+        answer = self.answers.pop(0) if self.answers else 201 if path == "/conversations" else 200
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, {"version": len(self.asked), "error": "Some"}
+
+
+def caller(worker: Worker, patience: float = 5.0) -> Caller:
+    return Caller(worker, SOURCE, Recorder(0.0), "run", 0, patience)  # type: ignore[arg-type]
+
+
+def test_a_turn_is_repeated_under_its_own_id_until_it_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scenarios, "_PAUSE", 0.001)
+    worker = Worker(201, 503, ConnectionResetError(), 429)
+    calls = caller(worker)
+    asyncio.run(Chat(calls, 1).request(time.monotonic()))
+    turns = [body for _, path, body in worker.asked if path.endswith("/turns")]
+    assert len(turns) == 4
+    assert len({body["request_id"] for body in turns}) == 1
+    (expected,) = calls.expected.values()
+    assert [version for version, _ in expected.acks] == [1, 5]
+    assert calls.recorder.retries == 3
+
+
+def test_a_turn_that_was_given_up_is_kept_as_uncertain() -> None:
+    calls = caller(Worker(201, 503, *[503] * 50), patience=0.1)
+    with pytest.raises(TimeoutError, match="503 Some"):
+        asyncio.run(Chat(calls, 1).request(time.monotonic()))
+    (expected,) = calls.expected.values()
+    assert (len(expected.acks), len(expected.uncertain)) == (1, 1)
+
+
+def test_a_conversation_is_led_in_order() -> None:
+    worker = Worker()
+    chat = Chat(caller(worker), 1)
+
+    async def run() -> None:
+        for _ in range(3):
+            await chat.request(time.monotonic())
+
+    asyncio.run(run())
+    assert [path.count("/") for _, path, _ in worker.asked] == [1, 3, 1, 3, 3], "another begins when one is told"
+
+
+# Faults, and what is called
+
+
+def test_faults_without_a_time_are_spread_over_the_run() -> None:
+    found = faults.parse(["kill-worker", "stop-redis@1", "pause-postgres"], 9)
+    assert found == [Fault("stop-redis", 1), Fault("kill-worker", 3), Fault("pause-postgres", 6)]
+
+
+@pytest.mark.parametrize("text", ["kill", "kill-worker@", "kill-worker@soon", "kill-worker@9", "kill-worker@-1"])
+def test_a_fault_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^'kill.*': "):
+        faults.parse([text], 9)
+
+
+def test_a_fault_that_fails_is_told_of_and_the_next_one_comes() -> None:
+    class Fleet:
+        def kill_worker(self) -> None:
+            raise RuntimeError("no worker")
+
+        def stop_redis(self, seconds: float) -> None:
+            pass
+
+    began = time.monotonic()
+    breaking = Breaking(Fleet(), [Fault("kill-worker", 0), Fault("stop-redis", 0.01)], began)  # type: ignore[arg-type]
+    breaking.begin(began)
+    first, second = breaking.join()
+    assert (first.over, first.error) == (None, "RuntimeError: no worker")
+    assert second.over is not None
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    assert targets(["http://127.0.0.1:81", "127.0.0.1:81", "http://127.0.0.1:82/"]) == [
+        ("127.0.0.1", 81),
+        ("127.0.0.1", 82),
+    ]
+    for url in ("https://127.0.0.1", "http://", "redis://127.0.0.1"):
+        with pytest.raises(ValueError, match="not the URL of a worker"):
+            targets([url])
+
+
+def test_the_comparison_repeats_the_commands_that_were_seen() -> None:
+    words = [b"EVALSHA", b"abc", b"2", b"{s}:r", b"{s}:j", b"value", b"1"]
+    commands = [[b"HSET", b"{s}:r", b"a", b"\"\x00'"], [b"XADD", b"{s}:j", b"7-0", b"value", b"1"]]
+    trip = _trip(words, commands)
+    assert (trip.keys, trip.words) == (2, (b"value", b"1"))
+    assert trip.script.splitlines() == [
+        "redis.call('HSET', KEYS[1], 'a', '\"\\000\\039')",
+        "redis.call('XADD', KEYS[2], '*', ARGV[1], '1')",
+        "return 'ok'",
+    ]
+    assert _quoted(b"\\") == "'\\092'"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "name one of --local, --compose, and --url"),
+        ({"local": True, "scenario": ["dance"]}, "a scenario is one of chat"),
+        ({"url": ["http://127.0.0.1:1"], "fault": ["kill-worker"]}, "cannot be broken from here"),
+        ({"local": True, "fault": ["flood"]}, "a fault is one of kill-worker"),
+        ({"local": True, "file": Path("nowhere.jsonl")}, "nowhere.jsonl"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_at_once(
+    given: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(typer.Exit) as refused:
+        load.main(**given)
+    assert refused.value.exit_code == 2
+    assert said in capsys.readouterr().out
