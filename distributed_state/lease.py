@@ -195,9 +195,13 @@ class Leases:
             self._told(lease)
 
     def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
-        """What a refused commit comes to: before it can have run out, only another request's turn takes a lease."""
+        """What a refused commit comes to: before it can have run out, only another request's turn takes a lease.
+
+        That turn may be over already, and nobody the holder; but its word may have arrived meanwhile.
+        """
         self.tell_lost(lease)
-        if not refused.holder or self.port.monotonic() >= min(lease.deadline, lease.ends):
+        taken = refused.holder and self.port.monotonic() < min(lease.deadline, lease.ends)
+        if not taken and not lease.seized:
             return refused
         lease.seized = True
         return lease.gone("nothing was written")
