@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from distributed_state.cold.store import Batch, ColdStore, Cursor
@@ -18,7 +18,7 @@ from distributed_state.telemetry import observed, several
 from distributed_state.warm import Place, Warm
 
 log = logging.getLogger(__name__)
-_ENTRIES_A_PASS, _BYTES_A_PASS = 8000, 32 * 2**20
+_ENTRIES_A_PASS, _BYTES_A_PASS, _BYTES_TOGETHER = 8000, 32 * 2**20, 2**20
 _ASIDE_SECONDS = 15.0
 
 
@@ -40,6 +40,7 @@ class Archiver:
         )
         self._job: Job | None = None
         self.archived = 0
+        self.behind = False  # whether the last pass left entries in a journal that it read
         self.diverged: dict[int, str] = {}
         self.telemetry = warm.telemetry
         self.places: dict[int, Place] = {}  # as last seen
@@ -146,27 +147,29 @@ class Archiver:
         batches: list[tuple[Cursor, Batch]] = []
         size = 0
         settled: dict[int, tuple[str, list[Entry]]] = {}
-        for partition in random.sample(partitions, len(partitions)):
+        self.behind = False
+        for some in self._groups(partitions):
             if size > _BYTES_A_PASS:
+                self.behind = True
                 break  # the others have their turn in the next pass
-            epoch, end, entries = await self._warm.journal(self._keys.partition(partition), most)
-            if not epoch:
-                self.diverged[partition] = "Redis was emptied"
-                continue
-            known = self._cursors.get(partition)
-            cursor = await self._cursor(partition, epoch)
-            if cursor is None:
-                continue
-            fresh = self._continue(cursor, cursor is known, end, entries, len(entries) < most)
-            if fresh is None:
-                continue
-            if not entries:
-                continue
-            settled[partition] = (epoch, entries)
-            size += entries[-1].total_bytes - entries[0].total_bytes
-            if fresh:
-                self.oldest[partition] = fresh[0].time_ms
-                batches.append((cursor, Batch(partition, epoch, cursor.offset, fresh)))
+            journals = await self._warm.journals([self._keys.partition(each) for each in some], most)
+            for partition, (epoch, end, entries) in zip(some, journals, strict=True):
+                self.behind = self.behind or len(entries) == most
+                if not epoch:
+                    self.diverged[partition] = "Redis was emptied"
+                    continue
+                known = self._cursors.get(partition)
+                cursor = await self._cursor(partition, epoch)
+                if cursor is None:
+                    continue
+                fresh = self._continue(cursor, cursor is known, end, entries, len(entries) < most)
+                if fresh is None or not entries:
+                    continue
+                settled[partition] = (epoch, entries)
+                size += entries[-1].total_bytes - entries[0].total_bytes
+                if fresh:
+                    self.oldest[partition] = fresh[0].time_ms
+                    batches.append((cursor, Batch(partition, epoch, cursor.offset, fresh)))
         moved = await self._port.sql(self._cold.archive, [batch for _, batch in batches]) if batches else set()
         count = 0
         for cursor, batch in batches:
@@ -182,6 +185,20 @@ class Archiver:
         await self._settle(settled)
         self.archived += count
         return count
+
+    def _groups(self, partitions: Sequence[int]) -> Iterator[list[int]]:
+        """The partitions in random order, those together whose journals are read in one round trip."""
+        group: list[int] = []
+        size = 0
+        for partition in random.sample(partitions, len(partitions)):
+            place = self.places.get(partition)
+            group.append(partition)
+            size += place.waiting if place else 0
+            if size > _BYTES_TOGETHER:
+                yield group
+                group, size = [], 0
+        if group:
+            yield group
 
     async def _cursor(self, partition: int, epoch: str) -> Cursor | None:
         cursor = self._cursors.get(partition)
@@ -257,7 +274,8 @@ class Archiver:
             except StateError as error:
                 moved, pause = 0, min(pause * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
-            if not moved:
+            if not moved or not self.behind:
+                # Together, commits are archived at a fraction of the cost.
                 await self._port.sleep(pause)
 
     async def _look_aside(self) -> None:

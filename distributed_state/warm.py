@@ -24,7 +24,7 @@ from distributed_state.errors import (
 )
 from distributed_state.keys import PartitionKeys, RecordKeys
 from distributed_state.model import LIFETIME, Entry, Loaded
-from distributed_state.port import Call, Port, Script
+from distributed_state.port import Call, Port, Script, Words
 from distributed_state.settings import Settings
 from distributed_state.telemetry import Telemetry, observed, several
 
@@ -37,6 +37,7 @@ EMIT, ADVANCE, BEAT, PRUNE = Script("emit"), Script("advance"), Script("beat"), 
 DUE, DEFER, FILL, REDACT = Script("due"), Script("defer"), Script("fill"), Script("redact")
 ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
 
+Journal = tuple[str, int, list[Entry]]
 _TOKEN_MS = 30_000
 _REFUSALS = (
     *("backpressure", "conflict", "deleted", "epoch", "exists"),
@@ -289,13 +290,8 @@ class Warm:
     def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
         """Keys and arguments of read.lua."""
         known = "" if version is None else version
-        return [names.record, names.hydration, names.meta], [
-            epoch,
-            known,
-            f"{self.replica}.{next(self.count)}",
-            _TOKEN_MS,
-            self._ttl_ms,
-        ]
+        arguments = [epoch, known, f"{self.replica}.{next(self.count)}", _TOKEN_MS, self._ttl_ms]
+        return [names.record, names.hydration, names.meta], arguments
 
     def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
         """Read the answer of read.lua."""
@@ -354,15 +350,19 @@ class Warm:
             places[keys.partition] = Place((answer[0] or b"").decode(), offset, archived, written - settled)
         return places
 
-    async def journal(self, keys: PartitionKeys, count: int) -> tuple[str, int, list[Entry]]:
-        """The epoch and last offset of a partition and the oldest entries of its journal; '' if it was emptied."""
-        before, rows, after = await self.port.exchange(
-            [
+    async def journals(self, partitions: Sequence[PartitionKeys], count: int) -> list[Journal]:
+        """The epochs and last offsets of partitions and the oldest entries of their journals; '' if it was emptied."""
+        commands: list[Words] = []
+        for keys in partitions:
+            commands += [
                 (b"HMGET", keys.meta, b"epoch", b"offset"),
                 (b"XRANGE", keys.journal, b"-", b"+", b"COUNT", count),
                 (b"HGET", keys.meta, b"epoch"),
             ]
-        )
+        answers = await self.port.exchange(commands)
+        return [self._journal(keys, *answers[at * 3 : at * 3 + 3]) for at, keys in enumerate(partitions)]
+
+    def _journal(self, keys: PartitionKeys, before: Any, rows: Any, after: Any) -> Journal:
         for answer in (before, rows, after):
             if isinstance(answer, Exception):
                 raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer

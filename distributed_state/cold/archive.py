@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, exc, insert, literal, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, literal, select, update
 
 from distributed_state.cold import bulk, heads, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
@@ -57,18 +57,32 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
 
 def archive(connection: Connection, namespace: str, batches: Iterable[Batch], snapshot_every: int) -> set[int]:
     """Archive the batches whose cursor is where they begin; return their partitions."""
-    # In one order everywhere: archivers that share partitions wait for each other, but never in a circle.
-    ordered = sorted((batch for batch in batches if batch.entries), key=lambda batch: batch.partition)
-    moved = [batch for batch in ordered if _move(connection, namespace, batch)]
+    moved = _moved(connection, namespace, [batch for batch in batches if batch.entries])
     _Intake(connection, namespace).take(moved, snapshot_every)
     return {batch.partition for batch in moved}
 
 
-def _move(connection: Connection, namespace: str, batch: Batch) -> bool:
-    c, last = tables.cursors.c, batch.entries[-1]
-    here = and_(c.namespace == namespace, c.partition == batch.partition, c.epoch == batch.epoch)
-    moved = update(tables.cursors).where(here, c.offset == batch.from_offset, c.closed.is_(False))
-    return connection.execute(moved.values(offset=last.offset, event=_storable(last.event))).rowcount == 1
+def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> list[Batch]:
+    """The batches, one of a partition, that continue what is archived; their cursors are moved."""
+    c = tables.cursors.c
+    here = and_(c.namespace == namespace, c.partition.in_([batch.partition for batch in batches]), c.closed.is_(False))
+    # In one order everywhere: archivers that share partitions wait for each other, but never in a circle.
+    found = connection.execute(
+        select(c.partition, c.epoch, c.offset).where(here).order_by(c.partition).with_for_update()
+    )
+    at = {(partition, epoch): offset for partition, epoch, offset in found}
+    moved = [batch for batch in batches if at.get((batch.partition, batch.epoch)) == batch.from_offset]
+    if moved:
+        change = update(tables.cursors).where(
+            c.namespace == namespace, c.partition == bindparam("p"), c.epoch == bindparam("e")
+        )
+        rows = [
+            {"p": batch.partition, "e": batch.epoch, "o": last.offset, "id": _storable(last.event)}
+            for batch in moved
+            for last in batch.entries[-1:]
+        ]
+        connection.execute(change.values(offset=bindparam("o"), event=bindparam("id")), rows)
+    return moved
 
 
 class _Intake:

@@ -192,7 +192,7 @@ async def test_without_the_compare_and_set_the_overtaken_archiver_writes(
 ) -> None:
     """Negative control of G4: what came twice is refused by the table and lands in quarantine."""
     store = await quiet(opener)
-    monkeypatch.setattr(archiving, "_move", lambda connection, namespace, batch: True)
+    monkeypatch.setattr(archiving, "_moved", lambda connection, namespace, batches: list(batches))
     with pytest.raises(AssertionError):
         await two_with_one_batch(store)
 
@@ -214,7 +214,7 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
 
     cold.archive = fail
     if trim_first:
-        epoch, _, entries = await archiver._warm.journal(core(store).keys.partition(keys.partition), 100)
+        [(epoch, _, entries)] = await archiver._warm.journals([core(store).keys.partition(keys.partition)], 100)
         await archiver._settle({keys.partition: (epoch, entries)})
     with suppress(ColdUnavailable):
         await asyncio.wait_for(store.archive(), 5)

@@ -409,7 +409,7 @@ def test_without_the_compare_and_set_events_would_be_told_twice(
     cold: ColdStore, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: then only the key of the table is left, and what came twice lands in quarantine."""
-    monkeypatch.setattr(archive, "_move", lambda connection, namespace, batch: True)
+    monkeypatch.setattr(archive, "_moved", lambda connection, namespace, batches: list(batches))
     journal.tell(b"1 lock.lost client:web")
     assert cold.archive([journal.batch()]) == cold.archive([journal.batch()]) == {0}
     assert len(cold.audit(EVERYTHING)) == 1
