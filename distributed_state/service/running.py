@@ -6,6 +6,7 @@ It listens from the first, so that whoever watches it sees that it is alive, and
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -91,7 +92,7 @@ async def _run(
     with _hearing(stopping):
         config = uvicorn.Config(
             service.app, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
-            server_header=False, timeout_keep_alive=_KEEP_ALIVE,
+            server_header=False, proxy_headers="FORWARDED_ALLOW_IPS" in os.environ, timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=int(limits.drain) + 5,
         )  # fmt: skip
         server = Server(config)
@@ -100,6 +101,9 @@ async def _run(
             store = await _unless(stopping, open_patiently(open_store, wait))
             if store is not None:
                 service.begin(store)
+                # A full collection would look at all that was loaded until now, and nothing is answered meanwhile.
+                gc.collect()
+                gc.freeze()
                 told(f"serving on {_shown(listener)}")
                 await _unless(stopping, asyncio.shield(serving))
         finally:
