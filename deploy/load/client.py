@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
+from itertools import cycle
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -84,48 +86,48 @@ class Client:
     """A pool of connections to several workers, used in turn."""
 
     def __init__(self, targets: Sequence[Target], *, connections: int = 128, timeout: float = 10.0) -> None:
-        self._targets, self._next, self._timeout = list(targets), 0, timeout
-        self._idle: deque[Connection] = deque()
+        self._timeout = timeout
+        # Not all clients begin with the same worker, and each asks all of them in turn, however few its connections.
+        self._turn = cycle(random.sample(list(targets), len(targets)))
+        self._idle: dict[Target, deque[Connection]] = {each: deque() for each in targets}
         self._free = asyncio.Semaphore(connections)
 
     async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Ask one of the workers. Raises Broken, OSError or TimeoutError, after which nothing is known."""
         data = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(data)}\r\n\r\n"
+        target = next(self._turn)
         async with self._free:
             connection: Connection | None = None
             answered = False
             try:
                 async with asyncio.timeout(self._timeout):
-                    connection = await self._connection()
+                    connection = await self._connection(target)
                     status, answer = await connection.request(head.encode() + data)
                 answered = True
             finally:
                 if connection is not None and not connection.closed:
                     if answered:
-                        self._idle.append(connection)
+                        self._idle[target].append(connection)
                     else:
                         connection.close()
         return status, json.loads(answer) if answer else None
 
-    async def _connection(self) -> Connection:
-        while self._idle:
-            connection = self._idle.popleft()
+    async def _connection(self, target: Target) -> Connection:
+        idle = self._idle[target]
+        while idle:
+            connection = idle.pop()
             if not connection.closed:
                 return connection
-        _, protocol = await asyncio.get_running_loop().create_connection(Connection, *self._target())
+        _, protocol = await asyncio.get_running_loop().create_connection(Connection, *target)
         return protocol
-
-    def _target(self) -> Target:
-        self._next += 1
-        return self._targets[self._next % len(self._targets)]
 
     async def events(self, path: str) -> AsyncIterator[dict[str, Any] | None]:
         """Server-sent events as they come, None once the stream stands; after a break it goes on where it was."""
         last = ""
         while True:
             with suppress(OSError, asyncio.IncompleteReadError, ValueError):
-                reader, writer = await asyncio.open_connection(*self._target(), limit=2**22)
+                reader, writer = await asyncio.open_connection(*next(self._turn), limit=2**22)
                 try:
                     again = f"Last-Event-ID: {last}\r\n" if last else ""
                     writer.write(f"GET {path} HTTP/1.1\r\nHost: load\r\n{again}\r\n".encode())
@@ -144,5 +146,6 @@ class Client:
 
     def close(self) -> None:
         """Close what is idle."""
-        while self._idle:
-            self._idle.pop().close()
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().close()
