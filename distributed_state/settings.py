@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     slow_handler: float = Field(0.1, gt=0, description="a handler of events that takes longer is logged")
     beat: float = Field(2.0, ge=0, le=3600, description="pause between two heartbeats; lost after three; 0: none")
     archiver: bool = Field(True, description="archive, and end sessions, in the background of this process")
-    archive_every: float = Field(0.2, gt=0, description="pause between two looks at an idle journal")
+    archive_every: float = Field(0.2, gt=0, description="pause between two passes that leave nothing behind")
     archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")
     snapshot_every: int = Field(100, ge=1, description="versions between two snapshots of a record in SQL")
     migrate: bool = Field(True, description="bring the SQL schema up to date at open")

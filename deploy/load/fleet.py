@@ -16,35 +16,24 @@ from pathlib import Path
 from distributed_state.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
 
 _ROOT = Path(__file__).parents[2]
+_COMMAND = [sys.executable, "-m", "distributed_state"]
 _AGAIN, _START = 0.3, 60.0
 
 
-class LocalWorker:
-    """A process that serves; killed, it is started again on its port."""
+class Child:
+    """A process of the command line that is started again if it ends."""
 
-    def __init__(self, words: list[str], folder: Path) -> None:
-        self.port = free_port()
-        self._words, self._log = words, folder / f"worker-{self.port}.log"
+    def __init__(self, name: str, words: list[str], folder: Path) -> None:
+        self._words, self._log = words, folder / f"{name}.log"
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "distributed_state", *self._words]
-        command += ["serve", "--host", "127.0.0.1", "--port", str(self.port), "--notice", "0.1"]
-        path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
         with self._log.open("ab") as log:
             # Its own session: a Ctrl-C in the terminal is for us, who then end it.
             return subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=os.environ | {"PYTHONPATH": path},
+                [*_COMMAND, *self._words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env=_environment(),
             )  # fmt: skip
-
-    def ready(self) -> bool:
-        """Whether it reaches its servers."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=2)
-        with suppress(OSError, HTTPException):
-            connection.request("GET", "/readyz")
-            return connection.getresponse().status == 200
-        return False
 
     def begin_again(self) -> None:
         """Start it if it has ended."""
@@ -56,19 +45,35 @@ class LocalWorker:
         return self._log.read_bytes()[-1500:].decode("utf-8", "replace")
 
 
+class LocalWorker(Child):
+    """A worker that serves; killed, it is started again on its port."""
+
+    def __init__(self, words: list[str], folder: Path) -> None:
+        self.port = free_port()
+        words = [*words, "serve", "--host", "127.0.0.1", "--port", str(self.port), "--notice", "0.1"]
+        super().__init__(f"worker-{self.port}", words, folder)
+
+    def ready(self) -> bool:
+        """Whether it reaches its servers."""
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=2)
+        with suppress(OSError, HTTPException):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        return False
+
+
 class LocalFleet:
-    """Redis or Valkey with an append-only file, PostgreSQL, and workers."""
+    """Redis or Valkey with an append-only file, PostgreSQL, workers and an archiver."""
 
     def __init__(
         self, redis: RedisServer, postgres: PostgresServer, namespace: str, workers: int, folder: Path
     ) -> None:
         self.redis, self.postgres, self.namespace = redis, postgres, namespace
         words = ["--url", redis.url, "--archive", postgres.url, "--namespace", namespace]
-        subprocess.run(
-            [sys.executable, "-m", "distributed_state", *words, "migrate"], check=True, capture_output=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])},
-        )  # fmt: skip
+        subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment())
+        # As in docker-compose.yml: workers serve, archivers archive.
         self.workers = [LocalWorker(words, folder) for _ in range(workers)]
+        self.archiver = Child("archiver", [*words, "archiver"], folder)
         self._killed = 0
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._supervise, daemon=True)
@@ -90,12 +95,13 @@ class LocalFleet:
 
     def _supervise(self) -> None:
         while not self._ended.wait(_AGAIN):
-            for worker in self.workers:
-                worker.begin_again()
+            for child in (*self.workers, self.archiver):
+                child.begin_again()
 
     def cpu(self) -> dict[str, float]:
         """Seconds of CPU that each part took since it began; empty where /proc is not there."""
         parts = {"workers": [worker.process.pid for worker in self.workers], "Redis": [self.redis.pid]}
+        parts |= {"the archiver": [self.archiver.process.pid]}
         parts |= {"PostgreSQL": _family(self.postgres.pid), "the generator": _family(os.getpid(), "multiprocessing")}
         return {name: sum(map(_cpu, pids)) for name, pids in parts.items()} if Path("/proc/self/stat").exists() else {}
 
@@ -127,15 +133,20 @@ class LocalFleet:
         self._ended.set()
         if self._watch.is_alive():
             self._watch.join()
-        for worker in self.workers:
-            worker.process.send_signal(signal.SIGTERM)
+        for child in (*self.workers, self.archiver):
+            child.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 8
-        for worker in self.workers:
+        for child in (*self.workers, self.archiver):
             try:
-                worker.process.wait(max(deadline - time.monotonic(), 0.1))
+                child.process.wait(max(deadline - time.monotonic(), 0.1))
             except subprocess.TimeoutExpired:
-                worker.process.kill()
-                worker.process.wait()
+                child.process.kill()
+                child.process.wait()
+
+
+def _environment() -> dict[str, str]:
+    path = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "DISTRIBUTED_STATE_ARCHIVER": "false"}
 
 
 def _family(pid: int, called: str = "") -> list[int]:

@@ -77,11 +77,16 @@ class Caller:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
-    async def begin(self, id: str, due: float, fields: dict[str, Any] | None = None) -> None:
-        """Begin a conversation. If it exists already, an earlier attempt did it: ids are never used twice."""
-        body = {"id": id, "fields": fields or {}}
-        await self.until_answered(due, "POST", "/conversations", body, fine=(201, 409))
-        self.of(id).acks.append((1, "n"))
+    async def begin(self, id: str | None, due: float, fields: dict[str, Any] | None = None) -> str:
+        """Begin a conversation and return its id, which the worker chooses if none is given.
+
+        If one of ours exists already, an earlier attempt began it: ids are never used twice.
+        """
+        body: dict[str, Any] = {"fields": fields or {}} | ({"id": id} if id else {})
+        answer = await self.until_answered(due, "POST", "/conversations", body, fine=(201, 409) if id else (201,))
+        begun = id or str(answer["id"])
+        self.of(begun).acks.append((1, "n"))
+        return begun
 
     async def turn(self, id: str, turn: str, due: float) -> None:
         """One turn, of which is noted what became of it."""
@@ -138,9 +143,7 @@ class Chat(Scenario):
     async def _new(self, due: float) -> Talk:
         self._begun += 1
         source = (self._begun * 7 + self.caller.process) % len(self.caller.source)
-        talk = Talk(f"{self.name}-{self._begun}", source)
-        await self.caller.begin(talk.id, due)
-        return talk
+        return Talk(await self.caller.begin(None, due), source)
 
 
 class Reads(Scenario):

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from sqlalchemy import BigInteger, Connection, and_, case, column, func, or_, select, values
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, column, func, or_, select, values
 
 from distributed_state import lineage
 from distributed_state.cold.bulk import Row, chunks
@@ -88,15 +90,21 @@ def load(connection: Connection, namespace: str, record: str, window: int, ops_s
 
 
 def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
-    r, s = records.c, snapshots.c
+    wanted = {"wanted_namespace": namespace, "wanted": record, "names": [record, hashed(namespace, record)]}
+    rows = {row["record"]: row for row in connection.execute(_head(), wanted).mappings()}
+    return rows.get(record) or next(iter(rows.values()), None)
+
+
+@cache
+def _head() -> Select[Any]:
+    """Made once: this is what a new session waits for, and making it takes as long as executing it."""
+    r, s, namespace = records.c, snapshots.c, bindparam("wanted_namespace", type_=TEXT)
     # Neither depends on the row found: PostgreSQL looks the snapshot up by its key, and could otherwise hash them all.
-    same = and_(s.namespace == namespace, s.record == record)
+    same = and_(s.namespace == namespace, s.record == bindparam("wanted", type_=TEXT))
     latest = select(func.max(s.version)).where(same).scalar_subquery()
     query = select(r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms, s.version.label("base"), s.data)
     query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
-    query = query.where(r.namespace == namespace, r.record.in_([record, hashed(namespace, record)]))
-    rows = {row["record"]: row for row in connection.execute(query).mappings()}
-    return rows.get(record) or next(iter(rows.values()), None)
+    return query.where(r.namespace == namespace, r.record.in_(bindparam("names", expanding=True, type_=TEXT)))
 
 
 def _fields(snapshot: bytes) -> dict[bytes, bytes]:

@@ -56,8 +56,9 @@ class Forgetful(BaseHTTPRequestHandler):
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.lock:
             if self.path == "/conversations":
-                self.kept[given["id"]] = []
-                return self._answer(201, {"id": given["id"], "version": 1})
+                id = given.get("id") or f"of-the-worker-{len(self.kept)}"
+                self.kept[id] = []
+                return self._answer(201, {"id": id, "version": 1})
             cls = type(self)
             cls.turns += 1
             id = self.path.split("/")[2]
