@@ -176,14 +176,12 @@ class Warm:
     ) -> Committed | Cold | Swap | Uninitialised:
         """Send a write, again and again while answers are lost. Raises what the server refused it for."""
         if draft.creation == "*" and self._settings.retry_for > 0:
-            arguments = self._arguments(names, draft, op, listening)
             try:
-                answer, _ = await self._ask((COMMIT, self._keys(names, draft), arguments), behind)
+                answer, _ = await self._ask(self._call(names, draft, op, listening), behind)
                 return self.committed(names, draft, answer)
             except WarmUnavailable:
                 draft.creation = ""  # the record may be there, or have been archived and evicted: only SQL knows
-        arguments = self._arguments(names, draft, op, listening)
-        answer, _ = await self.ask((COMMIT, self._keys(names, draft), arguments), behind)
+        answer, _ = await self.ask(self._call(names, draft, op, listening), behind)
         return self.committed(names, draft, answer)
 
     @observed("commit_many", "warm", several)
@@ -191,10 +189,7 @@ class Warm:
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
     ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
-        calls = [
-            (COMMIT, self._keys(names, draft), self._arguments(names, draft, op, listening))
-            for names, draft, op, listening in writes
-        ]
+        calls = [self._call(*write) for write in writes]
         answers = await self.patiently(self.port.scripts, calls)
         results: list[Committed | Cold | Swap | Uninitialised | StateError] = []
         for (names, draft, _, _), answer in zip(writes, answers, strict=True):
@@ -204,7 +199,9 @@ class Warm:
                 results.append(error)
         return results
 
-    def _arguments(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> list[Any]:
+    def _call(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> Call:
+        """The call of commit.lua."""
+        told = self.told(names, draft)
         arguments: list[Any] = [
             draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
             draft.grip, draft.creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
@@ -215,9 +212,9 @@ class Warm:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
-        for step in self.told(names, draft):
+        for step in told:
             arguments += step
-        return arguments
+        return COMMIT, (*names.commit_keys, *names.event_keys) if told else names.commit_keys, arguments
 
     def told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
         """The steps beside the change, with those that go with a beginning."""
@@ -228,9 +225,6 @@ class Warm:
             if any(draft.lifetime) and not any(step == b"x" for step, _, _ in told):
                 told.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
         return told
-
-    def _keys(self, names: RecordKeys, draft: Draft) -> Sequence[bytes]:
-        return (*names.commit_keys, *names.event_keys) if self.told(names, draft) else names.commit_keys
 
     def committed(self, names: RecordKeys, draft: Draft, answer: list[Any]) -> Committed | Cold | Swap | Uninitialised:
         """Read the answer of commit.lua."""
@@ -308,7 +302,7 @@ class Warm:
         state = loaded.state
         lowest = loaded.messages[0][0] if loaded.messages else int(state.fields.get(b"#mn", b"0"))
         size = sum(len(name) + len(value) for name, value in state.fields.items() if name[:1] != b"#")
-        fields: list[Any] = [b"#v", state.version, b"#a", state.version, b"#md", lowest, b"#size", size]
+        fields: list[Any] = [b"#v", state.version, b"#md", lowest, b"#size", size]
         for name, value in state.fields.items():
             fields += (name, value)
         for number, data in loaded.messages:

@@ -412,9 +412,11 @@ class AsyncTurn(Transaction):
         form = entry.form
         changes.reserved(request, form.encode(kept, codec.decode_key(request)))
         known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
-        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
-        for name in oldest[: max(len(known) + 1 - self._tiers.settings.remembered_requests, 0)]:
-            changes.reserved(name, None)
+        too_many = len(known) + 1 - self._tiers.settings.remembered_requests
+        if too_many > 0:
+            oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
+            for name in oldest[:too_many]:
+                changes.reserved(name, None)
 
     def _open(self) -> Changes:
         if self.repeated:

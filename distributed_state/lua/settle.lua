@@ -8,20 +8,18 @@
 local record, meta = KEYS[1], KEYS[2]
 local epoch, version, ttl_ms, archived, recent = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 if redis.call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
-local head = redis.call('HMGET', record, '#v', '#a', '#mn', '#md')
+local head = redis.call('HMGET', record, '#v', '#mn', '#md')
 -- A record that is gone must not come back as a ghost of one field.
 if not head[1] then return {'gone'} end
--- The TTL first: PEXPIRE is carried out even at maxmemory, and it is what lets Redis evict.
+-- A TTL says that the record is archived whole. PEXPIRE is carried out even at maxmemory, and lets Redis evict.
 if tonumber(head[1]) == version then redis.call('PEXPIRE', record, ttl_ms) end
-local lowest = tonumber(head[4] or '0')
-local keep_from = math.min(archived, tonumber(head[3] or '0') - recent)
+local before = tonumber(head[3] or '0')
+local lowest, keep_from = before, math.min(archived, tonumber(head[2] or '0') - recent)
 while lowest < keep_from do
   local names, stop = {}, math.min(keep_from, lowest + 5000)
   for number = lowest, stop - 1 do names[#names + 1] = '#m' .. string.format('%d', number) end
   redis.call('HDEL', record, unpack(names))
   lowest = stop
 end
-if version > tonumber(head[2] or '0') then
-  redis.pcall('HSET', record, '#a', ARGV[2], '#md', string.format('%d', lowest))
-end
+if lowest > before then redis.pcall('HSET', record, '#md', string.format('%d', lowest)) end
 return {'ok'}

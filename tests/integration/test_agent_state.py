@@ -414,17 +414,17 @@ async def test_a_save_carries_as_much_however_long_the_conversation_is(
 ) -> None:
     carried: list[int] = []
     warm = tiers(store).warm
-    arguments = warm._arguments
+    call = warm._call
 
-    def counted(*given: Any) -> list[Any]:
-        found = arguments(*given)
-        carried.append(sum(len(each) if isinstance(each, (bytes, str)) else len(str(each)) for each in found))
+    def counted(*given: Any) -> Any:
+        found = call(*given)
+        carried.append(sum(len(each) if isinstance(each, (bytes, str)) else len(str(each)) for each in found[2]))
         return found
 
     sent, changes = [], []
     for session, state in await long_and_short(store):
         with monkeypatch.context() as patch:
-            patch.setattr(warm, "_arguments", counted)
+            patch.setattr(warm, "_call", counted)
             await session.save_state(state.record_observation("so", a_call()))
         sent.append(carried.pop())
         assert not carried, "one commit"

@@ -48,7 +48,7 @@ def stored(store: Any, id: str = "s") -> dict[bytes, bytes]:
 def written(store: Any) -> tuple[dict[bytes, bytes], list[Any]]:
     """What a commit writes; without what the archiver notes in passing, which is at work meanwhile."""
     with redis_of(store) as client:
-        record = {name: value for name, value in stored(store).items() if name not in (b"#a", b"#md")}
+        record = {name: value for name, value in stored(store).items() if name != b"#md"}
         return record, client.hmget(names(store, "s").meta, "epoch", "offset", "bytes")
 
 
