@@ -1,17 +1,18 @@
 """What bare redis-py reaches with the same commands. Law: no command is written by hand: a turn is watched.
 
 MONITOR shows what the server executed for one turn, inside of scripts too. That is made into scripts of nothing but
-these commands, which as many processes of blocking redis-py run as there are workers.
+these commands, which as many processes of bare redis-py run as there are workers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import re
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -19,10 +20,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import redis
+import redis.asyncio
 
-from distributed_state import StateStore
+from distributed_state import AsyncStateStore, StateStore
 
-SESSIONS = 200
+SESSIONS, TASKS = 200, 32
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 Messages = list[dict[str, Any]]
 
@@ -35,13 +37,35 @@ class Trip:
     words: tuple[bytes, ...]
     script: str
 
+    def names(self, id: str) -> list[str]:
+        """Its keys for a conversation."""
+        return [f"{{bare-{id}}}:{len(self.script)}:{key}" for key in range(self.keys)]
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """The scripts that begin a conversation, and those of one turn in its middle."""
+
+    create: list[Trip]
+    turn: list[Trip]
+
+    @property
+    def count(self) -> int:
+        """How many commands a turn is."""
+        return sum(trip.script.count("redis.call(") for trip in self.turn)
+
 
 def turn(session: Any, number: int, messages: Messages) -> None:
     """What the service does for a turn, without HTTP."""
     with session.turn(request_id=f"r{number}") as now:
-        now.append(*messages)
-        now.update({"turn": f"c:{number}"})
-        now.outcome = {"version": now.version + 1, "phase": now.phase}
+        taken(now, number, messages)
+
+
+def taken(now: Any, number: int, messages: Messages) -> None:
+    """What the service does in a turn."""
+    now.append(*messages)
+    now.update({"turn": f"c:{number}"})
+    now.outcome = {"version": now.version + 1, "phase": now.phase}
 
 
 def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[list[bytes]]]]:
@@ -67,14 +91,15 @@ def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[l
     raise RuntimeError("the server stopped telling what it executes")
 
 
-def trips(url: str, messages: Messages) -> list[Trip]:
-    """The scripts of one turn in the middle of a conversation."""
+def commands(url: str, messages: Messages) -> Commands:
+    """What the library sends."""
     with StateStore.open(url, archive="memory", namespace="watched", archiver=False, beat=0) as store:
         session = store.session("watched")
         for number in range(3):
             turn(session, number, messages)
-        calls = watched(url, lambda: turn(session, 3, messages))
-    return [_trip(words, commands) for words, commands in calls]
+        turns = watched(url, lambda: turn(session, 3, messages))
+        created = watched(url, lambda: store.session().create({}))
+    return Commands([_trip(*call) for call in created], [_trip(*call) for call in turns])
 
 
 def _trip(words: list[bytes], commands: list[list[bytes]]) -> Trip:
@@ -112,39 +137,82 @@ def rounds_of(found: list[Trip]) -> list[list[Trip]]:
     return [each for each in (found[:commit], found[commit:]) if each]
 
 
-def _bare(url: str, process: int, found: list[Trip], seconds: float, barrier: Any) -> int:
+def _blocking(url: str, process: int, found: Commands, seconds: float, barrier: Any) -> int:
+    """Turns of bare redis-py, one after the other."""
     client = redis.Redis.from_url(url)
-    shas = {trip.script: client.script_load(trip.script) for trip in found}
-    together = rounds_of(found)
+    shas = {trip.script: client.script_load(trip.script) for trip in found.turn}
+    together = rounds_of(found.turn)
     barrier.wait()
     end = time.monotonic() + seconds
     for number in count():
         if time.monotonic() > end:
             return number
-        tag = f"{{bare-{process}-{number % SESSIONS}}}"
         for trips in together:
             with client.pipeline(transaction=False) as pipe:
                 for trip in trips:
-                    keys = (f"{tag}:{len(trip.script)}:{key}" for key in range(trip.keys))
-                    pipe.evalsha(shas[trip.script], trip.keys, *keys, *trip.words)
+                    names = trip.names(f"{process}-{number % SESSIONS}")
+                    pipe.evalsha(shas[trip.script], trip.keys, *names, *trip.words)
                 pipe.execute()
     return 0
 
 
+def _asyncio(url: str, process: int, found: Commands, seconds: float, barrier: Any) -> int:
+    """Turns of bare redis-py, several at a time."""
+
+    async def run() -> int:
+        client = redis.asyncio.Redis.from_url(url)
+        shas = {trip.script: await client.script_load(trip.script) for trip in found.turn}
+        together = rounds_of(found.turn)
+
+        async def one(number: int) -> None:
+            for trips in together:
+                async with client.pipeline(transaction=False) as pipe:
+                    for trip in trips:
+                        names = trip.names(f"{process}-{number % SESSIONS}")
+                        pipe.evalsha(shas[trip.script], trip.keys, *names, *trip.words)
+                    await pipe.execute()
+
+        done = await _several(one, seconds, barrier)
+        await client.aclose()
+        return done
+
+    return asyncio.run(run())
+
+
 def _library(url: str, process: int, messages: Messages, seconds: float, barrier: Any) -> int:
-    run = time.time_ns()
-    # Nobody archives it, as nobody archives what the bare processes write.
-    with StateStore.open(url, archive="memory", namespace=f"library-{run}-{process}", archiver=False) as store:
-        sessions = [store.session(f"session-{number}") for number in range(SESSIONS)]
-        for session in sessions:
-            turn(session, -1, messages)
-        barrier.wait()
-        end = time.monotonic() + seconds
-        for number in count():
-            if time.monotonic() > end:
-                return number
-            turn(sessions[number % SESSIONS], number, messages)
-    return 0
+    """Turns of the library, several at a time, as a worker has them."""
+
+    async def run() -> int:
+        # Nobody archives it, as nobody archives what the bare processes write.
+        given: dict[str, Any] = {"archive": "memory", "archiver": False}
+        namespace = f"library-{time.time_ns()}-{process}"
+        async with await AsyncStateStore.open(url, namespace=namespace, **given) as store:
+            sessions = [store.session(f"session-{number}") for number in range(SESSIONS)]
+
+            async def one(number: int) -> None:
+                async with sessions[number % SESSIONS].turn(request_id=f"r{number}") as now:
+                    taken(now, number, messages)
+
+            for number in range(SESSIONS):
+                await one(-1 - number)
+            return await _several(one, seconds, barrier)
+
+    return asyncio.run(run())
+
+
+async def _several(one: Callable[[int], Awaitable[None]], seconds: float, barrier: Any) -> int:
+    """Run this for so long, TASKS at a time; how often it was done."""
+    await asyncio.to_thread(barrier.wait)
+    numbers, end, done = count(), time.monotonic() + seconds, 0
+
+    async def some() -> None:
+        nonlocal done
+        while time.monotonic() < end:
+            await one(next(numbers))
+            done += 1
+
+    await asyncio.gather(*(some() for _ in range(TASKS)))
+    return done
 
 
 def _told(pipe: Any, call: Callable[..., int], *given: Any) -> None:
@@ -176,12 +244,16 @@ def _together(
 
 
 def compared(
-    url: str, processes: int, messages: Messages, *, seconds: float = 2.0, rounds: int = 3
-) -> tuple[float, float, list[Trip]]:
-    """Turns a second of bare redis-py and of the library without HTTP, in turn, medians; and the scripts."""
-    found = trips(url, messages)
-    bare, library = [], []
+    url: str, processes: int, messages: Messages, found: Commands, *, seconds: float = 2.0, rounds: int = 3
+) -> dict[str, float]:
+    """Turns a second without HTTP, by who takes them, in turn, medians."""
+    ways: dict[str, tuple[Callable[..., int], Any]] = {
+        "blocking redis-py": (_blocking, found), "redis-py on asyncio": (_asyncio, found),
+        "library": (_library, messages),
+    }  # fmt: skip
+    measured: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
-        bare.append(_together(processes, seconds, _bare, lambda at: (url, at, found)))
-        library.append(_together(processes, seconds, _library, lambda at: (url, at, messages)))
-    return statistics.median(bare), statistics.median(library), found
+        for name, (call, given) in ways.items():
+            taken = _together(processes, seconds, call, lambda at, given=given: (url, at, given))
+            measured[name].append(taken)
+    return {name: statistics.median(each) for name, each in measured.items()}

@@ -37,6 +37,11 @@ class Crew:
         self._processes: list[Any] = []
         self._phases = 0
 
+    @property
+    def processes(self) -> int:
+        """How many there are."""
+        return len(self._setups)
+
     def __enter__(self) -> Crew:
         context = multiprocessing.get_context("spawn")
         for setup in self._setups:

@@ -61,22 +61,42 @@ def best(steps: list[Result], max_p99: float) -> Result | None:
     return max((step for step in steps if carried(step, max_p99)), key=lambda step: step.per_second, default=None)
 
 
-def compared(fleet: LocalFleet, source: Source, at_knee: Result | None) -> list[Figure]:
-    """Turns a second over HTTP and without, beside bare redis-py."""
-    count, messages = len(fleet.workers), source[0][min(1, len(source[0]) - 1)]
-    bare, library, trips = baseline.compared(fleet.redis.url, count, messages)
-    commands = sum(trip.script.count("redis.call(") for trip in trips)
-    beside = f"{bare:,.0f}/s: {count} redis-py processes, the same {commands} commands in as many round trips"
+def compared(fleet: LocalFleet, source: Source, commands: baseline.Commands) -> Figure:
+    """Turns a second of the library alone, beside bare redis-py."""
+    count = len(fleet.workers)
+    found = baseline.compared(fleet.redis.url, count, _messages(source), commands)
+    library = found.pop("library")
+    name = max(found, key=lambda each: found[each])
+    beside = f"{found[name]:,.0f}/s: {count} processes of {name}, the same {commands.count} commands"
+    return share(f"turns/s of the library, {count} processes, no HTTP, no archiving", library, found[name], beside)
 
-    def row(name: str, measured: float) -> Figure:
-        share = measured / bare
-        return Figure(name, f"{measured:,.0f}/s, {share:.0%}", beside, ">= 60%", share >= 0.6)
 
-    rows = [row(f"turns/s of the library, {count} processes, no HTTP, no archiving", library)]
-    if at_knee is not None:
-        rows.append(row(f"turns/s at the knee over HTTP, {count} workers, archiving", at_knee.per_second))
-        rows.append(Figure("p50 / p99 there", f"{at_knee.p50 * 1000:.1f} / {at_knee.p99 * 1000:.1f} ms"))
-    return rows
+def commands(fleet: LocalFleet, source: Source) -> baseline.Commands:
+    """What the library asks of Redis."""
+    return baseline.commands(fleet.redis.url, _messages(source))
+
+
+def _messages(source: Source) -> list[dict[str, Any]]:
+    return source[0][min(1, len(source[0]) - 1)]
+
+
+def share(name: str, measured: float, whole: float, beside: str) -> Figure:
+    """What part of a bare alternative's turns a second ours are."""
+    return Figure(name, f"{measured:,.0f}/s, {measured / whole:.0%}", beside, ">= 60%", measured >= 0.6 * whole)
+
+
+def at_knees(ours: Result, bare: Result, workers: int, commands: baseline.Commands) -> list[Figure]:
+    """Both knees over HTTP."""
+    theirs = f"{workers} workers of Starlette and redis-py alone, the same {commands.count} commands"
+    beside = f"{bare.per_second:,.0f}/s: {theirs}"
+    return [
+        share(f"turns/s at the knee over HTTP, {workers} workers, archiving", ours.per_second, bare.per_second, beside),
+        Figure("p50 / p99 there", _latency(ours), f"{_latency(bare)} at theirs"),
+    ]
+
+
+def _latency(result: Result) -> str:
+    return f"{result.p50 * 1000:.1f} / {result.p99 * 1000:.1f} ms"
 
 
 def cpu(before: dict[str, float], after: dict[str, float], result: Result) -> Figure:

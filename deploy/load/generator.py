@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import time
 from dataclasses import dataclass
@@ -51,6 +52,8 @@ class Setup:
 def main(pipe: Connection, setup: Setup) -> None:
     """Serve the parent until it says so, or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, who then ends us
+    gc.collect()
+    gc.freeze()  # a full collection of all that is loaded would hold requests up that are due
     asyncio.run(Generator(pipe, setup).serve())
 
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,8 @@ from deploy.load import faults, figures
 from deploy.load.client import targets
 from deploy.load.crew import Crew, Lost
 from deploy.load.fleet import ComposeFleet, LocalFleet, local_fleet
-from deploy.load.reporting import Report, draw, show
+from deploy.load.measures import Result
+from deploy.load.reporting import Figure, Report, draw, show
 from deploy.load.scenarios import SCENARIOS
 from deploy.load.thresholds import Thresholds
 from deploy.load.verifying import Source
@@ -54,18 +56,22 @@ class Run:
     def ramp(self, scenario: str, start: float, max_p99: float) -> float | None:
         """Look for the knee; the rate there."""
         used = [self._cpu()]
-        for step in figures.knee(self.crew, scenario, start, _STEP, max_p99):
+        for step in self._steps(self.crew, scenario, start, max_p99):
             self.report.ramp.append(step)
             used.append(self._cpu())
-            said = "carried" if figures.carried(step, max_p99) else "too much"
-            self.console.print(
-                f"ramp: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
-            )
         found = figures.best(self.report.ramp, max_p99)
         if found and used[0]:
             at = self.report.ramp.index(found)
             self.report.figures.append(figures.cpu(used[at], used[at + 1], found))
         return found.rate if found else None
+
+    def _steps(self, crew: Crew, scenario: str, start: float, max_p99: float) -> Iterator[Result]:
+        for step in figures.knee(crew, scenario, start, _STEP, max_p99):
+            yield step
+            said = "carried" if figures.carried(step, max_p99) else "too much"
+            self.console.print(
+                f"ramp: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
+            )
 
     def _cpu(self) -> dict[str, float]:
         return self.fleet.cpu() if isinstance(self.fleet, LocalFleet) else {}
@@ -116,13 +122,30 @@ class Run:
         if not self.report.differences:
             self.report.verified += ": every one is there once"
 
-    def measure(self, max_p99: float) -> None:
+    def measure(self, scenario: str, max_p99: float) -> None:
         """The figures of a fleet of our own."""
+        found, report = figures.best(self.report.ramp, max_p99), self.report
+        with self.console.status("watching what a turn asks of Redis"):
+            commands = figures.commands(self.fleet, self.source)
+        if found is not None and scenario == "chat":
+            report.figures += self._beside_bare(scenario, found, commands, max_p99)
         with self.console.status("figures"):
-            found = figures.best(self.report.ramp, max_p99)
-            self.report.figures += figures.compared(self.fleet, self.source, found)
-            self.report.figures.append(figures.idle_bytes(self.fleet))
-            self.report.figures += figures.pages(self.fleet)
+            report.figures.append(figures.compared(self.fleet, self.source, commands))
+            report.figures.append(figures.idle_bytes(self.fleet))
+            report.figures += figures.pages(self.fleet)
+
+    def _beside_bare(self, scenario: str, ours: Result, commands: Any, max_p99: float) -> list[Figure]:
+        """The knee of workers without the library, under the same load."""
+        from deploy.load.bare import bare_workers  # needs what --local needs: the extra `serve`
+
+        count = len(self.fleet.workers)
+        with (
+            bare_workers(self.fleet.redis.url, count, commands) as urls,
+            Crew(self.crew.processes, "bare", targets(urls), self.source) as crew,
+        ):
+            self.console.print("the same of workers without the library")
+            bare = figures.best(list(self._steps(crew, scenario, ours.rate, max_p99)), max_p99)
+        return figures.at_knees(ours, bare, count, commands) if bare else []
 
     def close(self) -> None:
         """Put into the report what is known at the end, however it came."""
@@ -212,7 +235,7 @@ def main(
                 if verify:
                     run.verify()
                 if with_figures:
-                    run.measure(knee_p99)
+                    run.measure(chosen[0], knee_p99)
                 code = 0
             except KeyboardInterrupt:
                 code = INTERRUPTED
