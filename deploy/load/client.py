@@ -96,13 +96,12 @@ class Client:
         """Ask one of the workers. Raises Broken, OSError or TimeoutError, after which nothing is known."""
         data = b"" if body is None else json.dumps(body).encode()
         head = f"{method} {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(data)}\r\n\r\n"
-        target = next(self._turn)
         async with self._free:
             connection: Connection | None = None
             answered = False
             try:
                 async with asyncio.timeout(self._timeout):
-                    connection = await self._connection(target)
+                    target, connection = await self._connection()
                     status, answer = await connection.request(head.encode() + data)
                 answered = True
             finally:
@@ -113,14 +112,22 @@ class Client:
                         connection.close()
         return status, json.loads(answer) if answer else None
 
-    async def _connection(self, target: Target) -> Connection:
-        idle = self._idle[target]
-        while idle:
-            connection = idle.pop()
-            if not connection.closed:
-                return connection
-        _, protocol = await asyncio.get_running_loop().create_connection(Connection, *target)
-        return protocol
+    async def _connection(self) -> tuple[Target, Connection]:
+        """To the next worker, or where nobody listens to the one after it, as a balancer has it."""
+        for left in reversed(range(len(self._idle))):
+            target = next(self._turn)
+            idle = self._idle[target]
+            while idle:
+                connection = idle.pop()
+                if not connection.closed:
+                    return target, connection
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(Connection, *target)
+                return target, connection
+            except ConnectionRefusedError:
+                if not left:
+                    raise
+        raise Broken("no worker is named")
 
     async def events(self, path: str) -> AsyncIterator[dict[str, Any] | None]:
         """Server-sent events as they come, None once the stream stands; after a break it goes on where it was."""

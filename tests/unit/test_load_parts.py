@@ -226,7 +226,7 @@ class Worker:
         answer = self.answers.pop(0) if self.answers else 201 if path == "/conversations" else 200
         if isinstance(answer, Exception):
             raise answer
-        return answer, {"version": len(self.asked), "error": "Some"}
+        return answer, {"id": f"c{len(self.asked)}", "version": len(self.asked), "error": "Some"}
 
 
 def caller(worker: Worker, patience: float = 5.0) -> Caller:
