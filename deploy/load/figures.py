@@ -23,7 +23,7 @@ from deploy.load.verifying import Expected, Source, messages_of
 from distributed_state import StateStore
 from distributed_state.replay.verify import same
 
-_STEPS, _SETTLE = 9, 0.5
+_STEPS, _ATTEMPTS, _SETTLE = 9, 2, 0.5
 LISTED = 100_000
 _FILL = """
 insert into records (namespace, record, partition, scope, id, epoch, version, created_ms, updated_ms, deleted)
@@ -35,13 +35,17 @@ from generate_series(1, :count) n
 def knee(crew: Crew, scenario: str, start: float, seconds: float, max_p99: float) -> Iterator[Result]:
     """Raise the rate by half until it is not carried any more, then halve the distance: each step as it is measured.
 
-    A rate is carried if nothing fails, 97 % of it are answered, and the p99 is kept.
+    A rate is carried if nothing fails, 97 % of it are answered, and the p99 is kept; it has two attempts, because on a
+    machine that others use too one moment is enough to miss the last.
     """
     low, high, rate = 0.0, float("inf"), start
     for _ in range(_STEPS):
-        result = crew.run(scenario, rate, seconds, patience=2.0)
-        yield result
-        time.sleep(_SETTLE)
+        for _ in range(_ATTEMPTS):
+            result = crew.run(scenario, rate, seconds, patience=2.0)
+            yield result
+            time.sleep(_SETTLE)
+            if carried(result, max_p99):
+                break
         if carried(result, max_p99):
             low = rate
         else:
