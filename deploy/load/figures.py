@@ -16,7 +16,7 @@ import sqlalchemy
 from deploy.load import baseline
 from deploy.load.crew import Crew
 from deploy.load.fleet import LocalFleet
-from deploy.load.measures import Result
+from deploy.load.measures import Result, carried
 from deploy.load.reporting import Figure
 from deploy.load.scenarios import FIELDS
 from deploy.load.verifying import Expected, Source, messages_of
@@ -53,11 +53,6 @@ def knee(crew: Crew, scenario: str, start: float, seconds: float, max_p99: float
         if high < low * 1.12:
             return
         rate = low * 1.5 if high == float("inf") else (low * high) ** 0.5 if low else high / 2
-
-
-def carried(result: Result, max_p99: float) -> bool:
-    """Whether a rate was borne."""
-    return result.failed == 0 and result.per_second >= 0.97 * result.rate and result.p99 <= max_p99
 
 
 def best(steps: list[Result], max_p99: float) -> Result | None:

@@ -33,7 +33,7 @@ from deploy.load import faults, figures
 from deploy.load.client import targets
 from deploy.load.crew import Crew, Lost
 from deploy.load.fleet import ComposeFleet, LocalFleet, local_fleet
-from deploy.load.measures import Result
+from deploy.load.measures import Result, carried
 from deploy.load.reporting import Figure, Report, draw, show
 from deploy.load.scenarios import SCENARIOS
 from deploy.load.thresholds import Thresholds
@@ -68,7 +68,7 @@ class Run:
     def _steps(self, crew: Crew, scenario: str, start: float, max_p99: float) -> Iterator[Result]:
         for step in figures.knee(crew, scenario, start, _STEP, max_p99):
             yield step
-            said = "carried" if figures.carried(step, max_p99) else "too much"
+            said = "carried" if carried(step, max_p99) else "too much"
             self.console.print(
                 f"ramp: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
             )
@@ -144,7 +144,9 @@ class Run:
             Crew(self.crew.processes, "bare", targets(urls), self.source) as crew,
         ):
             self.console.print("the same of workers without the library")
-            bare = figures.best(list(self._steps(crew, scenario, ours.rate, max_p99)), max_p99)
+            for step in self._steps(crew, scenario, ours.rate, max_p99):
+                self.report.bare.append(step)
+        bare = figures.best(self.report.bare, max_p99)
         return figures.at_knees(ours, bare, count, commands) if bare else []
 
     def close(self) -> None:
@@ -208,7 +210,7 @@ def main(
         raise typer.Exit(2) from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     thresholds = Thresholds(max_p50, max_p99, min_rate, max_errors, max_recovery)
-    report = Report(_setting(source))
+    report = Report(_setting(source), max_p99=knee_p99)
     code = 1
     with ExitStack() as stack:
         try:

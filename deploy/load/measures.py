@@ -106,6 +106,11 @@ class Result:
         return asdict(self)
 
 
+def carried(result: Result, max_p99: float) -> bool:
+    """Whether a rate was borne."""
+    return result.failed == 0 and result.per_second >= 0.97 * result.rate and result.p99 <= max_p99
+
+
 class Timeline:
     """When requests were answered, in seconds from the start of the whole run."""
 

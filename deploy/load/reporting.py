@@ -8,12 +8,15 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from deploy.load.faults import Broke
-from deploy.load.measures import Result
+from deploy.load.measures import Result, carried
+
+_BEFORE = 8.0  # seconds of the timeline before the first fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class Report:
     setting: dict[str, Any]
     results: list[Result] = field(default_factory=list)
     ramp: list[Result] = field(default_factory=list)
+    bare: list[Result] = field(default_factory=list)  # the ramp of workers without the library
+    max_p99: float = 0.0
     broke: list[Broke] = field(default_factory=list)
     recoveries: list[float | None] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
@@ -55,7 +60,7 @@ class Report:
 
 def show(console: Console, report: Report) -> None:
     """Print the tables."""
-    for title, results in (("ramp", report.ramp), ("load", report.results)):
+    for title, results in (("ramp", report.ramp), ("without the library", report.bare), ("load", report.results)):
         if results:
             console.print(_phases(title, results))
     if report.broke:
@@ -83,27 +88,21 @@ def show(console: Console, report: Report) -> None:
 
 
 def _phases(title: str, results: Sequence[Result]) -> Table:
-    table = Table(title=title)
-    for name in (
-        "scenario",
-        "offered/s",
-        "answered/s",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "p99.9 ms",
-        "max ms",
-        "again",
-        "failed",
-    ):
+    # Narrow, so that a terminal of 80 columns shows it whole.
+    table = Table(title=f"{title}, latency in ms", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("scenario", "offered", "done/s", "p50", "p90", "p99", "p99.9", "max", "again", "failed"):
         table.add_column(name, justify="left" if name == "scenario" else "right")
     for result in results:
-        times = (f"{result.latency[each] * 1000:,.1f}" for each in ("50", "90", "99", "99.9", "100"))
+        times = (_short(result.latency[each] * 1000) for each in ("50", "90", "99", "99.9", "100"))
         table.add_row(
-            result.scenario, f"{result.rate:,.0f}", f"{result.per_second:,.1f}", *times, str(result.retries),
+            result.scenario, f"{result.rate:,.0f}", f"{result.per_second:,.0f}", *times, str(result.retries),
             str(result.failed),
         )  # fmt: skip
     return table
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
 
 
 def _faults(report: Report) -> Table:
@@ -161,21 +160,28 @@ def _latency(axes: Any, report: Report) -> None:
 
 
 def _throughput(axes: Any, report: Report) -> None:
-    steps = sorted(report.ramp, key=lambda result: result.rate)
-    for name, style in (("50", "o-"), ("99", "s-")):
-        axes.plot(
-            [result.per_second for result in steps], [result.latency[name] * 1000 for result in steps], style,
-            label=f"p{name}",
-        )  # fmt: skip
+    ways = ("", report.ramp, "tab:blue", "tab:orange"), ("without the library, ", report.bare, "0.6", "0.75")
+    for whose, ramp, *colors in ways:
+        for name, color in zip(("50", "99"), colors, strict=True):
+            borne = sorted(
+                (step.per_second, step.latency[name] * 1000) for step in ramp if carried(step, report.max_p99)
+            )
+            other = [(step.per_second, step.latency[name] * 1000) for step in ramp if not carried(step, report.max_p99)]
+            if borne:
+                axes.plot(*zip(*borne, strict=True), "o-", color=color, label=f"{whose}p{name}")
+            if other:
+                axes.plot(*zip(*other, strict=True), "x", color=color)
     axes.set(
-        yscale="log", xlabel="answered/s", ylabel="ms since the request was due", title="Throughput against latency"
-    )
+        yscale="log", xlabel="turns answered/s (x: more was offered than is carried)",
+        ylabel="ms since the request was due", title="Throughput against latency",
+    )  # fmt: skip
     axes.grid(alpha=0.3)
     axes.legend()
 
 
 def _timeline(axes: Any, report: Report) -> None:
-    rows = report.by_second
+    first = min((broke.began for broke in report.broke), default=0.0) - _BEFORE
+    rows = [row for row in report.by_second if row[0] >= first]
     axes.plot([row[0] for row in rows], [row[1] for row in rows], color="tab:blue", label="answered/s")
     axes.set(xlabel="s since the start", ylabel="answered/s", title="Timeline")
     other = axes.twinx()
@@ -185,6 +191,7 @@ def _timeline(axes: Any, report: Report) -> None:
     other.set(yscale="symlog", ylabel="p99 ms")
     for broke in report.broke:
         axes.axvspan(broke.began, broke.over or broke.began + 1, color="tab:red", alpha=0.15)
-        axes.text(broke.began, axes.get_ylim()[1], f" {broke.kind}", va="top", color="tab:red", fontsize=8)
-    axes.legend(loc="lower left")
-    other.legend(loc="lower right")
+        place = {"rotation": 90, "va": "top", "ha": "left", "transform": axes.get_xaxis_transform()}
+        axes.text(broke.began, 0.98, f" {broke.kind}", color="tab:red", fontsize=8, **place)
+    lines = [*axes.get_lines(), *other.get_lines()]
+    axes.legend(lines, [line.get_label() for line in lines], loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)

@@ -14,8 +14,8 @@ from deploy.load import faults, load, scenarios
 from deploy.load.baseline import _quoted, _trip
 from deploy.load.client import targets
 from deploy.load.faults import Breaking, Fault
-from deploy.load.figures import best, carried
-from deploy.load.measures import Recorder, Result, Timeline, combine
+from deploy.load.figures import best
+from deploy.load.measures import Recorder, Result, Timeline, carried, combine
 from deploy.load.scenarios import Caller, Chat
 from deploy.load.schedule import arrivals, drive
 from deploy.load.thresholds import Thresholds
