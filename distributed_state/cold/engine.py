@@ -24,7 +24,7 @@ _BUSY_SECONDS, _LAST_SECONDS = 30.0, 5.0
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
 _REFUSED = re.compile(
     r"password|authentication|pg_hba|does not exist|permission denied|not permitted|SSL|invalid connection option"
-    r"|unable to open|readonly|read-only|not a database|is malformed",
+    r"|invalid value for parameter|unable to open|readonly|read-only|not a database|is malformed",
     re.IGNORECASE,
 )
 _INSUFFICIENT_PRIVILEGE, _READ_ONLY = "42501", "25006"
@@ -176,7 +176,8 @@ def _parse(url: str) -> URL:
 def _postgresql(url: URL) -> tuple[URL, dict[str, Any]]:
     """Split off what psycopg wants as numbers, and give up on a silent server after seconds, not hours."""
     arguments: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 5}
-    arguments["keepalives_count"] = 3
+    # Of a database in SQL_ASCII psycopg would otherwise give bytes for text.
+    arguments |= {"keepalives_count": 3, "client_encoding": "utf8"}
     query = dict(url.query)
     threshold = query.pop("prepare_threshold", None)
     if threshold is not None:
