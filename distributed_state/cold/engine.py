@@ -127,7 +127,16 @@ class Database:
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
+        if engine.dialect.driver == "psycopg":
+            event.listen(engine, "connect", self._require_unicode)
         return engine
+
+    def _require_unicode(self, connection: Any, _: Any) -> None:
+        # In another encoding not every id and actor can be written, and a commit that has one would be quarantined.
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in (None, "UTF8", "SQL_ASCII"):  # None behind a proxy that does not tell it
+            connection.close()
+            raise ConfigurationError(f"{self.name}: the database's encoding is {encoding}; create one in UTF8")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
