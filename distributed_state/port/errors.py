@@ -33,7 +33,7 @@ def translate(error: BaseException, place: str) -> StateError:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what it came from; the driver's own says nothing of what a handshake failed for."""
-    while error is not None:
+    """The error and what it came from, as far as that is one attempt; a handshake's own is below the driver's."""
+    while error is not None and not isinstance(error, StateError):
         yield error
         error = error.__cause__ or error.__context__
