@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import uuid
 from pathlib import Path
 
 from locust import FastHttpUser, between, task
@@ -32,9 +31,10 @@ class Agent(FastHttpUser):
         self.begin()
 
     def begin(self) -> None:
-        """A new conversation."""
-        self.id, self.turn, self.turns = f"locust-{uuid.uuid4().hex[:12]}", 0, random.choice(SOURCE)
-        self.client.post("/conversations", json={"id": self.id}, name="POST /conversations")
+        """A new conversation, under an id that the worker chooses; refused or unanswered, after a moment again."""
+        while (answer := self.client.post("/conversations", json={}, name="POST /conversations")).status_code != 201:
+            self.wait()
+        self.id, self.turn, self.turns = answer.json()["id"], 0, random.choice(SOURCE)
 
     @task(3)
     def say(self) -> None:

@@ -24,7 +24,7 @@ _BUSY_SECONDS, _LAST_SECONDS = 30.0, 5.0
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
 _REFUSED = re.compile(
     r"password|authentication|pg_hba|does not exist|permission denied|not permitted|SSL|invalid connection option"
-    r"|unable to open|readonly|read-only|not a database|is malformed",
+    r"|invalid value for parameter|unable to open|readonly|read-only|not a database|is malformed",
     re.IGNORECASE,
 )
 _INSUFFICIENT_PRIVILEGE, _READ_ONLY = "42501", "25006"
@@ -127,7 +127,16 @@ class Database:
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
+        if engine.dialect.driver == "psycopg":
+            event.listen(engine, "connect", self._require_unicode)
         return engine
+
+    def _require_unicode(self, connection: Any, _: Any) -> None:
+        # In another encoding not every id and actor can be written, and a commit that has one would be quarantined.
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in (None, "UTF8", "SQL_ASCII"):  # None behind a proxy that does not tell it
+            connection.close()
+            raise ConfigurationError(f"{self.name}: the database's encoding is {encoding}; create one in UTF8")
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -176,7 +185,8 @@ def _parse(url: str) -> URL:
 def _postgresql(url: URL) -> tuple[URL, dict[str, Any]]:
     """Split off what psycopg wants as numbers, and give up on a silent server after seconds, not hours."""
     arguments: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 5}
-    arguments["keepalives_count"] = 3
+    # Of a database in SQL_ASCII psycopg would otherwise give bytes for text.
+    arguments |= {"keepalives_count": 3, "client_encoding": "utf8"}
     query = dict(url.query)
     threshold = query.pop("prepare_threshold", None)
     if threshold is not None:

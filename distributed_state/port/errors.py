@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ssl
+from collections.abc import Iterator
+
 import redis.exceptions as driver
 
 from distributed_state.errors import Backpressure, ConfigurationError, StateError, WarmUnavailable
@@ -20,8 +23,17 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: the user lacks a right: {text}")
     if isinstance(error, driver.InvalidResponse):
         return ConfigurationError(f"{place}: what answers there is not a Redis or Valkey server ({text[:80]})")
+    if refused := [each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)]:
+        return ConfigurationError(f"{place}: the server's certificate is not trusted: {refused[0].verify_message}")
     if isinstance(error, driver.OutOfMemoryError) or text.startswith("OOM"):
         return Backpressure(f"{place}: Redis is at maxmemory and nothing more is evictable; nothing was written")
     if isinstance(error, LOST + _AWAY) or text.startswith(_AWAY_WORDS):
         return WarmUnavailable(f"{place}: {text or type(error).__name__}")
     return ConfigurationError(f"{place}: {type(error).__name__}: {text}")
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what it came from, as far as that is one attempt; a handshake's own is below the driver's."""
+    while error is not None and not isinstance(error, StateError):
+        yield error
+        error = error.__cause__ or error.__context__

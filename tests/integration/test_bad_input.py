@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from below import names, redis_of, tiers, until
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from faces import in_thread
 
 from distributed_state import (
@@ -327,6 +333,41 @@ async def test_passwords(face: str) -> None:
             assert "wrong-word" not in str(caught.value)
             assert at in str(caught.value)
         await open_store(face, f"redis://:secret-word@{at}", archive="memory", namespace="n")
+
+
+@faces
+@pytest.mark.skipif(shutil.which("redis-server") is None, reason="the wheel's Valkey is built without TLS")
+async def test_certificates(face: str, tmp_path: Path) -> None:
+    """One that is not to be trusted is told at once; waiting for another would be in vain."""
+    certificate(tmp_path, "localhost")
+    port, file = free_port(), f"{tmp_path}/certificate.pem"
+    options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-ca-cert-file", file)
+    with redis_server(*options, "--tls-auth-clients", "no", binary=redis_binary("redis-server")):
+        for url, complaint in (
+            (f"rediss://localhost:{port}", "self-signed"),
+            (f"rediss://127.0.0.1:{port}?ssl_ca_certs={file}", "127.0.0.1"),
+        ):
+            with pytest.raises(ConfigurationError, match=f"{port}: the server's certificate .*{complaint}"):
+                await open_store(face, url, archive="memory")
+        await open_store(face, f"rediss://localhost:{port}?ssl_ca_certs={file}", archive="memory")
+
+
+def certificate(folder: Path, name: str) -> None:
+    """Write a certificate that is its own authority, and its key, into certificate.pem."""
+    key, now, subject = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC), x509.Name([])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "certificate.pem").write_bytes(private + made.public_bytes(Encoding.PEM))
 
 
 @faces

@@ -285,6 +285,32 @@ def test_a_wrong_url_is_a_configuration_error(tmp_path: Path, postgres_url: str)
         assert "hunter2" not in str(caught.value)
 
 
+def in_encoding(postgres_url: str, encoding: str) -> str:
+    """The URL of a new database in this encoding."""
+    name = f"{encoding.lower()}_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0")
+    return postgres_url.rpartition("/")[0] + f"/{name}"
+
+
+def test_a_database_without_an_encoding_keeps_text_as_it_is(postgres_url: str, opened: Opener) -> None:
+    """SQL_ASCII stores the bytes it is given, which are ours in UTF-8."""
+    archive = in_encoding(postgres_url, "SQL_ASCII")
+    journal = Journal(opened(archive))
+    journal.commit("session:日本語", put("名", '"é"'), messages=2)
+    journal.flush()
+    assert journal.store.state_at("session:日本語", 1) == journal.states["session:日本語"]
+    assert journal.store.names("") == ["session:日本語"]
+    with pytest.raises(ConfigurationError, match="client_encoding"):  # the URL's own counts
+        ColdStore.open(f"{archive}?client_encoding=nonsense", "n")
+
+
+def test_a_database_that_cannot_hold_every_letter_is_refused(postgres_url: str) -> None:
+    """Or a commit by an actor of another alphabet would be acknowledged, and end in quarantine."""
+    with pytest.raises(ConfigurationError, match="encoding is LATIN1; create one in UTF8"):
+        ColdStore.open(in_encoding(postgres_url, "LATIN1"), "n")
+
+
 def test_a_wrong_password_is_a_configuration_error_without_the_password(tmp_path: Path) -> None:
     """The server's refusal is told as it is, under the URL with stars in it."""
     from distributed_state.servers import postgres_server

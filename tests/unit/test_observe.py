@@ -13,18 +13,31 @@ from typing import Any
 
 import pytest
 import yaml
+from starlette.testclient import TestClient
 
 from distributed_state.metrics import BY_PARTITION, FIGURES, LOCK_WAITS, OPERATIONS, PREFIX
+from distributed_state.service.app import Service
 
 OBSERVE = Path(__file__).parents[2] / "deploy" / "observe"
 DASHBOARD = OBSERVE / "grafana" / "dashboards" / "distributed-state.json"
 PROMETHEUS_OWN = {"up", "ALERTS"}
-WORDS = {"by", "or", "sum", "max", "min", "rate", "increase", "histogram_quantile", "topk", "vector", "count"}
+WORDS = {"by", "or", "sum", "max", "min", "rate", "increase", "histogram_quantile", "topk", "vector", "count", "absent"}
+
+
+def http() -> dict[str, set[str]]:
+    """The series that a worker tells of its own requests, and their labels."""
+    service = Service()
+    TestClient(service.app).get("/conversations")  # refused, as there is no store yet, and counted
+    samples = [each for family in service.registry.collect() for each in family.samples]
+    return {each.name: set(each.labels) for each in samples if not each.name.endswith("_created")}
+
+
+HTTP = http()
 
 
 def exported() -> dict[str, set[str]]:
     """Every series that a scrape may bring, and its labels."""
-    found = {}
+    found = dict(HTTP)
     for figure in FIGURES + BY_PARTITION:
         found[PREFIX + figure.name + ("_total" if figure.kind == "counter" else "")] = set(figure.labels)
     for name, _, labels in (OPERATIONS, LOCK_WAITS):
@@ -77,6 +90,8 @@ def test_a_misspelt_metric_or_label_would_be_found() -> None:
     assert unknown("sum(rate(distributed_state_hot_hit_total[5m]))") == {"distributed_state_hot_hit_total"}
     assert unknown('distributed_state_refused_writes_total{raeson="fenced"}') == {"raeson"}
     assert unknown("sum by (operatoin) (distributed_state_hot_hits_total)") == {"operatoin"}
+    assert unknown("sum by (code) (distributed_state_http_requests_total)") == {"code"}
+    assert unknown("distributed_state_http_running") == {"distributed_state_http_running"}
 
 
 def test_every_metric_is_shown_or_alerted_on() -> None:
@@ -86,6 +101,9 @@ def test_every_metric_is_shown_or_alerted_on() -> None:
         assert re.search(rf"\b{PREFIX}{figure.name}(_total)?\b", everything), figure.name
     for name, _, _ in (OPERATIONS, LOCK_WAITS):
         assert f"{PREFIX}{name}_bucket" in everything
+    for name in HTTP:
+        if not name.endswith(("_seconds_count", "_seconds_sum")):
+            assert name in everything, name
 
 
 def test_an_alert_says_how_bad_it_is_and_what_was_seen() -> None:
@@ -116,7 +134,12 @@ def metrics_table() -> str:
 
 
 def test_every_metric_is_documented() -> None:
-    assert metrics_table() in (OBSERVE / "README.md").read_text()
+    text = (OBSERVE / "README.md").read_text()
+    assert metrics_table() in text
+    told = dict(re.findall(rf"\| `({PREFIX}http_\w+)` \| \w+ \| ([^|]*) \|", text))
+    assert {name: set(labels.split(", ")) - {""} for name, labels in told.items()} == {
+        name.removesuffix("_count"): labels for name, labels in HTTP.items() if not name.endswith(("_bucket", "_sum"))
+    }
 
 
 def test_metrics_are_named_as_prometheus_wants_it() -> None:
