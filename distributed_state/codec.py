@@ -91,7 +91,8 @@ def _complaint(value: Any, name: str) -> str | None:
 
 
 def _a(value: Any) -> str:
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
 
 
 def decode(data: bytes, name: str = "value") -> Any:

@@ -414,6 +414,8 @@ def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     record = names.ref.text[:200]
     if word == "epoch":
         return Conflict(f"{record}: read under epoch {draft.epoch}, now it is {rest[0].decode()}")
+    if word == "exists" or (word == "conflict" and draft.expected == 0):
+        return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
     if word == "conflict":
         expected = f"version {draft.expected}"
         if draft.expected is None:
@@ -422,8 +424,6 @@ def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
             )
         return Conflict(f"{record}: expected {expected}, found version {int(rest[0])}",
                         version=int(rest[0]), found=tuple(rest[1:]))  # fmt: skip
-    if word == "exists":
-        return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
     if word == "deleted":
         return Deleted(f"{record}: deleted at version {int(rest[0])}")
     if word == "fenced":

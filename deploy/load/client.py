@@ -30,9 +30,19 @@ def targets(urls: Sequence[str]) -> list[Target]:
         parts = urlsplit(url if "//" in url else f"//{url}")
         if parts.scheme not in ("", "http") or not parts.hostname:
             raise ValueError(f"{url!r} is not the URL of a worker, as http://worker:8080")
+        if parts.path not in ("", "/"):
+            raise ValueError(f"{url!r}: a worker serves from the root of its address")
         for each in socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM):
             found[(str(each[4][0]), int(each[4][1]))] = None
     return list(found)
+
+
+def reached(targets: Sequence[Target]) -> bool:
+    """Whether somebody listens at one of them."""
+    for target in targets:
+        with suppress(OSError), socket.create_connection(target, timeout=3):
+            return True
+    return False
 
 
 class Connection(asyncio.Protocol):

@@ -22,15 +22,17 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.load import faults, figures
-from deploy.load.client import targets
+from deploy.load.client import reached, targets
 from deploy.load.crew import Crew, Lost
 from deploy.load.fleet import ComposeFleet, LocalFleet, local_fleet
 from deploy.load.measures import Result, carried
@@ -106,7 +108,8 @@ class Run:
                     self.report.broke += breaking.join(early=early)
         if any(broke.over and self.crew.timeline.first_due_after(broke.over) is None for broke in self.report.broke):
             # The fault outlasted the load: whether the fleet serves again shows only if it is asked.
-            self.report.results.append(self.crew.run(scenario, rate, _AFTER, patience=patience))
+            after = self.crew.run(scenario, rate, _AFTER, patience=patience)
+            self.report.results.append(replace(after, scenario=f"{scenario}, after"))
 
     def verify(self) -> None:
         """Read back everything that was acknowledged."""
@@ -204,9 +207,15 @@ def main(
         if fault and url:
             raise ValueError("a fleet that is known by its URL cannot be broken from here: --local or --compose")
         broken = faults.parse(fault or [], seconds)
+        places = targets(url or [])
+        if url and not reached(places):
+            raise ValueError(f"nobody listens at {', '.join(url)}")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "report.json").open("a").close()  # whether it can be written shows now, not after the load
         source = [[[message.to_dict() for message in turn] for turn in each.turns] for each in read_conversations(file)]
-    except (ValueError, StateError) as error:
-        console.print(f"[red]{error}[/]")
+    except (ValueError, OSError, StateError) as error:
+        console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(2) from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     thresholds = Thresholds(max_p50, max_p99, min_rate, max_errors, max_recovery)
@@ -226,7 +235,8 @@ def main(
                     fleet = stack.enter_context(local_fleet(workers, folder, "load"))
             elif compose:
                 fleet = ComposeFleet()
-            places = targets(fleet.urls if fleet else url or [])
+            if fleet is not None:
+                places = targets(fleet.urls)
             id = f"load-{uuid.uuid4().hex[:8]}"
             crew = stack.enter_context(Crew(processes, id, places, source, subscribers=subscribers))
             run = Run(console, crew, fleet, source, report)
@@ -246,7 +256,8 @@ def main(
             code = INTERRUPTED
         except (OSError, ValueError, RuntimeError, StateError, Lost) as error:
             report.missed.append(f"{type(error).__name__}: {error}")
-    if code == INTERRUPTED:
+    report.judged = code != INTERRUPTED
+    if not report.judged:
         console.print("interrupted: this is what was measured until then, and not read back")
     else:
         report.missed += thresholds.missed(report.results or report.ramp[:1], report.recoveries)
@@ -270,7 +281,6 @@ def _setting(source: Source) -> dict[str, Any]:
 
 
 def _write(console: Console, report: Report, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / "report.json").write_text(json.dumps(report.to_dict(), indent=1) + "\n")
     try:
         draw(report, folder)

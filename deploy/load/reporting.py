@@ -47,11 +47,12 @@ class Report:
     differences: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     verified: str = "not verified"
+    judged: bool = True  # False: broken off
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is lost and no threshold missed."""
-        return not self.differences and not self.missed
+        """Whether nothing is lost and no threshold missed, and that was looked at."""
+        return self.judged and not self.differences and not self.missed
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values."""
@@ -84,7 +85,8 @@ def show(console: Console, report: Report) -> None:
         console.print(f"[red]{escape(text)}[/]")
     if len(report.differences) > 20:
         console.print(f"[red]and {len(report.differences) - 20} differences more[/]")
-    console.print("[green]passed[/]" if report.passed else "[red]failed[/]")
+    if report.judged:
+        console.print("[green]passed[/]" if report.passed else "[red]failed[/]")
 
 
 def _phases(title: str, results: Sequence[Result]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -115,7 +116,10 @@ def test_a_missed_threshold_and_a_fleet_that_is_not_there_fail() -> None:
         code, output = load("--url", url, *SHORT, "--max-p99", "0.000001")
     assert code == 1
     assert "is more than 1e-06 s" in output
-    code, output = load("--url", url, *SHORT, "--patience", "0.2")
+    code, output = load("--url", url, *SHORT)
+    assert (code, output) == (2, f"nobody listens at {url}\n")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code, output = load("--url", f"127.0.0.1:{silent.getsockname()[1]}", *SHORT, "--patience", "0.2")
     assert code == 1
     assert "100.00% failed" in output
 
@@ -133,3 +137,4 @@ def test_an_interrupted_run_tells_what_it_measured() -> None:
     assert process.returncode == 130
     assert "interrupted" in output
     assert "chat" in output
+    assert "passed" not in output
