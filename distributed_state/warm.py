@@ -414,10 +414,10 @@ def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     record = names.ref.text[:200]
     if word == "epoch":
         return Conflict(f"{record}: read under epoch {draft.epoch}, now it is {rest[0].decode()}")
-    if word == "exists" or (word == "conflict" and draft.expected == 0):
+    if word == "exists":
         return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
     if word == "conflict":
-        expected = f"version {draft.expected}"
+        expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
         if draft.expected is None:
             expected = ", ".join(
                 f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations

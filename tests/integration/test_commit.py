@@ -222,7 +222,7 @@ async def test_expect_version(store: Any) -> None:
     session = store.session("s")
     assert await session.set("a", 1, expect_version=0) == 1
     await unchanged(
-        store, lambda: session.set("a", 2, expect_version=0), Conflict, "expected version 0, found version 1"
+        store, lambda: session.set("a", 2, expect_version=0), Conflict, "expected no record .version 0., found version 1"
     )
     assert await session.set_many({"a": 2}, expect_version=1) == 2
     with pytest.raises(Conflict) as caught:
