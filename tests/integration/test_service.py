@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -222,6 +224,59 @@ def test_a_huge_body_is_refused_before_it_is_read(shared: Worker) -> None:
         raw.sendall(b"POST /conversations HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
         assert b" 413 " in raw.recv(1000), "nothing of it was sent"
     assert shared.get("/healthz").status_code == 200
+
+
+def raw(worker: Worker) -> socket.socket:
+    """A connection of which every byte is ours."""
+    host, port = worker.http.base_url.host, worker.http.base_url.port
+    return socket.create_connection((host, port), timeout=10)
+
+
+def answered(connection: socket.socket) -> bytes:
+    """All that comes until the worker closes."""
+    found = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := connection.recv(65536):
+            found += data
+    return found
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_client_that_would_like_http_2_has_its_body_read(shared: Worker, pieces: int) -> None:
+    """Java's HttpClient asks so of every server that is not known to it."""
+    upgrade = "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk"
+    body = json.dumps({"id": f"h2c-{pieces}"})
+    head = f"POST /conversations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{upgrade}\r\n\r\n"
+    with raw(shared) as connection:
+        connection.sendall((head + body[:5]).encode() if pieces == 2 else (head + body).encode())
+        if pieces == 2:
+            time.sleep(0.1)  # two packets
+            connection.sendall(body[5:].encode())
+        assert json.loads(answered(connection).split(b"\r\n\r\n")[1]) == {"id": f"h2c-{pieces}", "version": 1}
+
+
+@pytest.mark.parametrize("begun", ["GET /healthz HTTP/1.1\r\nX: ", "GET /", "POST /x HTTP/1.1\r\n{}\r\n\r\n0\r\nX: "])
+def test_a_head_without_an_end_is_not_kept(shared: Worker, begun: str) -> None:
+    with raw(shared) as connection:
+        connection.sendall(begun.format("Transfer-Encoding: chunked").encode())
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(b"x" * 20_000)
+    with raw(shared) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nConnection: close\r\nX: " + b"x" * 30_000 + b"\r\n\r\n")
+        assert answered(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(worker: Worker) -> None:
+    healthz = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    with raw(worker) as connection:
+        connection.sendall(healthz + healthz.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        assert answered(connection).count(b'{"status":"alive"}') == 2
+    with raw(worker) as connection:
+        connection.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n" + healthz)
+        wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # broken, not closed
+    wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 0, 5)
 
 
 def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...]) -> None:
