@@ -19,7 +19,7 @@ from distributed_state.warm import Place, Warm
 
 log = logging.getLogger(__name__)
 _ENTRIES_A_PASS, _BYTES_A_PASS, _BYTES_TOGETHER = 8000, 32 * 2**20, 2**20
-_ASIDE_SECONDS = 15.0
+_ASIDE_SECONDS, _SHORTEST = 15.0, 0.001
 
 
 class Archiver:
@@ -41,6 +41,7 @@ class Archiver:
         self._job: Job | None = None
         self.archived = 0
         self.behind = False  # whether the last pass left entries in a journal that it read
+        self.filled = 0.0  # how much it found in the fullest journal, as a share of what that may hold
         self.diverged: dict[int, str] = {}
         self.telemetry = warm.telemetry
         self.places: dict[int, Place] = {}  # as last seen
@@ -147,7 +148,6 @@ class Archiver:
         batches: list[tuple[Cursor, Batch]] = []
         size = 0
         settled: dict[int, tuple[str, list[Entry]]] = {}
-        self.behind = False
         for some in self._groups(partitions):
             if size > _BYTES_A_PASS:
                 self.behind = True
@@ -166,7 +166,10 @@ class Archiver:
                 if fresh is None or not entries:
                     continue
                 settled[partition] = (epoch, entries)
-                size += entries[-1].total_bytes - entries[0].total_bytes
+                bytes_here = entries[-1].total_bytes - entries[0].total_bytes
+                size += bytes_here
+                share = max(len(fresh) / self._settings.journal_entries, bytes_here / self._settings.journal_bytes)
+                self.filled = max(self.filled, share)
                 if fresh:
                     self.oldest[partition] = fresh[0].time_ms
                     batches.append((cursor, Batch(partition, epoch, cursor.offset, fresh)))
@@ -263,16 +266,19 @@ class Archiver:
     # In the background
 
     async def _run(self) -> None:
-        pause = self._settings.archive_every
+        longest = pause = self._settings.archive_every
         while True:
+            # Here, because others who drive may only add to it.
+            self.behind, self.filled = False, 0.0
             try:
                 await self._shares.hold()
                 await self._shares.give_back(self._shares.excess)
                 moved = await self._drive(list(await self._unarchived(self._shares.mine)))
-                pause = self._settings.archive_every
+                # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
+                pause = min(max(pause * 0.25 / max(self.filled, 0.125), _SHORTEST), longest)
                 await self._look_aside()
             except StateError as error:
-                moved, pause = 0, min(pause * 2, 5.0)
+                moved, pause = 0, min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.

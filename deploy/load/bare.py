@@ -9,9 +9,10 @@ import asyncio
 import gc
 import json
 import multiprocessing
+import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from itertools import count
 from uuid import uuid4
@@ -71,6 +72,8 @@ class Worker:
 
 
 def _serve(url: str, commands: Commands, port: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, who then ends us
+
     async def serve() -> None:
         worker = Worker(url, commands)
         await worker.begin()
@@ -88,7 +91,7 @@ def _serve(url: str, commands: Commands, port: int) -> None:
 
 @contextmanager
 def bare_workers(url: str, number: int, commands: Commands) -> Iterator[Sequence[str]]:
-    """So many worker processes; their URLs."""
+    """So many worker processes; their URLs. Raises RuntimeError at the end if one of them died on the way."""
     context = multiprocessing.get_context("spawn")
     ports = [free_port() for _ in range(number)]
     processes = [context.Process(target=_serve, args=(url, commands, port), daemon=True) for port in ports]
@@ -98,10 +101,12 @@ def bare_workers(url: str, number: int, commands: Commands) -> Iterator[Sequence
         deadline = time.monotonic() + _START
         for port in ports:
             while not _answers(port):
-                if time.monotonic() > deadline:
+                if time.monotonic() > deadline or not all(process.is_alive() for process in processes):
                     raise RuntimeError("a worker of bare redis-py does not get ready")
                 time.sleep(0.05)
         yield [f"http://127.0.0.1:{port}" for port in ports]
+        if not all(process.is_alive() for process in processes):
+            raise RuntimeError("a worker of bare redis-py died: what the others carried is no comparison")
     finally:
         for process in processes:
             process.kill()
@@ -109,8 +114,7 @@ def bare_workers(url: str, number: int, commands: Commands) -> Iterator[Sequence
 
 
 def _answers(port: int) -> bool:
-    connection = HTTPConnection("127.0.0.1", port, timeout=2)
-    with suppress(OSError, HTTPException):
+    with suppress(OSError, HTTPException), closing(HTTPConnection("127.0.0.1", port, timeout=2)) as connection:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200
     return False

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import re
+import signal
 import socket
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -24,7 +24,7 @@ import redis.asyncio
 
 from distributed_state import AsyncStateStore, StateStore
 
-SESSIONS, TASKS = 200, 32
+SESSIONS, TASKS, _START = 200, 32, 60.0
 _OURS = "watched"
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 Messages = list[dict[str, Any]]
@@ -219,6 +219,7 @@ async def _several(one: Callable[[int], Awaitable[None]], seconds: float, barrie
 
 
 def _told(pipe: Any, call: Callable[..., int], *given: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, who then ends us
     pipe.send(call(*given))
     pipe.close()
 
@@ -228,7 +229,8 @@ def _together(
 ) -> float:
     """Turns a second of so many processes."""
     context = multiprocessing.get_context("spawn")
-    barrier, pipes, started = context.Barrier(processes), [], []
+    # With a time limit: if one of them dies before it gets there, the others do not wait for ever.
+    barrier, pipes, started = context.Barrier(processes, timeout=_START), [], []
     try:
         for at in range(processes):
             ours, theirs = context.Pipe(duplex=False)
@@ -239,11 +241,13 @@ def _together(
             theirs.close()
             pipes.append(ours)
         return float(sum(pipe.recv() for pipe in pipes)) / seconds
+    except EOFError as error:
+        raise RuntimeError("a process of the comparison ended before its time") from error
     finally:
         for process in started:
             process.join(5)
-            with suppress(ValueError):
-                process.kill()
+            process.kill()
+            process.join()
 
 
 def compared(

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
@@ -55,8 +55,7 @@ class LocalWorker(Child):
 
     def ready(self) -> bool:
         """Whether it reaches its servers."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=2)
-        with suppress(OSError, HTTPException):
+        with suppress(OSError, HTTPException), closing(HTTPConnection("127.0.0.1", self.port, timeout=2)) as connection:
             connection.request("GET", "/readyz")
             return connection.getresponse().status == 200
         return False
@@ -153,7 +152,13 @@ def _family(pid: int, called: str = "") -> list[int]:
     """A process and its children, those whose command has this word in it."""
     children = Path(f"/proc/{pid}/task/{pid}/children")
     words = children.read_text().split() if children.exists() else []
-    return [pid, *(int(word) for word in words if called in Path(f"/proc/{word}/cmdline").read_text())]
+    return [pid, *(int(word) for word in words if called in _command(word))]
+
+
+def _command(pid: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    return ""  # it ended meanwhile, as a connection of PostgreSQL does
 
 
 def _cpu(pid: int) -> float:

@@ -33,7 +33,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.load import faults, figures
 from deploy.load.client import reached, targets
-from deploy.load.crew import Crew, Lost
+from deploy.load.crew import Crew
 from deploy.load.fleet import ComposeFleet, LocalFleet, local_fleet
 from deploy.load.measures import Result, carried
 from deploy.load.reporting import Figure, Report, draw, show
@@ -90,7 +90,7 @@ class Run:
         early = True
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(f"{scenario} {rate:,.0f}/s", total=seconds, facts="")
-            before = self.crew.answered
+            before, told = self.crew.answered, len(self.crew.results)
 
             def shown(at: float) -> None:
                 progress.update(task, completed=min(at, seconds), facts=f"{self.crew.answered - before:,} answered")
@@ -101,7 +101,7 @@ class Run:
                 self.report.results.append(result)
                 early = False
             except KeyboardInterrupt:
-                self.report.results.append(self.crew.results[-1])
+                self.report.results += self.crew.results[told:]  # none if it was still being prepared
                 raise
             finally:
                 if breaking:
@@ -254,7 +254,7 @@ def main(
             run.close()
         except KeyboardInterrupt:
             code = INTERRUPTED
-        except (OSError, ValueError, RuntimeError, StateError, Lost) as error:
+        except Exception as error:  # noqa: BLE001 - what was measured until then is shown all the same
             report.missed.append(f"{type(error).__name__}: {error}")
     report.judged = code != INTERRUPTED
     if not report.judged:
@@ -263,7 +263,10 @@ def main(
         report.missed += thresholds.missed(report.results or report.ramp[:1], report.recoveries)
         report.missed += [f"{each.kind}: {each.error}" for each in report.broke if each.error]
     if out is not None:
-        _write(console, report, out)
+        try:
+            _write(console, report, out)
+        except OSError as error:
+            report.missed.append(f"no report is written: {error}")
     show(console, report)
     raise typer.Exit(code or (0 if report.passed else 1))
 

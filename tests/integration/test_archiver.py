@@ -392,6 +392,22 @@ async def test_writes_go_on_without_sql_until_the_journal_is_full(opener: Any) -
     assert [change.set["n"] for change in await session.history()] == list(range(21))
 
 
+@pytest.mark.brief("servers")
+async def test_a_pause_that_would_fill_a_journal_gets_shorter(opener: Any) -> None:
+    """Forty commits a pause are all that this journal takes: a second each would be eight seconds."""
+    store = await opener(durability="memory", archiver=True, archive_every=1.0, journal_entries=40)
+    session, began = store.session("s"), time.monotonic()
+    for number in range(320):
+        while True:
+            try:
+                await session.set("n", number)
+                break
+            except Backpressure:
+                await asyncio.sleep(0.001)
+    assert time.monotonic() - began < 4
+    await until(lambda: core(store)._cold.version("session:s") == 320, 20)
+
+
 async def test_a_commit_that_could_not_be_archived_says_so(opener: Any) -> None:
     """Applied, but not as durable as asked for; repeating it would apply it twice."""
     store = await quiet(opener, durability="archived")

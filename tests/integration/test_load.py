@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -15,7 +16,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
 from below import ROOT
+
+from deploy.load.bare import bare_workers
+from deploy.load.baseline import Commands, Trip
+from distributed_state.servers import redis_server
 
 
 def command(*words: str) -> tuple[list[str], dict[str, str]]:
@@ -138,3 +144,42 @@ def test_an_interrupted_run_tells_what_it_measured() -> None:
     assert "interrupted" in output
     assert "chat" in output
     assert "passed" not in output
+
+
+def test_a_run_that_is_interrupted_while_it_is_prepared_ends_in_order() -> None:
+    """Of a phase that has not begun there is nothing to tell."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        line, environment = command("--url", url, "--scenario", "reads", "--processes", "1")
+        process = subprocess.Popen(
+            line, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        connection, _ = silent.accept()
+        with connection:
+            process.send_signal(signal.SIGINT)
+            output, _ = process.communicate(timeout=30)
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    assert "interrupted" in output
+
+
+def test_a_report_that_cannot_be_written_is_shown_all_the_same() -> None:
+    with forgetful({}) as url:
+        code, output = load("--url", url, *SHORT, "--out", "/dev/null/report")
+    assert code == 1, output
+    assert "no report is written" in output
+    assert "every one is there once" in output
+
+
+def test_a_bare_worker_that_dies_is_no_comparison() -> None:
+    """The others carry less than all of them would, and ours would look better beside that."""
+    trip = Trip(1, (b"1",), "redis.call('XADD', KEYS[1], '*', 'd', ARGV[1])\nreturn 'ok'")
+    with redis_server() as server:
+        with bare_workers(server.url, 2, Commands([trip], [trip])) as urls:
+            assert len(urls) == 2
+            begun = multiprocessing.active_children()
+        assert not any(process.is_alive() for process in begun)
+        with pytest.raises(RuntimeError, match="died"), bare_workers(server.url, 2, Commands([trip], [trip])):
+            worker = multiprocessing.active_children()[0]
+            worker.kill()
+            worker.join()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from deploy.load import faults, load, scenarios
+from deploy.load import faults, fleet, load, scenarios
 from deploy.load.baseline import _quoted, _trip
 from deploy.load.client import targets
 from deploy.load.faults import Breaking, Fault
@@ -337,3 +338,13 @@ def test_what_cannot_be_asked_is_refused_at_once(
         load.main(**given)
     assert refused.value.exit_code == 2
     assert said in capsys.readouterr().out
+
+
+def test_what_ended_meanwhile_has_used_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections of PostgreSQL come and go between two looks at /proc."""
+    read = Path.read_text
+    monkeypatch.setattr(
+        Path, "read_text", lambda path: read(path) + " 999999999" if path.name == "children" else read(path)
+    )
+    assert fleet._family(os.getpid())[0] == os.getpid()
+    assert sum(map(fleet._cpu, fleet._family(os.getpid()))) > 0
