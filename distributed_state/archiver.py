@@ -154,7 +154,6 @@ class Archiver:
                 break  # the others have their turn in the next pass
             journals = await self._warm.journals([self._keys.partition(each) for each in some], most)
             for partition, (epoch, end, entries) in zip(some, journals, strict=True):
-                self.behind = self.behind or len(entries) == most
                 if not epoch:
                     self.diverged[partition] = "Redis was emptied"
                     continue
@@ -166,6 +165,8 @@ class Archiver:
                 if fresh is None or not entries:
                     continue
                 settled[partition] = (epoch, entries)
+                # Not where the journal and SQL do not fit: there is nothing to hurry for.
+                self.behind = self.behind or len(entries) == most
                 bytes_here = entries[-1].total_bytes - entries[0].total_bytes
                 size += bytes_here
                 share = max(len(fresh) / self._settings.journal_entries, bytes_here / self._settings.journal_bytes)

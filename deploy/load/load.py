@@ -258,7 +258,7 @@ def main(
             report.missed.append(f"{type(error).__name__}: {error}")
     report.judged = code != INTERRUPTED
     if not report.judged:
-        console.print("interrupted: this is what was measured until then, and not read back")
+        console.print("interrupted: this is what was measured until then")
     else:
         report.missed += thresholds.missed(report.results or report.ramp[:1], report.recoveries)
         report.missed += [f"{each.kind}: {each.error}" for each in report.broke if each.error]
