@@ -251,7 +251,8 @@ def main(
                 code = 0
             except KeyboardInterrupt:
                 code = INTERRUPTED
-            run.close()
+            finally:
+                run.close()
         except KeyboardInterrupt:
             code = INTERRUPTED
         except Exception as error:  # noqa: BLE001 - what was measured until then is shown all the same

@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from below import ROOT
 
+from deploy.load import load as loading
 from deploy.load.bare import bare_workers
 from deploy.load.baseline import Commands, Trip
+from deploy.load.faults import Broke
 from distributed_state.servers import redis_server
 
 
@@ -184,3 +187,23 @@ def test_a_bare_worker_that_dies_is_no_comparison() -> None:
             worker = multiprocessing.active_children()[0]
             worker.kill()
             worker.join()
+
+
+def test_a_run_that_fails_behind_a_fault_tells_what_it_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(run: Any, *_: Any) -> None:
+        run.report.broke.append(Broke("kill-worker", 1.0, 2.0))
+        raise RuntimeError("a worker does not come back")
+
+    monkeypatch.setattr(loading.Run, "load", failing)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with forgetful({}) as url, pytest.raises(typer.Exit) as ended:
+            loading.main(url=[url], seconds=1.0, processes=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.exit_code == 1
+    output = capsys.readouterr().out
+    assert "a worker does not come back" in output
+    assert "first success" in output
