@@ -9,7 +9,6 @@ from dataclasses import dataclass
 class Limits:
     """Times in seconds, sizes in bytes."""
 
-    head: int = 64 * 2**10  # of a request: its line and its headers; a larger one is answered 400 and disconnected
     body: int = 4 * 2**20  # of a request; a larger one is answered 413 before it is read to its end
     request: float = 30.0  # for one request, its body included
     busy: float = 10.0  # how long a turn waits for another one of the same conversation

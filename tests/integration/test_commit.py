@@ -221,9 +221,8 @@ async def test_what_is_refused_before_it_is_sent(store: Any) -> None:
 async def test_expect_version(store: Any) -> None:
     session = store.session("s")
     assert await session.set("a", 1, expect_version=0) == 1
-    await unchanged(
-        store, lambda: session.set("a", 2, expect_version=0), Conflict, "expected no record .version 0., found version 1"
-    )
+    none = "expected no record .version 0., found version 1"
+    await unchanged(store, lambda: session.set("a", 2, expect_version=0), Conflict, none)
     assert await session.set_many({"a": 2}, expect_version=1) == 2
     with pytest.raises(Conflict) as caught:
         await session.delete("a", expect_version=1)

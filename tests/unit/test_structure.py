@@ -54,8 +54,7 @@ DOORS = {
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold",
     "tiktoken": "agent", "yaml": "agent", "langchain_core": "agent",
     "typer": "cli", "rich": "cli", "cryptography": "sealing",
-    "starlette": "service", "uvicorn": "service", "uvloop": "service", "httptools": "service",
-    "prometheus_client": "metrics",
+    "starlette": "service", "uvicorn": "service", "uvloop": "service", "prometheus_client": "metrics",
     "opentelemetry": "telemetry",
 }  # fmt: skip
 
