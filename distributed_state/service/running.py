@@ -68,6 +68,8 @@ def serve(
     While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
     ConfigurationError at once. Uses uvloop if it is installed.
     """
+    # Else it would go wherever the level of all logging is `info`.
+    access.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
     factory = None
@@ -214,5 +216,4 @@ def _write_access() -> None:
     lines = logging.StreamHandler(sys.stdout)
     lines.setFormatter(logging.Formatter("%(message)s"))
     access.addHandler(lines)
-    access.setLevel(logging.INFO)
     access.propagate = False

@@ -323,6 +323,15 @@ def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[st
     ]
 
 
+def test_requests_are_logged_only_if_asked_for(options: tuple[str, ...]) -> None:
+    """A level of logging does not ask for it: a line of it costs as much as a turn."""
+    with Worker(*options, LOG_LEVEL="info").ready() as worker:
+        assert worker.post("/conversations", id="c").status_code == 201
+        worker.process.send_signal(signal.SIGTERM)
+        out, err = worker.process.communicate(timeout=30)
+    assert "conversations" not in out + err
+
+
 def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str, ...]) -> None:
     more = ("--busy", "0.3", "--max-requests", "1", "--max-streams", "0")
     with Worker(*options, *more).ready() as worker, store_of(options) as store:
