@@ -41,7 +41,6 @@ class Archiver:
         self._job: Job | None = None
         self.archived = 0
         self.behind = False  # whether the last pass left entries in a journal that it read
-        self.filled = 0.0  # how much it found in the fullest journal, as a share of what that may hold
         self.diverged: dict[int, str] = {}
         self.telemetry = warm.telemetry
         self.places: dict[int, Place] = {}  # as last seen
@@ -167,10 +166,7 @@ class Archiver:
                 settled[partition] = (epoch, entries)
                 # Not where the journal and SQL do not fit: there is nothing to hurry for.
                 self.behind = self.behind or len(entries) == most
-                bytes_here = entries[-1].total_bytes - entries[0].total_bytes
-                size += bytes_here
-                share = max(len(fresh) / self._settings.journal_entries, bytes_here / self._settings.journal_bytes)
-                self.filled = max(self.filled, share)
+                size += entries[-1].total_bytes - entries[0].total_bytes
                 if fresh:
                     self.oldest[partition] = fresh[0].time_ms
                     batches.append((cursor, Batch(partition, epoch, cursor.offset, fresh)))
@@ -270,13 +266,15 @@ class Archiver:
         longest = pause = self._settings.archive_every
         while True:
             # Here, because others who drive may only add to it.
-            self.behind, self.filled = False, 0.0
+            self.behind = False
             try:
                 await self._shares.hold()
                 await self._shares.give_back(self._shares.excess)
-                moved = await self._drive(list(await self._unarchived(self._shares.mine)))
+                found = await self._unarchived(self._shares.mine)
+                moved = await self._drive(list(found))
+                fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
-                pause = min(max(pause * 0.25 / max(self.filled, 0.125), _SHORTEST), longest)
+                pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
                 await self._look_aside()
             except StateError as error:
                 moved, pause = 0, min(max(pause, longest) * 2, 5.0)

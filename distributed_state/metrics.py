@@ -16,6 +16,7 @@ from distributed_state.store import AsyncStateStore
 from distributed_state.sync import StateStore
 from distributed_state.telemetry import BUCKETS, Times
 from distributed_state.tiers import Tiers
+from distributed_state.warm import Place
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
@@ -51,17 +52,19 @@ def _handled(tiers: Tiers, name: str) -> int:
     return tiers.feed.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
 
 
-def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
-    """Entries and bytes that are not archived yet, of the partitions that this replica archives."""
+def _places(tiers: Tiers) -> dict[int, Place]:
+    """The partitions that this replica archives, as it last saw them."""
     places = tiers.archiver.places
-    found = {each: places[each] for each in list(tiers.archiver.mine) if each in places}
-    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in found.items()}
+    return {each: places[each] for each in list(tiers.archiver.mine) if each in places}
+
+
+def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
+    """Entries and bytes that are not archived yet."""
+    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in _places(tiers).items()}
 
 
 def _fill(tiers: Tiers) -> float:
-    settings, journals = tiers.settings, _journals(tiers).values()
-    shares = (max(count / settings.journal_entries, size / settings.journal_bytes) for count, size in journals)
-    return max(shares, default=0.0)
+    return max((place.fill(tiers.settings) for place in _places(tiers).values()), default=0.0)
 
 
 def _lags(tiers: Tiers) -> dict[int, float]:

@@ -100,6 +100,10 @@ class Place:
     archived: int
     waiting: int
 
+    def fill(self, settings: Settings) -> float:
+        """How full the journal is, 0 to 1; at 1 writes are refused."""
+        return max(0.0, (self.offset - self.archived) / settings.journal_entries, self.waiting / settings.journal_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Cold:
