@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -81,14 +82,25 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def _terminated(*_: Any) -> None:
-    # SIGTERM as an exception, so that servers and workers that we started end with us.
-    sys.exit(128 + signal.SIGTERM)
+class _Terminated:
+    """SIGTERM as a Ctrl-C with an exit code of its own: on that asyncio cancels, by other exceptions it breaks."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        # What a shell starts in the background has SIGINT ignored, and asyncio would leave it so.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, _: int, frame: FrameType | None) -> None:
+        self.heard = True
+        interrupted = signal.getsignal(signal.SIGINT)
+        assert callable(interrupted)
+        interrupted(signal.SIGINT, frame)
 
 
 def main() -> None:
     """Run the command."""
-    signal.signal(signal.SIGTERM, _terminated)
+    terminated = _Terminated()
     # Lone surrogates are legal in our values and unprintable; JSON writes them as this does.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stdout is a TextIOWrapper
     try:
@@ -96,3 +108,6 @@ def main() -> None:
     except (StateError, OSError) as error:
         err.print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(1)
+    finally:
+        if terminated.heard:
+            sys.exit(128 + signal.SIGTERM)

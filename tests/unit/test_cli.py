@@ -308,6 +308,42 @@ def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str
         assert out.endswith("stopped\n")
 
 
+INTERRUPTED = """
+import asyncio, os, signal
+from distributed_state.cli import shell
+
+@shell.app.command()
+def wait():
+    asyncio.run(waiting())
+
+async def waiting():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(asyncio.sleep(60))
+        group.create_task(hit())
+
+async def hit():
+    try:
+        os.kill(os.getpid(), {number})
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.01)
+        print("left in order")
+
+signal.signal(signal.SIGINT, signal.{before})
+shell.main()
+"""
+
+
+@pytest.mark.parametrize("before", ["SIG_IGN", "default_int_handler"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_hits_a_task_cancels_it(number: signal.Signals, code: int, before: str) -> None:
+    script = INTERRUPTED.format(number=int(number), before=before)
+    done = subprocess.run(
+        [sys.executable, "-c", script, "wait"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "left in order\n", "")
+
+
 def test_importing_the_command_brings_no_test_tools() -> None:
     code = (
         "import sys, distributed_state.cli; print([n for n in ('pytest', 'matplotlib', 'psycopg') if n in sys.modules])"
