@@ -78,12 +78,12 @@ class Coordinator:
     ) -> None:
         self.tally, self.total = Tally(), sum(len(conversation.turns) for conversation in conversations)
         # The last tenth stays free, for kills that come too late for their turn and need another one.
-        early = self.total * 9 // 10
-        if kills > early:
-            raise InvalidValue(f"{self.total} turns are too few for {kills} kills; at most {early}")
+        self._early = self.total * 9 // 10
+        if kills > self._early:
+            raise InvalidValue(f"{self.total} turns are too few for {kills} kills; at most {self._early}")
         self._hire, self._workers, self._log = hire, workers, log
         self._random = random.Random(seed)
-        self._strikes = sorted(self._random.sample(range(early), kills), reverse=True)
+        self._strikes = sorted(self._random.sample(range(self._early), kills), reverse=True)
         self._waiting = deque(Turn(conversation, 0) for conversation in conversations)
         self._change = asyncio.Condition()
         self._begun = 0
@@ -192,6 +192,10 @@ class Coordinator:
         if not self._strikes or self._begun <= self._strikes[-1]:
             return
         self._strikes.pop()
+        if self._begun > self._early:
+            # There may be no turn left to make up for one that comes too late.
+            self._strike(worker, turn)
+            return
         # Spread over the usual length of a turn, so that kills land in every part of one.
         usual = statistics.median(self._recent) if self._recent else _FIRST_GUESS_SECONDS
         delay = self._random.uniform(0, usual)

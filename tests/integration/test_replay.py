@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import signal
@@ -161,6 +162,29 @@ class Crashing(Worker):
 
     async def stop(self, listen: Any) -> None:
         pass
+
+
+class Quick(Crashing):
+    """A worker whose turns are over before a kill in the middle of one can come."""
+
+    async def serve(self, order: dict[str, Any], listen: Callable[[dict[str, Any]], None]) -> None:
+        listen({"report": "begin"})
+        if not self.killed:
+            listen({"report": "ack", "version": order["turn"] + 1, "first": 0})
+            listen({"report": "done", "seconds": {"turn": 0.0}})
+            await asyncio.sleep(0)
+        if self.killed:
+            raise WorkerDied("killed")
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+async def test_workers_are_killed_as_often_as_asked_however_quick_they_are() -> None:
+    coordinator = Coordinator(SAMPLE[:8], lambda _: Quick(), workers=3, kills=2, seed=1, log=io.StringIO())
+    tally = await coordinator.run()
+    assert tally.turns == coordinator.total
+    assert tally.kills >= 2
 
 
 async def test_workers_that_die_by_themselves_end_the_replay() -> None:
