@@ -63,7 +63,7 @@ async def test_what_is_announced_goes_with_the_next_beat(opener: Any) -> None:
         store.announce(a="x" * 20_000)
     with pytest.raises(TooLarge):
         store.announce(**{f"k{n}": "x" * 1000 for n in range(20)})
-    assert await told()
+    await until(told)
 
 
 async def test_what_is_announced_later_does_not_change_with_what_was_given(store: Any) -> None:
