@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from distributed_state import acting, audit, codec, record
 from distributed_state.access import Action
 from distributed_state.agent.config import RECORD, Source, field_of, of_fleet
-from distributed_state.errors import InvalidValue, TooLarge, WarmUnavailable
+from distributed_state.errors import DurabilityUnknown, InvalidValue, TooLarge, Unavailable, WarmUnavailable
 from distributed_state.events import AsyncEvents, Handler, Handling, checked_subject, checked_type
 from distributed_state.handles import AsyncHandles
 from distributed_state.model import Event, Ref, Replica, unescape
@@ -53,9 +53,12 @@ class AsyncFleet(AsyncHandles):
             await tiers.start(partition)
         else:
             raise WarmUnavailable(f"partition {partition} does not start")
-        if self.settings.durability == "archived":
-            await record.reach(tiers, keys)
         epoch, offset, time_ms, id = written
+        if self.settings.durability == "archived":
+            try:
+                await record.reach(tiers, keys)
+            except Unavailable as error:
+                raise DurabilityUnknown(f"event {id} is told, but not archived yet: {error}") from error
         return Event(
             id=id, type=type, subject=text, time=time_ms / 1000, data=given, source=tiers.replica, sequence=offset,
             epoch=epoch, partition=partition, version=0, actor=unescape(actor),

@@ -402,7 +402,7 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
 async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
     """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
     for _ in range(_ROUNDS):
-        answer = await tiers.port.command(b"HMGET", names.meta, b"epoch", b"offset")
+        answer = await tiers.warm.patiently(tiers.port.command, b"HMGET", names.meta, b"epoch", b"offset")
         if answer[0] is not None:
             await tiers.archiver.reach(names.partition, answer[0].decode(), int(answer[1]))
             return

@@ -183,7 +183,7 @@ class Tiers:
             if word == "ok":
                 minted = await self.port.sql(self.cold.mint, partition, latest)
                 if minted is not None:
-                    await self.port.command(b"SET", self.keys.store, mark(self._layout), b"NX")
+                    await self.warm.patiently(self.port.command, b"SET", self.keys.store, mark(self._layout), b"NX")
                     word = await self.warm.install(keys, token, minted.epoch)
                     if word == "ok":
                         log.info("partition %d starts under epoch %s", partition, minted.epoch)

@@ -131,7 +131,7 @@ async def test_who_is_dropped_for_its_full_buffer_reads_on_from_the_stream(opene
     """A replica that stands still while more than the server buffers for it is published."""
     with own_server(opener, "--client-output-buffer-limit", "pubsub 1mb 1mb 0") as server:
         opener.url = server.url
-        store = await opener(partitions=4)
+        store = await opener(partitions=4, beat=0)  # nobody tells of the listener as lost
         place = {"url": server.url, "archive": opener.archive, "namespace": opener.namespace, "partitions": 4}
         with Worker("listen", **place) as listener, redis.Redis.from_url(server.url) as client:
             assert listener.line() == "opened"

@@ -479,6 +479,8 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
             await read()
     with pytest.raises(DurabilityUnknown):
         await strict.session("s").append(said("50"))
+    with pytest.raises(DurabilityUnknown, match="told, but not archived"):
+        await strict.emit("mail.sent", subject=strict.session("s"))
     with pytest.raises(Backpressure):
         await session.append(said("51"))
     own_postgres.start()
@@ -487,6 +489,7 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
     assert [change.version for change in await session.history()] == list(range(1, 52))
     assert await cold.get("a") == 1
     assert (await session.at(version=30)).messages[-1].content == "29"
+    assert len(await store.audit(type="mail.sent")) == 1
     await opener.close()
 
 

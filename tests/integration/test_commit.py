@@ -26,7 +26,7 @@ from distributed_state import (
 )
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
-from distributed_state.warm import COMMIT, READ, Cold, Committed, Draft
+from distributed_state.warm import COMMIT, INSTALL, MINT, READ, Cold, Committed, Draft
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 
@@ -667,6 +667,20 @@ async def test_a_batch_whose_replies_were_lost_is_applied_once(opener: Any) -> N
         for session in sessions:
             assert await session.get("n", fresh=True) == 1
             assert await contents(session) == ["once"]
+        await store.close()
+
+
+@real
+@pytest.mark.parametrize("lost", [MINT.sha, b"NX", INSTALL.sha], ids=["mint", "mark", "install"])
+async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(opener: Any, lost: bytes) -> None:
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        loss = proxy.lose(lost)
+        task = asyncio.ensure_future(store.session("s").set("a", 1))
+        await until(loss.happened.is_set)
+        loss.go.set()
+        assert await task == 1
+        assert [change.version for change in await store.session("s").history()] == [1]
         await store.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -137,12 +137,13 @@ async def test_what_was_deleted_is_deleted_once_and_may_begin_anew(store: Any) -
 async def test_a_command_finds_that_the_hooks_before_it_have_run(
     store: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
+    asked = threading.Event()
     if not waits:
         monkeypatch.setattr(bridge, "_HOOKS", 0.0)  # the negative control
 
     class Slow(Troubled):
         def on_conversation_switched(self, conversation_id: str) -> None:
-            time.sleep(0.2)
+            asked.wait(0.2 if waits else 10)
             self.ephemeral["at"] = conversation_id
 
         def where(self) -> Any:
@@ -152,6 +153,7 @@ async def test_a_command_finds_that_the_hooks_before_it_have_run(
         daemon.tell("conversation_switched", conversation_id="c", previous_id="", message_count=0)
         daemon.tell("invocation_directory_changed", old_path="", new_path="/there")
         found = daemon.ask("where")
+        asked.set()
         assert found == (["c", "c", "/there"] if waits else ["c", None, ""])
         if waits:
             assert daemon.ask("where", working_dir="/elsewhere") == ["c", "c", "/elsewhere"]

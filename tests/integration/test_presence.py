@@ -224,6 +224,9 @@ async def all_late(opener: Any) -> list[str]:
     heard: list[Any] = []
     stores[0].on("replica.lost", heard.append)
     await stores[0].ready()
+    # Where such events go: what comes first there waits for SQL, and those that are late are soon late no more.
+    partition_of = tiers(stores[0]).keys.partition_of
+    await stores[0].emit("first", subject=next(f"s{n}" for n in range(10_000) if partition_of(f"s{n}") == 0))
     await asyncio.sleep(2.0)  # from now on they judge others
     with redis_of(stores[0]) as client:
         client.zadd(core(stores[0]).keys.roll, {each.replica: 1000 for each in stores})
