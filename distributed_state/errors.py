@@ -166,7 +166,7 @@ class Backpressure(Unavailable):
 
 
 class DurabilityUnknown(StateError):
-    """The change was applied as `version`, 0 for an event, but the durability asked for was not confirmed: do not repeat."""
+    """Applied as `version` (0: an event), but the durability asked for was not confirmed. Not to be repeated."""
 
     def __init__(self, message: str, *, version: int = 0) -> None:
         super().__init__(message)
