@@ -17,6 +17,8 @@ from distributed_state.service.answers import answer
 from distributed_state.service.limits import Limits
 from distributed_state.store import AsyncStateStore
 
+_TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
+
 
 async def create(store: AsyncStateStore, limits: Limits, request: Request) -> Response:
     """POST /conversations {"id"?, "user"?, "fields"?}"""
@@ -39,7 +41,7 @@ async def turn(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
     if not (messages or fields or event):
         raise InvalidValue("a turn has messages, fields to set, or an event")
     id = request.path_params["id"]
-    async with store.session(id).turn(request_id=request_id, wait=limits.busy) as now:
+    async with store.session(id).turn(request_id=request_id, wait=limits.busy, ttl=_TURN_TTL) as now:
         if not now.repeated:
             if now.version == 0:
                 raise NotFound(f"there is no conversation {id!r:.200}")

@@ -22,9 +22,11 @@ from typing import Any
 import httpx
 import pytest
 from below import ROOT, until
+from proxy import Proxy
 
 from distributed_state import StateStore
 from distributed_state.servers import RedisServer, postgres_server, redis_server
+from distributed_state.warm import COMMIT
 
 LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor"}
 
@@ -369,6 +371,21 @@ def test_figures_are_told(worker: Worker) -> None:
 
 
 # Beginning and end
+
+
+def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[str, ...]) -> None:
+    with Proxy(options[1]) as proxy, Worker("--url", proxy.url, *options[2:]).ready() as worker:
+        worker.post("/conversations", id="c")
+        loss = proxy.lose(COMMIT.sha)
+        with waiting_turn(worker, request_id="r") as turn:
+            assert loss.happened.wait(20)
+            worker.process.kill()
+        assert turn.exception() is not None
+        with Worker(*options, "--busy", "20").ready() as other:  # a lock's usual ttl is 30 s
+            answer = other.post("/conversations/c/turns", request_id="r", messages=[HI])
+            assert (answer.status_code, answer.json()["version"]) == (200, 2)
+    with store_of(options) as store:
+        assert [each.to_dict() for each in store.session("c").messages()] == [HI]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
