@@ -602,7 +602,7 @@ async def test_killed_archivers_and_writers_lose_and_double_nothing(opener: Any,
     finally:
         for worker in (*writers, *archivers):
             worker.kill()
-    assert len(acknowledged) > 500
+    assert len(acknowledged) > 100
     await store.archive()
     await verified(store, acknowledged)
 
