@@ -16,13 +16,13 @@ from distributed_state.agent.health import Limits, Status
 from distributed_state.agent.hosting import AsyncHost
 from distributed_state.agent.kinds import TaskState, UserState
 from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
-from distributed_state.agent.state import AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.agent.state import AgentPhase, AgentState, Role, ToolCall, WorkingMemory
 from distributed_state.agent.tokens import tiktoken_counter
 from distributed_state.agent.toolbox import TOOLBOX
 from distributed_state.agent.tools import Tool, tool
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.visible import LogLevel
-from distributed_state.agent.window import Summary, Window
+from distributed_state.agent.window import Summary, Window, truncate_history
 from distributed_state.agent.workflow import Workflow
 from distributed_state.bodies import Lease, Turn
 from distributed_state.doctor import Finding
@@ -80,6 +80,7 @@ __all__ = [
     "TASK_MACHINE",
     "AccessDenied",
     "Agent",
+    "AgentPhase",
     "AgentState",
     "AsyncAgent",
     "AsyncHost",
@@ -162,4 +163,5 @@ __all__ = [
     "to_anthropic",
     "to_langchain",
     "to_openai",
+    "truncate_history",
 ]

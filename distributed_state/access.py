@@ -21,8 +21,10 @@ class Request:
     `actor` and `user` are those of the handle: `store.session(id, user=..., actor=...)`. `field` is a field's name,
     "#messages", "#phase", "#version" (how old the record is, whether it exists, its checkpoints), or None for the
     record as a whole: who guards a field must guard None too. Reading a whole record asks for None first and then for
-    everything in it. A turn takes the lock, and who repeats its request gets its outcome. `id` is None where many
-    records are meant: a listing is read, purge and the like are admin.
+    everything in it; listing or counting the names of its fields is reading it whole, forking it too. A turn takes the
+    lock, and who repeats its request gets its outcome. `id` is None where many records are meant: a listing and `stats`
+    are read, `announce` is write; archive, doctor, purge and the like are admin. `import_` is admin of the record, with
+    the `user` whose it will be. A test holds the whole table, a row for each public method.
     """
 
     actor: str

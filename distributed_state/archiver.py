@@ -1,25 +1,48 @@
-"""The archiver: journal -> SQL. Law: SQL first, then settle, then trim; SQL's cursor alone decides who was first."""
+"""The archiver: journal -> SQL. Law: SQL first, then settle, then trim; SQL's cursor alone decides who was first.
+
+And identity, never numbers: an offset says nothing about which history it belongs to. A Redis that lost its last
+seconds gives their offsets and versions once more, to other commits. So each pass compares the journal's entry at SQL's
+cursor by its event; unless it is there and the same, nothing is settled, trimmed or called archived, and the partition
+is diverged. The cursor is read before the journal: after it, somebody may have moved it meanwhile, and a healthy
+journal would not fit. And the partition is diverged only if the cursor is still there when it is read once more.
+"""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.store import Batch, ColdStore, Cursor
 from distributed_state.errors import ColdUnavailable, StateError
-from distributed_state.keys import Keys
-from distributed_state.model import Entry, Ref
+from distributed_state.keys import Keys, RecordKeys
+from distributed_state.model import Entry, Journal, Ref
 from distributed_state.port import Job, Port, Signal
 from distributed_state.settings import Settings
 from distributed_state.shares import Shares
 from distributed_state.telemetry import observed, several
-from distributed_state.warm import Place, Warm
+from distributed_state.warm import Committed, Place, Warm
 
 log = logging.getLogger(__name__)
 _ENTRIES_A_PASS, _BYTES_A_PASS, _BYTES_TOGETHER = 8000, 32 * 2**20, 2**20
 _ASIDE_SECONDS, _SHORTEST = 15.0, 0.001
+
+
+@dataclass(slots=True)
+class Pass:
+    """One look at some partitions.
+
+    `fits` are the cursors, moved by it or not, of those whose journals continue SQL; `carried` are the events that it
+    brought to SQL, `count` how many; `misfits` says of others why it cannot go on.
+    """
+
+    done: Signal
+    partitions: list[int] = field(default_factory=list)
+    fits: dict[int, Cursor] = field(default_factory=dict)
+    carried: dict[int, set[str]] = field(default_factory=dict)
+    misfits: dict[int, str] = field(default_factory=dict)
+    count: int = 0
 
 
 class Archiver:
@@ -28,7 +51,7 @@ class Archiver:
     def __init__(self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings) -> None:
         self._port, self._warm, self._cold, self._keys, self._settings = port, warm, cold, keys, settings
         self._cursors: dict[int, Cursor] = {}
-        self._driven: dict[int, Signal] = {}
+        self._driven: dict[int, Pass] = {}
         self._mutex = port.mutex()
         self._shares = Shares(
             port,
@@ -65,24 +88,53 @@ class Archiver:
         self._job = None
         await self._shares.leave()
 
-    async def reach(self, partition: int, epoch: str, offset: int) -> None:
-        """Archive a partition at least up to an offset of an epoch. Raises ColdUnavailable if that cannot be done."""
-        while not self._reached(partition, epoch, offset):
-            driver = self._driven.get(partition)
-            if driver is not None:
-                # Whoever drives now may have read the journal before our entry came: look again afterwards.
-                await driver.wait()
-            elif not await self._port.shield(self._drive([partition])) and not self._reached(partition, epoch, offset):
-                await self._lagging(partition)
+    async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
+        """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""
+        if await self.reach(names.partition, done.epoch, done.offset, event):
+            return
+        # Somebody else went on past its offset: with it, or after Redis had lost it.
+        if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
+            raise ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
+
+    async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:
+        """Archive a partition up to an entry of its journal; whether SQL took this entry for certain.
+
+        Else it has what the journal holds at that offset now. Raises ColdUnavailable if that cannot be done.
+        """
+        later = False  # whether the pass surely read the journal after we were called
+        while True:
+            cursor = self._cursors.get(partition)
+            if cursor is not None and (cursor.epoch, cursor.offset, cursor.event) == (epoch, offset, event):
+                return True
+            passed = self._driven.get(partition)
+            if passed is None:
+                passed, later = await self._port.shield(self._drive([partition])), True
+            else:
+                await passed.done.wait()
+            if event in passed.carried.get(partition, ()):
+                return True
+            if later:
+                fits = passed.fits.get(partition)
+                if fits is not None and self._covers(fits, epoch, offset):
+                    return False
+                _refuse(passed.misfits)
+                if fits is None:
+                    await self._port.sleep(0.002)  # another archiver was faster, or is at it
+            later = True
+
+    def _covers(self, cursor: Cursor, epoch: str, offset: int) -> bool:
+        if cursor.epoch != epoch and cursor.ordinal > int(epoch.split("-")[0]):
+            raise ColdUnavailable(f"partition {cursor.partition}: Redis lost what was written under epoch {epoch}")
+        return cursor.epoch == epoch and cursor.offset >= offset
 
     async def drain(self, partitions: Iterable[int] | None = None) -> int:
         """Archive everything written so far; how many commits that were. What others write meanwhile does not count."""
         wanted = range(self._keys.partitions) if partitions is None else partitions
         before, goals = self.archived, await self._unarchived(wanted)
         while goals:
-            if not await self._port.shield(self._drive(list(goals))):
-                for partition in goals:
-                    await self._lagging(partition)
+            passed = await self._port.shield(self._drive(list(goals)))
+            if not passed.count:
+                _refuse(passed.misfits)
                 await self._port.sleep(0.01)
             left = await self._unarchived(goals)
             goals = {
@@ -103,88 +155,105 @@ class Archiver:
         places = await self._warm.places([self._keys.partition(each) for each in range(self._keys.partitions)])
         return {partition: place.offset - place.archived for partition, place in places.items()}
 
-    def _reached(self, partition: int, epoch: str, offset: int) -> bool:
-        cursor = self._cursors.get(partition)
-        if cursor is None or cursor.epoch == epoch:
-            return cursor is not None and cursor.offset >= offset
-        if cursor.ordinal > int(epoch.split("-")[0]):
-            raise ColdUnavailable(f"partition {partition}: Redis lost what was written under epoch {epoch}")
-        return False
-
-    async def _lagging(self, partition: int) -> None:
-        """Nothing moved: another archiver was faster, or something is wrong."""
-        if partition in self.diverged:
-            raise ColdUnavailable(f"partition {partition} is not archived: {self.diverged[partition]}")
-        before, cursor = self._cursors.get(partition), await self._port.sql(self._cold.cursor, partition)
-        if cursor is not None:
-            self._cursors[partition] = cursor
-            if cursor == before:
-                await self._port.sleep(0.005)
-
     # One pass
 
-    async def _drive(self, partitions: Sequence[int]) -> int:
+    async def _drive(self, partitions: Sequence[int]) -> Pass:
         """One pass over those of the partitions that nobody else of this replica is at.
 
         To be shielded: who waits for a pass waits for as long as it is noted here.
         """
-        done = self._port.signal()
+        passed = Pass(self._port.signal())
         with self._mutex:
-            ours = [partition for partition in partitions if partition not in self._driven]
-            self._driven.update(dict.fromkeys(ours, done))
+            passed.partitions = [partition for partition in partitions if partition not in self._driven]
+            self._driven.update(dict.fromkeys(passed.partitions, passed))
         try:
-            return await self._archive(ours) if ours else 0
+            if passed.partitions:
+                await self._archive(passed.partitions, passed)
         finally:
             with self._mutex:
-                for partition in ours:
+                for partition in passed.partitions:
                     del self._driven[partition]
-            done.set()
+            passed.done.set()
+        return passed
 
     @observed("archive", "cold", several)
-    async def _archive(self, partitions: Sequence[int]) -> int:
-        """Read, insert, settle, trim. Returns how many commits were archived."""
+    async def _archive(self, partitions: Sequence[int], passed: Pass) -> None:
+        """Read, compare, insert, settle, trim."""
         most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
+        cursors = await self._known(partitions)
         batches: list[tuple[Cursor, Batch]] = []
         size = 0
         settled: dict[int, tuple[str, list[Entry]]] = {}
+        doubtful: dict[int, str] = {}
         for some in self._groups(partitions):
             if size > _BYTES_A_PASS:
                 self.behind = True
                 break  # the others have their turn in the next pass
-            journals = await self._warm.journals([self._keys.partition(each) for each in some], most)
-            for partition, (epoch, end, entries) in zip(some, journals, strict=True):
-                if not epoch:
-                    self.diverged[partition] = "Redis was emptied"
+            places = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in some]
+            for partition, journal in zip(some, await self._warm.journals(places, most), strict=True):
+                if not journal.epoch:
+                    passed.misfits[partition] = self.diverged[partition] = "Redis was emptied"
                     continue
-                known = self._cursors.get(partition)
-                cursor = await self._cursor(partition, epoch)
-                if cursor is None:
+                cursor = cursors.get(partition)
+                why = _misfit(cursor, journal)
+                if cursor is None or why:
+                    doubtful[partition] = why
                     continue
-                fresh = self._continue(cursor, cursor is known, end, entries, len(entries) < most)
-                if fresh is None or not entries:
+                self.diverged.pop(partition, None)
+                passed.fits[partition] = self._cursors[partition] = cursor
+                # An archiver that died before settling left what is before the cursor: all of that first.
+                whole = len(journal.before) < most
+                entries = journal.before + journal.onward if whole else journal.before
+                if not entries:
                     continue
-                settled[partition] = (epoch, entries)
+                settled[partition] = (journal.epoch, entries)
                 # Not where the journal and SQL do not fit: there is nothing to hurry for.
-                self.behind = self.behind or len(entries) == most
+                self.behind = self.behind or not whole or len(journal.onward) == most
                 size += entries[-1].total_bytes - entries[0].total_bytes
+                fresh = [entry for entry in entries if entry.offset > cursor.offset]
                 if fresh:
                     self.oldest[partition] = fresh[0].time_ms
-                    batches.append((cursor, Batch(partition, epoch, cursor.offset, fresh)))
+                    batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
         moved = await self._port.sql(self._cold.archive, [batch for _, batch in batches]) if batches else set()
-        count = 0
         for cursor, batch in batches:
-            self.oldest.pop(batch.partition, None)
-            if batch.partition in moved:
-                last = batch.entries[-1]
-                self._cursors[batch.partition] = replace(cursor, offset=last.offset, event=last.event)
-                count += len(batch.entries)
+            partition, last = batch.partition, batch.entries[-1]
+            self.oldest.pop(partition, None)
+            if partition in moved:
+                passed.fits[partition] = self._cursors[partition] = replace(
+                    cursor, offset=last.offset, event=last.event
+                )
+                passed.carried[partition] = {entry.event for entry in batch.entries}
+                passed.count += len(batch.entries)
             else:
                 # Another archiver was faster, or the epoch was closed.
-                self._cursors.pop(batch.partition, None)
-                settled.pop(batch.partition, None)
+                for known in (self._cursors, passed.fits, settled):
+                    known.pop(partition, None)
+        self.archived += passed.count
         await self._settle(settled)
-        self.archived += count
-        return count
+        if doubtful:
+            passed.misfits |= await self._diverged(doubtful, cursors)
+
+    async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:
+        """The cursors as they are before the journals are read; a partition that SQL knows nothing of has none."""
+        known = {each: self._cursors.get(each) for each in partitions}
+        if None in known.values():
+            stored = await self._port.sql(self._cold.cursors)
+            return {each: at for each, kept in known.items() if (at := kept or stored.get(each)) is not None}
+        return {each: kept for each, kept in known.items() if kept is not None}
+
+    async def _diverged(self, doubtful: dict[int, str], cursors: dict[int, Cursor]) -> dict[int, str]:
+        """Those where SQL still is where the journal did not fit. Where it went on, the next pass knows better."""
+        stored = await self._port.sql(self._cold.cursors)
+        found = {}
+        for partition, why in doubtful.items():
+            self._cursors.pop(partition, None)
+            if stored.get(partition) == cursors.get(partition):
+                found[partition] = why
+                if self.diverged.get(partition) != why:
+                    text = "partition %d: journal and archive do not fit, archiving stops there: %s"
+                    log.error(text, partition, why)
+        self.diverged.update(found)
+        return found
 
     def _groups(self, partitions: Sequence[int]) -> Iterator[list[int]]:
         """The partitions in random order, those together whose journals are read in one round trip."""
@@ -200,62 +269,23 @@ class Archiver:
         if group:
             yield group
 
-    async def _cursor(self, partition: int, epoch: str) -> Cursor | None:
-        cursor = self._cursors.get(partition)
-        if cursor is None or cursor.epoch != epoch:
-            cursor = await self._port.sql(self._cold.cursor, partition)
-            if cursor is not None:
-                self._cursors[partition] = cursor
-        if cursor is None or cursor.epoch != epoch:
-            self._diverge(partition, f"Redis is at epoch {epoch}, SQL at {cursor.epoch if cursor else 'none'}")
-            return None
-        return cursor
-
-    def _continue(self, cursor: Cursor, older: bool, end: int, entries: list[Entry], whole: bool) -> list[Entry] | None:
-        """The entries after the cursor, or None if the journal does not continue it, or not for sure.
-
-        `older`: the cursor was known before the journal was read. `whole`: these are all of its entries.
-        """
-        partition = cursor.partition
-        for entry in entries:
-            if entry.offset == cursor.offset and entry.event != cursor.event:
-                self._diverge(partition, f"entry {entry.offset} is {entry.event}, SQL has {cursor.event}")
-                return None
-        fresh = [entry for entry in entries if entry.offset > cursor.offset]
-        if cursor.offset > end:
-            # Another archiver may have gone on since the journal was read, unless the cursor was known before.
-            if older:
-                self._diverge(partition, f"Redis ends at offset {end}, SQL at {cursor.offset}")
-            return None
-        if (fresh[0].offset != cursor.offset + 1) if fresh else (whole and cursor.offset < end):
-            # Another archiver may have gone on and trimmed since the cursor was read, unless it was read just now.
-            self._cursors.pop(partition, None)
-            if not older:
-                found = f"goes on at {fresh[0].offset}" if fresh else f"lacks what was written up to {end}"
-                self._diverge(partition, f"SQL ends at offset {cursor.offset}, the journal {found}")
-            return None
-        self.diverged.pop(partition, None)
-        return fresh
-
-    def _diverge(self, partition: int, why: str) -> None:
-        self._cursors.pop(partition, None)
-        if self.diverged.get(partition) != why:
-            self.diverged[partition] = why
-            log.error("partition %d: journal and archive do not fit, archiving stops there: %s", partition, why)
-
     async def _settle(self, passed: dict[int, tuple[str, list[Entry]]]) -> None:
         """Entries that SQL has already, too: an archiver that died before settling left them in the journal."""
         calls = []
-        for epoch, entries in passed.values():
+        for partition, (epoch, entries) in passed.items():
             latest = {entry.record: entry for entry in entries if entry.record}
-            for record, entry in latest.items():
-                calls.append((self._keys.of(Ref.parse(record)), epoch, entry.version, entry.next_message))
+            records = [
+                (self._keys.of(Ref.parse(record)), entry.version, entry.next_message)
+                for record, entry in latest.items()
+            ]
+            calls.append((self._keys.partition(partition), epoch, entries[-1], records))
         for answer in await self._warm.settle(calls):
             if isinstance(answer, StateError):
                 log.warning("settle: %s", answer)
         trims = [
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
+        # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
         for answer in await self._warm.trim(trims):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
@@ -271,7 +301,7 @@ class Archiver:
                 await self._shares.hold()
                 await self._shares.give_back(self._shares.excess)
                 found = await self._unarchived(self._shares.mine)
-                moved = await self._drive(list(found))
+                moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
@@ -289,3 +319,23 @@ class Archiver:
         if self.telemetry.measures and now >= self._aside_at:
             self._aside_at = now + _ASIDE_SECONDS
             self.aside = await self._port.sql(self._cold.aside)
+
+
+def _misfit(cursor: Cursor | None, journal: Journal) -> str:
+    """Why a journal does not continue what SQL has up to a cursor that was read before it; '' if it does."""
+    if cursor is None or cursor.epoch != journal.epoch:
+        return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"
+    here = [entry for entry in journal.onward if entry.offset == cursor.offset]
+    if cursor.offset and not here:
+        return f"the journal lacks entry {cursor.offset}, SQL's last"
+    if here and here[0].event != cursor.event:
+        return f"entry {cursor.offset} is {here[0].event}, SQL has {cursor.event}"
+    fresh = journal.onward[len(here) :]
+    if fresh[0].offset != cursor.offset + 1 if fresh else journal.end > cursor.offset:
+        return f"the journal lacks entry {cursor.offset + 1}, the next after SQL's last"
+    return ""
+
+
+def _refuse(misfits: dict[int, str]) -> None:
+    for partition, why in misfits.items():
+        raise ColdUnavailable(f"partition {partition} is not archived: {why}")

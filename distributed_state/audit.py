@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from distributed_state import codec
+from distributed_state.codec import Form
 from distributed_state.cold.store import Happened, Sought
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.model import Event, Ref, unescape
@@ -51,7 +52,7 @@ async def audit(tiers: Tiers, wanted: Sought) -> list[Event]:
     """The events asked for, oldest first."""
     # All that is told of one subject is told in one partition.
     await tiers.archiver.drain(None if wanted.subject is None else [tiers.keys.partition_of(wanted.subject)])
-    return [_event(row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
+    return [_event(tiers.form(row.subject), row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
 
 
 def _time_ms(name: str, seconds: float | None, otherwise: int) -> int:
@@ -78,8 +79,8 @@ def _storable(text: str) -> bool:
         return False
 
 
-def _event(row: Happened) -> Event:
-    data = codec.decode(row.data, "data")
+def _event(form: Form, row: Happened) -> Event:
+    data = codec.decode(form.open_event(row.data, row.type, row.id), "data")
     if not isinstance(data, dict):
         raise CorruptState(f"event {row.id}: its data is not an object", field="data", data=row.data)
     return Event(

@@ -26,7 +26,9 @@ def export(entry: Entry, fields: dict[str, Any], messages: list[Message] | None)
         ends = {name: deadlines.split(data)[0] for name, data in entry.fields.items() if deadlines.marked(data)}
         state["expires"] = {codec.decode_key(name): deadline for name, deadline in ends.items()}
     if messages is not None:
-        state["messages"] = [message.to_dict() for message in messages]
+        # With the times of their commits, which are not to be that of the one that restores them.
+        dated = ({"timestamp": each.timestamp} if each.timestamp is not None else {} for each in messages)
+        state["messages"] = [each.to_dict() | time for each, time in zip(messages, dated, strict=True)]
     return state
 
 
@@ -34,6 +36,8 @@ def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
     """Make `changes` replace a record's state by this one. Raises one InvalidValue that names every bad entry."""
     if not isinstance(state, Mapping):
         raise InvalidValue(f"a state to restore is a mapping as of export_state, not a {type(state).__name__}")
+    if "fields" not in state:
+        state = {"fields": state}  # as get_all() returns it; an export always has its fields
     bad: list[str] = []
 
     def tried(place: str, step: Callable[..., Any], *given: Any) -> None:
@@ -46,8 +50,6 @@ def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
     fields = _part(state, "fields", Mapping, bad)
     expires = _part(state, "expires", Mapping, bad)
     messages = _part(state, "messages", list, bad)
-    if "fields" not in state:
-        bad.append("fields: missing")
     changes.clear(messages="messages" in state)
     for key, value in fields.items():
         end = expires.get(key)

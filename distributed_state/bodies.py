@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from types import TracebackType
 from typing import Any, Generic, Self
 
@@ -175,8 +175,15 @@ class Turn(MutableMapping[str, Any]):
             )
         )  # fmt: skip
 
-    def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
-        return finish(self._twin.call(tool, arguments, call_id=call_id))
+    def call(
+        self,
+        tool: Tool | str,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str = "",
+        tools: Iterable[Tool] = (),
+    ) -> ToolCall:
+        return finish(self._twin.call(tool, arguments, call_id=call_id, tools=tools))
 
     def __enter__(self) -> Self:
         finish(self._twin.__aenter__())

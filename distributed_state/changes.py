@@ -1,7 +1,11 @@
-"""A change being put together. Law: whatever needs no server is checked here, before anything is sent."""
+"""A change being put together. Law: whatever needs no server is checked here, before anything is sent.
+
+What is collected may be kept for long, in a batch, a turn and then in hot, so it is compact.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from copy import copy
 from typing import Any
@@ -11,7 +15,7 @@ from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.model import DELETED, LIFETIME, PHASE, SUMMARY, TIMED, Message
 from distributed_state.settings import Settings
-from distributed_state.warm import Draft
+from distributed_state.warm import Draft, Swap
 
 _EXACT = 10**15
 
@@ -80,7 +84,7 @@ class Changes:
         self._size += len(name) + len(data) - (len(name) + len(before[2]) if before else 0)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
-        self._fields[name] = (b"s", name, data)
+        self._fields[name] = (b"s", name, codec.compact(data))
 
     def set_many(self, values: Mapping[str, Any], *, ttl: float | None = None) -> None:
         """Set several fields."""
@@ -119,7 +123,7 @@ class Changes:
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
-        self._last.append((b"m", b"", data))
+        self._last.append((b"m", b"", codec.compact(data)))
         return message
 
     def phase(self, phase: str | None) -> None:
@@ -152,7 +156,7 @@ class Changes:
 
     def reserved(self, name: bytes, value: bytes | None) -> None:
         """Set or delete a field by its stored name, the store's own ones included."""
-        self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, value)
+        self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, codec.compact(value))
 
     def label(self, label: str) -> None:
         if not isinstance(label, str) or not label or len(label) > 500:
@@ -162,7 +166,7 @@ class Changes:
     def tell(self, type: str, data: Mapping[str, Any]) -> None:
         """Write a lifecycle event with the change, if it is one of a session."""
         if self._form.record.startswith("session:"):
-            self._told.append((b"e", type.encode(), codec.encode(data, "data")))
+            self._told.append((b"e", type.encode(), codec.compact(codec.encode(data, "data"))))
 
     def lives(self, idle_ms: int, whole_ms: int) -> None:
         """End a session after this time without a commit, or this one from now on; 0: never."""
@@ -176,3 +180,30 @@ class Changes:
         if not self:
             raise InvalidValue("nothing to change")
         return Draft(kind, [*self._first, *self._fields.values(), *self._last], told=list(self._told))
+
+
+def added_here(draft: Draft, swap: Swap, now: float) -> bool:
+    """Make an increment of a number with a deadline a swap; False if it holds none, or no plain integer.
+
+    The number keeps its deadline; past it, the field counts as absent.
+    """
+    deadline, number = deadlines.split(swap.raw)
+    if deadline == deadlines.NEVER:
+        return False
+    if deadline <= now:
+        deadline, number = deadlines.NEVER, b"0"
+    if not re.fullmatch(rb"-?\d{1,15}", number):
+        return False
+    at, by = next(
+        (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
+    )
+    draft.steps[at] = (b"s", swap.name, deadlines.wrap(b"%d" % (int(number) + int(by)), deadline))
+    draft.expectations.insert(0, (swap.name, swap.raw))  # the last one is the schema's
+    return True
+
+
+def add(stored: Any, by: int | float, key: str) -> int | float:
+    """The sum that replaces a stored number."""
+    if isinstance(stored, bool) or not isinstance(stored, (int, float)):
+        raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a number")
+    return stored + by

@@ -1,24 +1,49 @@
-"""Redis' clock, as this replica knows it. Law: deadlines are compared by one clock, whatever the workers' own say."""
+"""Redis' clock, as this replica knows it. Law: deadlines are compared by one clock, whatever the workers' own say.
+
+Between two answers it goes on by this process's monotonic clock, which no setting of the time moves: a worker's wall
+clock may jump either way, and nothing ends sooner or later. The monotonic clock may stand still while a machine is
+suspended; then this one is late, so that things end later and none too soon, until it asks again: at least every
+minute wherever something is to be found past its deadline, and with every probe of the link.
+"""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Port
 
 _STALE = 60.0
+_DRIFT = 0.0005  # a clock that is being set right runs at most that much too fast or too slow (adjtime)
 
 
 class ServerClock:
-    """This process's clock, corrected by what Redis was last heard to say."""
+    """This process's monotonic clock, set by what Redis was last heard to say."""
 
     def __init__(self, port: Port) -> None:
         self._port, self._ahead, self._asked, self._took = port, 0.0, -math.inf, math.inf
 
+    @property
+    def known(self) -> bool:
+        """Whether the server was ever heard."""
+        return self._took < math.inf
+
     def now(self) -> float:
-        """Seconds since 1970; wrong by at most half the round trip of the last answer, and what has drifted since."""
-        return self._port.wall() + self._ahead
+        """Seconds since 1970; wrong by at most half the round trip of the last answer, and what has drifted since.
+
+        Raises WarmUnavailable if the server was never heard: no other clock is good enough to end anything by.
+        """
+        if not self.known:
+            raise WarmUnavailable("Redis has not yet said what time it is")
+        return self._port.monotonic() + self._ahead
+
+    def earliest_ms(self) -> int:
+        """Milliseconds since 1970 that the server's clock shows already; 0 if it was never heard."""
+        if not self.known:
+            return 0
+        error = self._took / 2 + (self._port.monotonic() - self._asked) * _DRIFT
+        return math.floor((self.now() - error) * 1000)
 
     def heard(self, answer: Any, sent: float) -> None:
         """An answer of TIME to a question that was sent at this monotonic time. The quickest of a minute counts."""
@@ -26,11 +51,17 @@ class ServerClock:
         took = received - sent
         if isinstance(answer, list) and (took <= self._took or received - self._asked > _STALE):
             server = int(answer[0]) + int(answer[1]) / 1e6
-            self._ahead = server + took / 2 - self._port.wall()
+            self._ahead = server + took / 2 - received
             self._asked, self._took = received, took
 
     async def know(self) -> None:
         """Ask, if nothing was heard for a minute."""
+        if self._port.monotonic() - self._asked > _STALE:
+            await self.ask()
+
+    async def ask(self) -> None:
+        """Ask, whatever was heard before: it proved wrong."""
         sent = self._port.monotonic()
-        if sent - self._asked > _STALE:
-            self.heard(await self._port.command(b"TIME"), sent)
+        answer = await self._port.command(b"TIME")
+        self._took = math.inf
+        self.heard(answer, sent)

@@ -25,6 +25,7 @@ _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
 SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
 _FRAMED = (SEALED, b"!")
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
+EVENT = "#event "  # the name of an event's data begins with it
 Scalar = (str, int, float, bool, type(None))
 
 
@@ -45,6 +46,11 @@ def encode(value: Any, name: str = "value") -> bytes:
     except (TypeError, orjson.JSONDecodeError, RecursionError):
         pass
     return _encode_exactly(value, name)
+
+
+def compact(data: bytes) -> bytes:
+    """The same bytes in memory of their own size: whatever orjson returns holds a block of 4 KB or more."""
+    return bytes(memoryview(data))
 
 
 def _encode_exactly(value: Any, name: str) -> bytes:
@@ -106,10 +112,12 @@ def decode(data: bytes, name: str = "value") -> Any:
 
 
 def encode_key(key: str, limit: int = 1024) -> bytes:
-    """The bytes of a field name. Names that begin with '#' are reserved."""
+    """The bytes of a field name, of at least one character. Names that begin with '#' are reserved."""
     if not isinstance(key, str):
         raise InvalidValue(f"a field name must be a str, not {_a(key)}: {key!r}")
-    if key[:1] == "#":
+    if not key:
+        raise InvalidValue("a field needs a name: '' is none")
+    if key[0] == "#":
         raise InvalidValue(f"field {key!r}: names that begin with '#' are reserved")
     data = key.encode("utf-8", "surrogatepass")
     if len(data) > limit:
@@ -146,8 +154,17 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
     return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
-def decode_message(data: bytes, name: str = "message") -> Message:
-    """Read back what `encode_message` wrote."""
+def decode_message(data: bytes, name: str = "message", *, number: int | None = None) -> Message:
+    """Read back what `encode_message` wrote, with or without the time of its commit before it."""
+    time, text = deadlines.split(data)
+    return _placed(_message(text, name), time, number)
+
+
+def _placed(message: Message, time: float, number: int | None) -> Message:
+    return message.placed(None if time == deadlines.NEVER else time, number)
+
+
+def _message(data: bytes, name: str = "message") -> Message:
     fields = decode(data, name)
     try:
         return Message.model_construct(_fields_set=set(fields), **fields)
@@ -166,10 +183,15 @@ def key_id(data: bytes) -> str:
     return data[2 : 2 + data[1]].decode("ascii", "replace") if data[:1] == SEALED and len(data) > 1 else ""
 
 
+def event_name(type: str, id: str) -> str:
+    """What an event's data is sealed under."""
+    return f"{EVENT}{type} {id.rpartition('.')[0]}"
+
+
 class Form:
     """How the values of one record are written and read: here as plain JSON text, in `sealing` encrypted.
 
-    `name` is the field's name, or MESSAGE.
+    `name` is the field's name, MESSAGE, or an event's (see `event_name`), whose record is what the event is about.
     """
 
     __slots__ = ("namespace", "record")
@@ -198,6 +220,14 @@ class Form:
             raise self.failed(data, name, "and this store has no keys")
         return data
 
+    def seal_event(self, text: bytes, type: str, writer: str) -> bytes:
+        """What is stored of an event's data. `writer` is its id but for the last part, which the server counts."""
+        return self.seal(text, f"{EVENT}{type} {writer}")
+
+    def open_event(self, data: bytes, type: str, id: str) -> bytes:
+        """JSON text of an event's data. Raises DecryptionFailed."""
+        return self.open(data, event_name(type, id))
+
     def stale(self, data: bytes, name: str) -> bool:
         """Tell whether these bytes are stored otherwise than they would be now."""
         return False
@@ -212,6 +242,7 @@ class Form:
         key = key_id(data)
         what = "a message" if name == MESSAGE else f"field {name!r:.80}"
         what = what if name[:2] != "#q" else "the outcome of a turn"
+        what = what if not name.startswith(EVENT) else f"an event of type {name.split()[1]}"
         how = f"is encrypted with key {key!r}" if deadlines.split(data)[1][:1] == SEALED else "is not encrypted"
         text = f"{self.record[:200]}: {what} {how} {why}"
         return DecryptionFailed(text, record=self.record, field=name, key=key)
@@ -232,7 +263,7 @@ class Form:
         """The stored bytes of a message."""
         return self.seal(encode_message(message), MESSAGE)
 
-    def decode_message(self, data: bytes, source: str) -> Message:
+    def decode_message(self, data: bytes, source: str, number: int | None = None) -> Message:
         """A message from its stored bytes; `source` is the record that it was appended to."""
         form = self if source == self.record else self.of(source)
-        return decode_message(form.open(data, MESSAGE))
+        return _placed(_message(form.open(data, MESSAGE)), deadlines.split(data)[0], number)

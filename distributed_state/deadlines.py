@@ -1,6 +1,7 @@
 """Values that end by themselves. Law: the deadline stands before the value in the same bytes, so they change together.
 
 `!<milliseconds since 1970> <JSON>`: what replaces the field replaces the deadline too, in Redis, journal and SQL.
+Before a message, which has no deadline, the same mark says when it was committed; commit.lua puts it there.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ def end_ms(text: bytes, last_ms: int) -> int:
 def wrap(data: bytes, deadline: float) -> bytes:
     """The stored form of a value that ends at `deadline`, in seconds since 1970."""
     return data if deadline == NEVER else b"%b%d %b" % (_MARK, math.ceil(deadline * 1000), data)
+
+
+def dated(data: bytes, time_ms: int) -> bytes:
+    """The stored form of a message that was committed at this time."""
+    return b"%b%d %b" % (_MARK, time_ms, data)
 
 
 def marked(data: bytes | None) -> bool:

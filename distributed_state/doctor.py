@@ -69,14 +69,18 @@ def refuse(findings: list[Finding], place: str) -> None:
 
 async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     """Everything that `distributed-state doctor` shows."""
-    findings = [Finding("server", True, "embedded in this process")] if embedded else await check_server(tiers.port)
+    findings = (
+        [Finding("server", True, "embedded in this process")]
+        if embedded
+        else await tiers.warm.patiently(check_server, tiers.port)
+    )
     keys = tiers.keys.partition(0)
     try:
-        await tiers.warm.patiently(tiers.port.script, MINT, [keys.meta, keys.mint], ["doctor", 1])
+        await tiers.warm.script(MINT, [keys.meta, keys.mint], ["doctor", 1])
         findings.append(Finding("scripts", True, "Lua runs"))
     except StateError as error:
         findings.append(Finding("scripts", False, str(error), "allow EVAL and EVALSHA"))
-    seconds, micros = await tiers.port.command(b"TIME")
+    seconds, micros = await tiers.warm.command(b"TIME")
     apart = abs(tiers.port.wall() - int(seconds) - int(micros) / 1e6)
     findings.append(Finding("clock", apart < 5, f"{apart:.3f} s apart", "run NTP here and on the server"))
     backlog = await tiers.archiver.backlog()
@@ -89,7 +93,11 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         findings.append(Finding(f"partition {partition}", False, why, "journal and archive do not belong together"))
     try:
         facts = await tiers.port.sql(tiers.cold.check)
-        findings += [Finding(f"sql {name}", True, value) for name, value in facts.items() if name != "quarantined"]
+        told = facts.keys() - {"quarantined", "erasures"}
+        findings += [Finding(f"sql {name}", True, value) for name, value in facts.items() if name in told]
+        pending = facts.get("erasures", "0")
+        advice = "asked for and not complete: an archiver completes them, or the same request again"
+        findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))
         poison = facts.get("quarantined", "0")
         findings.append(Finding("sql quarantine", poison == "0", poison, "look at the table quarantine"))
     except StateError as error:

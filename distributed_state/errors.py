@@ -20,7 +20,7 @@
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
     │   └── Backpressure         Redis holds as much unarchived work as it may
-    ├── DurabilityUnknown        applied, but the level asked for was not confirmed
+    ├── DurabilityUnknown        applied, or perhaps: what was asked for was not confirmed, or not all of it
     └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help
 
 Law: the message says what was asked and what was found.
@@ -77,7 +77,7 @@ class Deleted(StateError):
     """The record was deleted. `create()` starts it anew, `rollback(version=)` brings an older state back."""
 
 
-class InvalidTransition(StateError):
+class InvalidTransition(StateError, ValueError):
     """The event leads nowhere from `phase`, the one found. Nothing was written; the message lists what is allowed."""
 
     def __init__(self, message: str, *, phase: str = "", event: str = "") -> None:
@@ -166,18 +166,23 @@ class Backpressure(Unavailable):
 
 
 class DurabilityUnknown(StateError):
-    """Applied as `version` (0: an event), but the durability asked for was not confirmed. Not to be repeated."""
+    """Applied as `version` (0: an event), but the durability asked for was not confirmed. Not to be repeated.
 
-    def __init__(self, message: str, *, version: int = 0) -> None:
+    With version 0 of a write: its answer was lost, and whether it was applied could not be learned in time. Of a turn
+    also: its session's part is applied, its change of the user's record is not. With a `request_id`, a turn that is
+    begun again under that gives the outcome and completes the rest.
+    """
+
+    def __init__(self, message: str, *, version: int = 0, request_id: str | None = None) -> None:
         super().__init__(message)
-        self.version = version
+        self.version, self.request_id = version, request_id
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unconfirmed, (str(self), self.version)
+        return _unconfirmed, (str(self), self.version, self.request_id)
 
 
-def _unconfirmed(message: str, version: int) -> DurabilityUnknown:
-    return DurabilityUnknown(message, version=version)
+def _unconfirmed(message: str, version: int, request_id: str | None) -> DurabilityUnknown:
+    return DurabilityUnknown(message, version=version, request_id=request_id)
 
 
 class ConfigurationError(StateError):

@@ -1,4 +1,8 @@
-"""Events -> consumers. Law: a consumer gets its events one at a time, in the order of each conversation."""
+"""Events -> consumers. Law: a consumer gets its events one at a time, in the order of each conversation.
+
+A member of a group that takes too long for one leaves its share, with that event, to the others: it may be handled
+twice, and none waits for ever behind a handler that hangs.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
-from distributed_state.errors import InvalidValue, StateError
-from distributed_state.feed import BEGINNING, RESYNC, Feed, Position, Subscription, Waiting
+from distributed_state.errors import CorruptState, InvalidValue, StateError, WarmUnavailable
+from distributed_state.feed import RESYNC, Feed, Subscription, Waiting
 from distributed_state.model import MAX_ID_BYTES, Event, Ref
 from distributed_state.port import Job
 from distributed_state.shares import Shares
+from distributed_state.stream import Position
 from distributed_state.telemetry import Facts, observed
 from distributed_state.tiers import Tiers
 
@@ -38,7 +43,11 @@ class Group:
             seconds=_TEAM_SECONDS,
         )
         self._mutex = tiers.port.mutex()
+        self._limit = tiers.settings.handler_timeout
         self._saved: dict[int, Position] = {}
+        self._handed: tuple[float, Waiting] | None = None  # since when the consumer has what
+        # After it took too long: where that is, before and behind it. None: it did not.
+        self._overdue: dict[int, tuple[Position, Position]] | None = None
         self._leaving: set[int] = set()
         self._left: set[int] = set()
         self._unsaved, self._save_at = 0, 0.0
@@ -58,9 +67,44 @@ class Group:
         while True:
             await self._tiers.port.sleep(_TEAM_SECONDS / 6)
             try:
-                await self._hold()
+                await self._lapse()
+                if self._overdue is None:
+                    await self._hold()
             except StateError as error:
                 log.warning("group %s: %s", self._name, error)
+
+    def hand(self, waiting: Waiting) -> None:
+        """The consumer is given this."""
+        with self._mutex:
+            self._handed = self._tiers.port.monotonic(), waiting
+
+    async def done(self) -> None:
+        """The consumer is done with what it was given."""
+        with self._mutex:
+            self._handed, late = None, self._overdue
+        if late is not None:
+            # Said even now, unless another member is past it: else one slow event would go round for ever.
+            calls = [
+                (self._tiers.keys.group(at, self._name), str(behind).encode(), str(before).encode())
+                for at, (before, behind) in late.items()
+            ]
+            await self._tiers.stream.advance(calls, self._shares.member)
+            self._overdue = None
+
+    async def _lapse(self) -> None:
+        """If the consumer takes too long, leave its share to the other members until it is back."""
+        with self._mutex:
+            if self._handed is None or self._overdue is not None:
+                return
+            since, waiting = self._handed
+            if self._tiers.port.monotonic() < since + self._limit:
+                return
+            reached = self._subscription.handed_over()
+            self._overdue = {at: (to, reached[at]) for at, to in waiting.before.items() if at in reached}
+        log.warning("group %s: an event was handled for %g s: its share goes to the others", self._name, self._limit)
+        await self.save(waiting, now=True)
+        self._drop(list(self._saved))
+        await self._shares.leave()
 
     async def _hold(self) -> None:
         """Take part in the sharing. What is to be given back is so only when the consumer is done with it."""
@@ -88,14 +132,15 @@ class Group:
             at: Position.parse(answer) if isinstance(answer, bytes) else None
             for at, answer in zip(gained, answers, strict=True)
         }
-        positions = {at: position or BEGINNING for at, position in found.items()}
+        emptied = [at for at, position in found.items() if position is None]
+        begin = await self._tiers.feed.positions("oldest") if emptied else {}
+        positions = {at: position or begin[at] for at, position in found.items()}
         with self._mutex:
             self._saved.update(positions)
         self._subscription.assign(positions)
-        emptied = {at: (BEGINNING, BEGINNING) for at, position in found.items() if position is None}
         if emptied:
             # Written when the group began: whoever emptied Redis took the events as well.
-            self._subscription.lose(emptied, "epoch")
+            self._subscription.lose({at: (positions[at], positions[at]) for at in emptied}, "epoch")
         self._tiers.feed.stir(gained)
 
     def _drop(self, partitions: Iterable[int]) -> None:
@@ -122,7 +167,7 @@ class Group:
             reached.update((at, position) for at, position in current.before.items() if at in reached)
         moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
         if moved:
-            calls = [(self._tiers.keys.group(at, self._name), str(to).encode()) for at, to in moved.items()]
+            calls = [(self._tiers.keys.group(at, self._name), str(to).encode(), b"") for at, to in moved.items()]
             kept = await self._tiers.stream.advance(calls, self._shares.member)
             with self._mutex:
                 self._saved.update({at: moved[at] for at in moved.keys() & self._saved.keys()})
@@ -140,8 +185,14 @@ class Group:
         if self._job is not None:
             await self._job.stop()
             self._job = None
-            await self.save(current, now=True)
-            await self._shares.leave()
+            if current is None:
+                await self.done()
+            # Patiently: what is not noted is handled again. The shares lapse by themselves.
+            await self._tiers.warm.patiently(lambda: self.save(current, now=True))
+            try:
+                await self._shares.leave()
+            except WarmUnavailable as error:
+                log.info("group %s: its shares are not given back and lapse: %s", self._name, error)
 
 
 class AsyncEvents:
@@ -163,12 +214,15 @@ class AsyncEvents:
         """Begin to listen. Events from now on are not missed."""
         if self._joined:
             return
+        await self._tiers.warm.patiently(self._begin)
+        self._joined = True
+        self._tiers.feed.join(self._subscription)
+
+    async def _begin(self) -> None:
         if self._group is not None:
             await self._group.join(self._since)
         else:
             self._subscription.assign(await self._tiers.feed.positions(self._since))
-        self._joined = True
-        self._tiers.feed.join(self._subscription)
 
     async def next(self, timeout: float | None = None) -> Event | None:
         """The next event, or None after `timeout` seconds without one, or when the events were closed.
@@ -180,6 +234,8 @@ class AsyncEvents:
         ):
             raise InvalidValue(f"timeout is a number of seconds or None, not {timeout!r:.80}")
         await self.join()
+        if self._group is not None:
+            await self._group.done()
         subscription, self._current = self._subscription, None
         if subscription.made_room():
             self._tiers.feed.stir(range(self._tiers.keys.partitions))
@@ -190,7 +246,9 @@ class AsyncEvents:
                 await self._group.save(None)
             waiting = subscription.pop()
             if waiting is not None:
-                self._current, event = waiting, waiting.event()
+                if self._group is not None:
+                    self._group.hand(waiting)
+                self._current, event = waiting, waiting.event(self._tiers.form)
                 if event.version:
                     # Whoever hears of a change must not read what was there before it.
                     self._tiers.hot.expect(event.subject, event.epoch, event.version)
@@ -281,6 +339,11 @@ class Handling:
                 await self._events.join()
                 self.joined.set()
                 event = await self._events.next()
+            except CorruptState as error:
+                # The next one comes at once: it may be another's fault that this one cannot be read.
+                self.failed += 1
+                log.error("%s was not called: %s", _name(self.handler), error)
+                continue
             except StateError as error:
                 if isinstance(error, InvalidValue):
                     self.joined.set()

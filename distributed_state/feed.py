@@ -2,7 +2,8 @@
 
 A consumer has a position in each partition. What is heard at the next offset is taken; on anything else - a gap, a new
 connection, silence - the stream is read from the position on, and where it does not reach back that far, or belongs to
-another life of Redis, the consumer is told once to resync.
+another life of Redis, the consumer is told once to resync. Epochs count up, so where Redis holds none the position says
+which was the last one: a life that began and ended unseen shows as well.
 """
 
 from __future__ import annotations
@@ -10,44 +11,27 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from distributed_state import codec
+from distributed_state.codec import Form
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.keys import Keys
 from distributed_state.link import Link
 from distributed_state.model import Event, unescape
 from distributed_state.port import Job, Port
-from distributed_state.stream import Head, Stream, Told
+from distributed_state.stream import BEGINNING, Head, Position, Stream, Told, count
 
 log = logging.getLogger(__name__)
 RESYNC = "resync"
 _CHECK, _ROOM, _ROOM_BYTES, _AT_ONCE = 3.0, 2000, 16 * 2**20, 400
+_HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
-
-
-class Position(NamedTuple):
-    """How far a consumer is in a partition. Epoch "": from the beginning of whichever epoch comes."""
-
-    epoch: str
-    offset: int
-
-    def __str__(self) -> str:
-        return f"{self.epoch} {self.offset}"
-
-    @classmethod
-    def parse(cls, text: bytes) -> Position:
-        """Read back what `str` wrote."""
-        epoch, _, offset = text.decode().rpartition(" ")
-        return cls(epoch, int(offset))
-
-
-BEGINNING = Position("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +50,16 @@ class Waiting:
     def __len__(self) -> int:
         return 0 if self.told is None else len(self.told.head) + len(self.told.data)
 
-    def event(self) -> Event:
+    def event(self, form: Callable[[str], Form]) -> Event:
+        """The event. Raises CorruptState if what it tells cannot be read, DecryptionFailed without the key."""
         if self.told is None:
             return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
         id, type, subject, time, version, actor = self.told.head.decode().split("\n")
         seconds, micros = time.split()
+        data = form(subject).open_event(self.told.data, type, id)
         return Event(
             id=id, type=type, subject=subject, time=(int(seconds) * 1000 + int(micros) // 1000) / 1000,
-            data=codec.decode(self.told.data, "data"), source=id.partition(".")[0], sequence=self.told.offset,
+            data=codec.decode(data, "data"), source=id.partition(".")[0], sequence=self.told.offset,
             epoch=self.position.epoch, partition=self.partition, version=int(version), actor=unescape(actor),
         )  # fmt: skip
 
@@ -147,7 +133,7 @@ class Subscription:
                 return True
             if at.epoch == epoch and told.offset <= at.offset:
                 return True
-            if not told.head or (at.epoch or epoch) != epoch or told.offset != at.offset + 1 or not self.room:
+            if not told.head or not at.leads_to(epoch) or told.offset != at.offset + 1 or not self.room:
                 return False
             self._take(partition, epoch, told)
         self.ready.set()
@@ -213,8 +199,11 @@ class Subscription:
 class Feed:
     """All consumers of this replica, and the reader of the stream that they share."""
 
-    def __init__(self, port: Port, stream: Stream, keys: Keys, link: Link) -> None:
+    def __init__(
+        self, port: Port, stream: Stream, keys: Keys, link: Link, epochs: Callable[[], Awaitable[dict[int, int]]]
+    ) -> None:
         self._port, self._stream, self._keys, self._link = port, stream, keys, link
+        self._epochs = epochs  # how many each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
         self._behind: set[int] = set()
@@ -250,9 +239,16 @@ class Feed:
         """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
         if since is not None and since != "oldest":
             return dict.fromkeys(self._all(), BEGINNING) | self._parsed(since)
-        heads = await self._stream.heads([self._keys.partition(each) for each in self._all()])
+        partitions = [self._keys.partition(each) for each in self._all()]
+        heads, over = await self._stream.heads(partitions), dict[int, int]()
+        if not all(head.epoch for head in heads):
+            # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, is over.
+            over = await self._epochs()
+            heads = await self._stream.heads(partitions)
         return {
-            at: Position(head.epoch, head.floor if since else head.offset) if head.epoch else BEGINNING
+            at: Position(head.epoch, head.floor if since else head.offset)
+            if head.epoch
+            else Position.behind(over.get(at, 0))
             for at, head in enumerate(heads)
         }
 
@@ -319,9 +315,8 @@ class Feed:
         if payload:
             place, _, entry = payload.partition(b"\n")
             epoch, _, offset = place.decode().partition(" ")
-            # The data is the last line, and one line: JSON text.
-            head, _, data = entry.rpartition(b"\n")
-            told = Told(int(offset), head, data)
+            *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
+            told = Told(int(offset), b"\n".join(head), data)
             taken = [each.hear(partition, epoch, told) for each in list(self._subscriptions)]
             missed = not all(taken)
         if missed:
@@ -369,9 +364,9 @@ class Feed:
     @staticmethod
     def _lost(at: Position, head: Head) -> str:
         """Why the stream does not go on where the consumer is; "" if it does."""
-        if not at.epoch:
-            return "trimmed" if head.floor > at.offset else ""
-        if at.epoch != head.epoch:
+        if at.waits and not head.epoch:
+            return ""
+        if not at.leads_to(head.epoch):
             return "epoch"
         return "trimmed" if at.offset < head.floor else "rewound" if at.offset > head.offset else ""
 
@@ -381,7 +376,7 @@ class Feed:
             reason = self._lost(at, head)
             if reason:
                 offset = head.offset if reason == "rewound" else head.floor
-                gaps[partition] = at, Position(head.epoch, offset) if head.epoch else BEGINNING
+                gaps[partition] = at, (Position(head.epoch, offset) if head.epoch else Position.behind(count(at.epoch)))
                 reasons.add(reason)
         if gaps:
             log.warning("events of %d partitions were missed (%s)", len(gaps), ", ".join(sorted(reasons)))
@@ -401,7 +396,7 @@ class Feed:
         calls = [(self._keys.partition(at), taken[at].offset, share) for at in wanted]
         for at, (before, after, told) in zip(wanted, await self._stream.events(calls), strict=True):
             position = taken[at]
-            same = before.epoch == after.epoch == (position.epoch or before.epoch)
+            same = before.epoch == after.epoch and position.leads_to(before.epoch)
             if not before.epoch or not same or after.floor > position.offset or before.offset < position.offset:
                 self.stir([at])
                 continue

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, overload
 
 from distributed_state import acting, audit, codec, record
 from distributed_state.access import Action
-from distributed_state.agent.config import RECORD, Source, field_of, of_fleet
-from distributed_state.errors import DurabilityUnknown, InvalidValue, TooLarge, Unavailable, WarmUnavailable
+from distributed_state.agent.config import RECORD, Source, field_of, of_fleet, told
+from distributed_state.changes import Changes
+from distributed_state.errors import (
+    ColdUnavailable,
+    CorruptState,
+    DurabilityUnknown,
+    InvalidValue,
+    TooLarge,
+    Unavailable,
+    WarmUnavailable,
+)
 from distributed_state.events import AsyncEvents, Handler, Handling, checked_subject, checked_type
 from distributed_state.handles import AsyncHandles
 from distributed_state.model import Event, Ref, Replica, unescape
 from distributed_state.records import AsyncRecord
+from distributed_state.warm import Draft
 
+log = logging.getLogger(__name__)
 H = TypeVar("H", bound=Handler)
 MAX_EVENT_BYTES = 256 * 1024
+_LONGEST_PATH = 4096  # also of a name
 _ROUNDS = 100
 
 
@@ -26,11 +39,12 @@ class AsyncFleet(AsyncHandles):
         """Tell every replica of something, and the archive; return the event as it was written.
 
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
-        events of one subject keep their order. Repeated while replies are lost, written once. Put ids into `data`
-        rather than what users said: it is not encrypted.
+        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
+        the store has keys; type and subject are not.
 
         Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
-        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`. Told by the store itself:
+        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
+        `change_directory` tell them. Told by the store itself:
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
         about the record whose lock was lost, by a turn that another request took over, too.
         """
@@ -40,14 +54,16 @@ class AsyncFleet(AsyncHandles):
         if not isinstance(data or {}, Mapping):
             raise InvalidValue(f"an event's data is an object, not {data!r:.80}")
         given = dict(data or {})
-        told = codec.encode(given, "data")
-        if len(told) > MAX_EVENT_BYTES:
-            raise TooLarge(f"{checked_type(type)}: {len(told)} bytes are more than the {MAX_EVENT_BYTES} of an event")
+        encoded = codec.encode(given, "data")
+        if len(encoded) > MAX_EVENT_BYTES:
+            raise TooLarge(
+                f"{checked_type(type)}: {len(encoded)} bytes are more than the {MAX_EVENT_BYTES} of an event"
+            )
         await self.ready()
         partition, actor = tiers.keys.partition_of(text), acting.present()
         keys = tiers.keys.partition(partition)
         for _ in range(_ROUNDS):
-            written = await tiers.stream.emit(keys, checked_type(type), text, actor, told)
+            written = await tiers.stream.emit(keys, checked_type(type), text, actor, encoded)
             if written is not None:
                 break
             await tiers.start(partition)
@@ -57,12 +73,60 @@ class AsyncFleet(AsyncHandles):
         if self.settings.durability == "archived":
             try:
                 await record.reach(tiers, keys)
+                if not await tiers.port.sql(tiers.cold.told, partition, epoch, offset, id):
+                    raise ColdUnavailable(f"partition {partition}: Redis lost it before it was archived")
             except Unavailable as error:
                 raise DurabilityUnknown(f"event {id} is told, but not archived yet: {error}") from error
         return Event(
             id=id, type=type, subject=text, time=time_ms / 1000, data=given, source=tiers.replica, sequence=offset,
             epoch=epoch, partition=partition, version=0, actor=unescape(actor),
         )  # fmt: skip
+
+    async def activate_agent(
+        self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
+    ) -> Event:
+        """Tell every replica that a client goes on with this agent, None: with none; return the event.
+
+        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
+        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
+        """
+        named = {"agent": agent, "previous_agent": previous_agent}
+        self._check_client(client=client, conversation_id=conversation_id, **_given(named))
+        if previous_agent is None:
+            previous_agent = await self._last_of(client, "agent.switched", "next_agent")
+        data = {"previous_agent": previous_agent, "next_agent": agent, "conversation_id": conversation_id}
+        return await self.emit("agent.switched", {**data, "client": client}, subject=f"client:{client}")
+
+    async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
+        """Tell every replica that a client's user works from this folder now; return the event.
+
+        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
+        the client's last such event, as SQL has it, unless `old_path` is given.
+        """
+        self._check_client(client=client, new_path=new_path, **_given({"old_path": old_path}))
+        if old_path is None:
+            old_path = await self._last_of(client, "directory.changed", "new_path")
+        data = {"old_path": old_path, "new_path": new_path, "client": client}
+        return await self.emit("directory.changed", data, subject=f"client:{client}")
+
+    def _check_client(self, **given: Any) -> None:
+        for name, value in given.items():
+            if not isinstance(value, str) or len(value) > _LONGEST_PATH:
+                raise InvalidValue(f"{name} is a str of at most {_LONGEST_PATH} characters, not {value!r:.80}")
+        checked_subject(f"client:{given['client']}")
+
+    async def _last_of(self, client: str, type: str, name: str) -> str:
+        """What a client's last event of a type says, for one who may read events."""
+        self._allow("read", scope="session")
+        wanted = audit.sought(f"client:{client}", type, None, None, 1, None)
+        try:
+            found = await audit.audit(self.tiers(), wanted)
+        except Unavailable as error:
+            # Better unnamed than untold: agents that hear know whom the client had.
+            log.warning("%s of client %.80r: what was before is not known: %s", type, client, error)
+            return ""
+        said = found[0].data.get(name) if found else None
+        return said if isinstance(said, str) else ""
 
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
         """Events as they come, for `async for`; better inside `async with`, which says when that is over.
@@ -75,7 +139,8 @@ class AsyncFleet(AsyncHandles):
 
         With a `group` its members share the events, in all replicas: each event is one member's, and where the group
         is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
-        member takes over within ten seconds, and may get again, under the same id, what was not seen to be handled.
+        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
+        seconds, too: it may get again, under the same id, what was not seen to be handled.
         """
         self._allow("read", scope="session")
         self.tiers().feed.check(since)
@@ -131,6 +196,7 @@ class AsyncFleet(AsyncHandles):
 
         Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
+        self._allow("write")
         self.tiers().presence.announce(fields)
 
     async def reload_config(self, config: Source, *, agent: str = "") -> int:
@@ -138,7 +204,8 @@ class AsyncFleet(AsyncHandles):
 
         `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
         `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
-        later takes it unless its own file is newer. Raises ConfigurationError for a file that is broken; what an agent
+        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
+        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
         finds not valid, it logs, and goes on with what it had.
         """
         ref = Ref("app", RECORD)
@@ -146,14 +213,27 @@ class AsyncFleet(AsyncHandles):
         handle, tiers = self.app(ref.id), self.tiers()
         found = await tiers.port.thread(of_fleet, config)
         await tiers.clock.know()
-        changes = handle._changes()
-        changes.set(field_of(agent), {"config": found, "time": tiers.clock.now()})
-        draft = changes.draft("reload_config")
-        told = codec.encode({"config": found, "agent": agent}, "config")
-        if len(told) > MAX_EVENT_BYTES:
-            raise TooLarge(f"config: {len(told)} bytes are more than the {MAX_EVENT_BYTES} of an event")
-        draft.told.append((b"e", b"config.changed", told))
-        return (await handle._commit(draft)).version
+        field, form = field_of(agent), self.form(ref.text)
+
+        def changed(raw: bytes | None) -> tuple[Changes, bytes]:
+            try:
+                before = None if raw is None else form.decode(raw, field)
+            except CorruptState:
+                before = None  # of a key that is gone, or somebody else's: it is replaced
+            changes = handle._changes()
+            changes.set(field, {"config": found, "time": tiers.clock.now()})
+            return changes, codec.encode(told(before, found, agent), "config")
+
+        def draft(change: tuple[Changes, bytes]) -> Draft:
+            changes, data = change
+            if len(data) > MAX_EVENT_BYTES:
+                raise TooLarge(f"config: its names are {len(data)} bytes, more than the {MAX_EVENT_BYTES} of an event")
+            draft = handle._sign(changes.draft("reload_config"))
+            draft.told.append((b"e", b"config.changed", data))
+            return draft
+
+        name = codec.encode_key(field)
+        return (await record.swap(tiers, handle._names, name, changed, draft))[1].version
 
     def _allow(
         self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
@@ -187,3 +267,7 @@ class AsyncFleet(AsyncHandles):
         else:
             self._allow("read", ref)
         return await audit.audit(self.tiers(), wanted)
+
+
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

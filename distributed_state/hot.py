@@ -2,10 +2,14 @@
 
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
 channel. Entries answer only while the link proves itself (`good_until`).
+
+What an entry is said to take is what it takes of the process's memory, all that comes with it included; what it keeps
+is compact (see `codec.compact`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,6 +21,9 @@ from distributed_state.port import Port
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
+# Measured, in bytes: an entry with its keys, its channel and who hears that; a field or a message with its place; the
+# memo of a value with its name.
+_ENTRY, _PIECE, _MEMO = 1200, 150, 150
 
 
 class Entry:
@@ -50,9 +57,12 @@ class Entry:
         self.values: dict[str, Any] = {}
         self.used = False
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
-        self.size = self.fields_size + sum(map(len, messages.values())) + 150 * (len(fields) + len(messages)) + 500
+        self.size = self.fields_size + sum(map(len, messages.values())) + _PIECE * len(messages) + _ENTRY
         # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
-        self.expires = deadlines.earliest(fields.values()) if TIMED in fields else deadlines.NEVER
+        self.expires = deadlines.NEVER
+        if TIMED in fields:
+            self.expires = deadlines.earliest(fields.values())
+            self.size += _PIECE * len(fields) + _ENTRY // 2  # for `_rest`
         self._rest: Entry | None = None
         self._whole: Entry | None = None
 
@@ -81,7 +91,9 @@ class Entry:
         if data is None:
             return default
         value = self.form.decode(data, key)
-        if len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not deadlines.marked(data):
+        small = len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not deadlines.marked(data)
+        # One wide letter makes every letter of a text wide: that would be more than was counted.
+        if small and sys.getsizeof(value) <= len(data) + _MEMO:
             self.values[key] = value
         return value
 
@@ -134,7 +146,13 @@ class Entry:
 
 
 def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:
-    return sum(len(name) + len(fields[name]) for name in names if name in fields)
+    total = 0
+    for name in names:
+        data = fields.get(name)
+        if data is not None:
+            size = len(name) + len(data)
+            total += size + _PIECE if len(data) > _KEEP_DECODED else 2 * size + _PIECE + _MEMO
+    return total
 
 
 class Flight:

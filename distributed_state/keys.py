@@ -86,7 +86,7 @@ class Keys:
         self.of = lru_cache(maxsize=8192)(self._record)
 
     def link(self, replica: str) -> bytes:
-        """The channel on which a replica hears its own probes."""
+        """The channel on which a replica hears its own probes; what it calls its links begins so, too."""
         return f"{self._fleet}:link:{replica}".encode()
 
     def replica(self, replica: str) -> bytes:

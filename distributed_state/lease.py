@@ -1,5 +1,8 @@
 """Locks that are held. Law: a lease protects nothing by itself; the server compares its grip inside every write.
 
+A lease that is given back behind its last commit, in one round trip, is given back only if that commit was applied: one
+that has to be sent again still needs it, and after a refused one it is given back by itself.
+
 A waiter queues on the server, is woken through the link and never polls; a slow re-ask keeps its place and covers a
 holder that died. The lease is bound to the task or thread that took it (a context variable), not to an object.
 """
@@ -9,11 +12,12 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self
 
+from distributed_state import waiters
 from distributed_state.errors import (
     ConfigurationError,
     Fenced,
@@ -25,12 +29,13 @@ from distributed_state.errors import (
 )
 from distributed_state.keys import RecordKeys
 from distributed_state.link import Link
-from distributed_state.port import Call, Guard, Job, Port, Signal
+from distributed_state.op_ids import OpId
+from distributed_state.port import Call, Guard, Job, Port
 from distributed_state.telemetry import Facts, observed
+from distributed_state.waiters import Waiter, Waiters
 from distributed_state.warm import ACQUIRE, RELEASE, RENEW, Warm
 
 log = logging.getLogger(__name__)
-_PATIENCE_MS = 4000
 _held: ContextVar[dict[tuple[int, str], AsyncLease]] = ContextVar("distributed_state_leases")
 
 
@@ -40,9 +45,9 @@ class Leases:
     def __init__(
         self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], told: Callable[[AsyncLease], None]
     ) -> None:
-        self.port, self.warm, self.link, self.start, self._told = port, warm, link, start, told
+        self.port, self.warm, self.start, self._told = port, warm, start, told
         self._held: dict[str, AsyncLease] = {}
-        self._waiters: dict[bytes, dict[str, Signal]] = {}
+        self.waiters = Waiters(port, link)
         self._count = itertools.count(1)
         self._mutex = port.mutex()
         self._kept, self._watched = port.signal(), port.signal()
@@ -104,34 +109,6 @@ class Leases:
         span, lease.span = lease.span, None
         self.warm.telemetry.finish(span, outcome)
 
-    def await_turn(self, channel: bytes, holder: str) -> Signal:
-        """A signal that is set when this waiter should ask again."""
-        signal = self.port.signal()
-        with self._mutex:
-            self._waiters.setdefault(channel, {})[holder] = signal
-        self.link.watch(channel, lambda payload: self._wake(channel, payload))
-        if self.link.confirmed(channel):
-            signal.set()
-        return signal
-
-    def stop_waiting(self, channel: bytes, holder: str) -> None:
-        with self._mutex:
-            waiters = self._waiters.get(channel, {})
-            waiters.pop(holder, None)
-            if waiters:
-                return
-            self._waiters.pop(channel, None)
-            self.link.leave(channel)
-
-    def _wake(self, channel: bytes, payload: bytes) -> None:
-        """An empty payload (the channel is confirmed) wakes all: what came before it was not heard."""
-        _, _, holder = payload.decode().partition(":")
-        with self._mutex:
-            waiters = dict(self._waiters.get(channel, {}))
-        for name, signal in waiters.items():
-            if not payload or name == holder:
-                signal.set()
-
     async def _renew(self) -> None:
         while True:
             self._kept.clear()  # first: a lease kept from here on ends the wait below
@@ -188,7 +165,7 @@ class Leases:
             self.tell_lost(lease)
 
     def tell_lost(self, lease: AsyncLease) -> None:
-        """Tell the fleet, once for each time that the lease was held; its holder knows already."""
+        """Tell the fleet, once for each time that the lease was held; its holder knows already. No lease, no loss."""
         if not lease.told:
             lease.told = True
             self.lost += 1
@@ -199,7 +176,7 @@ class Leases:
 
         That turn may be over already, and nobody the holder; but its word may have arrived meanwhile.
         """
-        self.tell_lost(lease)
+        self.tell_lost(lease._outer or lease)
         taken = refused.holder and self.port.monotonic() < min(lease.deadline, lease.ends)
         if not taken and not lease.seized:
             return refused
@@ -242,17 +219,18 @@ class AsyncLease:
         if ttl < 0.05:
             raise ConfigurationError(f"a lease of {ttl} s is too short; use at least 0.05")
         self.names, self.text, self.ttl, self.ttl_ms = names, names.ref.text, ttl, int(ttl * 1000)
-        self.grip, self.token, self.holder, self.released = "", 0, "", False
+        self.grip, self.token, self.holder = "", 0, ""
+        self.released = True  # also before it is held: what was never held is neither given back nor lost
         self.deadline = self.renew_at = 0.0
         self.ends = math.inf  # when it is given up, however alive its holder
         self.owner: object = None
-        self._leases, self._wait, self._mode, self._expect = leases, wait, "a" if advisory else "x", expect
+        self._leases, self.wait, self._mode, self._expect = leases, wait, "a" if advisory else "x", expect
         self._limit, self._turn, self._seize = limit, turn, "" if turn is None or not seize else f".{turn}!"
         self._lost, self.seized, self.told, self._handed_over = False, False, False, False
         self._outer: AsyncLease | None = None
         self._guard: Guard | None = None
         self.telemetry, self.span = leases.warm.telemetry, None
-        self._order, self._seen = b"", b""  # our place in the queue, and the deadline that it is kept under
+        self._order = b""  # our place in the queue
 
     @property
     def lost(self) -> bool:
@@ -290,12 +268,13 @@ class AsyncLease:
             self._outer, self.token, self.grip = outer, outer.token, outer.grip
             return None
         self.holder = self._leases.name() + ("" if self._turn is None else f".{self._turn}!")
-        self._lost, self.seized, self.released, self.told, self._handed_over = False, False, False, False, False
+        self._lost, self.seized, self.told, self._handed_over = False, False, False, False
         try:
             found = await self._take(behind)
         except BaseException:
             await self._leases.port.shield(self._give_back())
             raise
+        self.released = False
         self.owner = self._leases.port.owner()
         self._leases.keep(self)
         return found
@@ -304,11 +283,11 @@ class AsyncLease:
     async def _take(self, behind: Call | None) -> Any:
         leases, names = self._leases, self.names
         channel, port = names.lock_channel, leases.port
-        keys = [names.lock, names.wait, names.meta, names.record, names.channel]
-        deadline = port.monotonic() + self._wait
-        place = self.holder if self._wait > 0 else ""
-        signal: Signal | None = None
-        self._order = self._seen = b""
+        keys = [names.lock, names.wait, names.meta, names.record, names.channel, channel]
+        deadline = port.monotonic() + self.wait
+        place = self.holder if self.wait > 0 else ""
+        waiter: Waiter | None = None
+        self._order = b""
         try:
             while True:
                 sent = port.monotonic()
@@ -319,7 +298,7 @@ class AsyncLease:
                     self._expect(self.text, answer[2].decode(), int(answer[3]))
                     self.ends = math.inf if self._limit is None else sent + self._limit
                     self.renewed(sent)
-                    self._seen = b""
+                    self._order = b""
                     return found
                 if answer[0] == b"uninitialised":
                     await leases.start(names.partition)
@@ -328,32 +307,40 @@ class AsyncLease:
                 if left <= 0:
                     leases.timeouts += 1
                     held = answer[1].decode() or "a waiter before us"
-                    raise LockTimeout(f"{self.text[:200]}: still held by {held} after {self._wait:g} s")
-                if signal is None:
-                    signal = leases.await_turn(channel, self.holder)
+                    raise LockTimeout(f"{self.text[:200]}: still held by {held} after {self.wait:g} s")
+                if waiter is None:
+                    waiter = leases.waiters.join(channel, self.holder)
+                pause = leases.waiters.pause(channel)
                 # The holder's expiry publishes nothing, so its time to live is a limit as well.
-                expiry = answer[2] / 1000 + 0.002 if answer[2] > 0 else _PATIENCE_MS / 2000
-                await signal.wait(min(left, expiry, _PATIENCE_MS / 2000))
-                signal.clear()
+                await waiter.sleep(min(left, answer[2] / 1000 + 0.002 if answer[2] > 0 else pause, pause))
         finally:
-            if signal is not None:
-                leases.stop_waiting(channel, self.holder)
+            if waiter is not None:
+                leases.waiters.leave(channel, self.holder)
 
     async def _ask(self, keys: list[bytes], place: str, behind: Call | None) -> tuple[Any, Any]:
         """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
-        asked = [self._mode, self.holder, self.ttl_ms, place, self._order, self._seen, _PATIENCE_MS, self._seize]
+        times = [waiters.PATIENCE_MS, waiters.GRACE_MS]
+        asked = [self._mode, self.holder, self.ttl_ms, place, self._order, *times, self._seize]
         answer, found = await self._leases.warm.ask((ACQUIRE, keys, asked), behind)
         if answer[0] == b"wait":
-            self._order, self._seen = answer[3], answer[4]
+            self._order = answer[3]
         return answer, found
 
-    def hand_over(self) -> Call | None:
-        """The call that gives the record back, to be sent behind a last commit; from here on nothing is renewed."""
+    def hand_over(self, op: OpId) -> Call | None:
+        """The call that gives the record back, to be sent behind a last commit; from here on nothing is renewed.
+
+        It does so once this commit is applied. One that is refused leaves the record to `release`.
+        """
         if self._outer is not None:
             return None
         self._leases.drop(self)
         self._handed_over = True
-        return RELEASE, self._release_keys, [self.holder, "", "commit"]
+        return RELEASE, self._release_keys, [self.holder, "", waiters.GRACE_MS, self._leases.warm.replica, op.sequence]
+
+    def handed_over(self, answer: Any) -> None:
+        """What the server said to that call: if it kept the record for us, `release` gives it back."""
+        if isinstance(answer, list) and answer[0] != b"kept":
+            self.released = True
 
     async def release(self) -> None:
         """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
@@ -377,11 +364,18 @@ class AsyncLease:
     @observed("lease.release", "warm", _facts)
     async def _give_back(self) -> bool:
         """False if somebody else holds the record."""
-        leases = self._leases
-        member = self._seen + b":" + self.holder.encode() if self._seen else b""
-        try:
-            answer = await leases.port.script(RELEASE, self._release_keys, [self.holder, member, ""])
+        leases, asked = self._leases, [self.holder, self._order, waiters.GRACE_MS, "", ""]
+
+        async def once(tries: Iterator[int]) -> bool:
+            if next(tries) and leases.port.monotonic() >= self.deadline:
+                return True
+            answer = await leases.port.script(RELEASE, self._release_keys, asked)
             return bool(answer[0] != b"lost")
+
+        try:
+            # Others wait for it: repeated, but for no longer than it has to live.
+            tries = itertools.count()
+            return bool(await leases.warm.patiently(once, tries))
         except StateError as error:
             # It runs out by itself; raising here would hide what the body raised.
             log.warning("lease of %s could not be released, it ends in %.1f s: %s", self.text[:200], self.ttl, error)

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
-from distributed_state import backup, lineage, record, timeline, transaction
+from distributed_state import backup, erasing, lineage, record, timeline, transaction
 from distributed_state.access import MESSAGES, MOVES, VERSION, Action
 from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot import Entry
@@ -95,7 +95,9 @@ class AsyncLifecycle(Handle):
     async def restore_state(self, state: Mapping[str, Any]) -> int:
         """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
 
-        Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing is.
+        `state` is what `export_state` returned, or, without an entry `fields`, what `get_all` did, which has no
+        deadlines. Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing
+        is.
         """
         self._allow("write", None)
         changes, clock = self._changes(), self._home.tiers().clock
@@ -107,8 +109,9 @@ class AsyncLifecycle(Handle):
         """Hide the messages that were committed more than `days` days ago; return how many.
 
         One commit, of a size that does not depend on the messages. The server's time of each commit counts, not
-        what a message says; history keeps the messages until `purge`. Where `purge` came first and left no commit of
-        that age, nothing is known to be older, and nothing is hidden.
+        what a message says; history keeps the messages until `purge`. Where `purge`, or `erase` of the record that
+        messages were forked from, came first and left no commit of that age, nothing is known to be older, and nothing
+        is hidden.
         """
         if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days < 1e6:
             raise InvalidValue(f"days is a number from 0 on, not {days!r:.80}")
@@ -124,6 +127,17 @@ class AsyncLifecycle(Handle):
             return hidden
 
         return await record.until_no_conflict(tiers, once)
+
+    async def erase(self) -> bool:
+        """Remove the record for good: fields, messages, history, events, in every tier; False if there was nothing.
+
+        Forks stay, and keep what they share with it. Its versions are not used again; that the conversation is
+        deleted stays in Redis for replicas that are away, for `events_for` seconds. Raises Locked while somebody else
+        holds it. Once begun it is carried through by any replica that archives, even if this raises; called again it
+        goes on. A fork that was on its way meanwhile may go as well.
+        """
+        self._allow("admin", None)
+        return await erasing.erase(self._home.tiers(), self._names, self._home.deleting)
 
     # The past
 
@@ -157,9 +171,12 @@ class AsyncLifecycle(Handle):
         return await timeline.checkpoints(self._home.tiers(), self._names)
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Make the record what it was `steps` commits ago, at a checkpoint or at a version; return the new version.
+        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
+        A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one
+        step go 3 -> 2 -> 1, for a rollback is a new version, but no step, nor is a checkpoint. What a rollback took
+        away comes back by `version`. Raises NotFound if there are not so many, Deleted where the record was deleted.
         """
         self._allow("write", None)
 
@@ -178,6 +195,7 @@ class AsyncLifecycle(Handle):
         self._allow("read", None)
         self._allow("write", None, ref=target.ref)
         draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
+        self._allow("read", *timeline.copied(draft))
         self._allow_steps(draft, target.ref)
         draft.actor, draft.lifetime = self._actor, self._lifetime
         return (await record.commit(tiers, target, draft)).version

@@ -17,9 +17,7 @@ async def read(tiers: Tiers, names: RecordKeys) -> Lifetime:
         if not (await record.present(tiers, names)).version:
             return Lifetime(None, None, None)
         # Together, so that they fit; only a commit that leaves the record in Redis has changed either.
-        version, lifetime, last_ms = await tiers.warm.patiently(
-            tiers.port.command, b"HMGET", names.record, b"#v", LIFETIME, b"#t"
-        )
+        version, lifetime, last_ms = await tiers.warm.command(b"HMGET", names.record, b"#v", LIFETIME, b"#t")
         if version is not None:
             return _read(lifetime, last_ms)
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")

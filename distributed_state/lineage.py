@@ -59,6 +59,13 @@ def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
     return kept[::-1]
 
 
+def between(runs: Iterable[Segment], after: int | None, before: int | None) -> list[Segment]:
+    """The runs cut down to the messages whose numbers are between these two, both exclusive."""
+    first, end = 0 if after is None else after + 1, 2**63 if before is None else before
+    cut = (Segment(run.source, max(run.start, first), min(run.stop, end)) for run in runs)
+    return [run for run in cut if run.start < run.stop]
+
+
 def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:
     """The runs cut down to the messages at the places `start` to `stop` (exclusive), counted from 0."""
     kept, at = [], 0

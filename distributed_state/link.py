@@ -2,6 +2,11 @@
 
 Every so often the replica publishes its clock to itself. While the newest echo is at most `max_staleness` old, all that
 was published before it has arrived, because one connection keeps its order.
+
+A write names our own channel if we hear the record's too, so that the script can tell whether anybody else does. That
+name says: while it has a subscriber, that one hears the record as well. So it is another one for each connection - the
+server may keep an earlier one for long after we lost it - and from the moment on when a channel that was named with it
+is left.
 """
 
 from __future__ import annotations
@@ -27,7 +32,9 @@ class Link:
     def __init__(
         self, port: Port, *, own: bytes, store_key: bytes, max_staleness: float, lost: Callable[[], None]
     ) -> None:
-        self._port, self._own, self._store_key, self._lost = port, own, store_key, lost
+        self._port, self._echoes, self._store_key, self._lost = port, own, store_key, lost
+        self._own, self._count = b"", 0
+        self._named: set[bytes] = set()  # channels that a write was said to be heard on, under the present name
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = self._since = 0.0
         self._handlers: dict[bytes, Handler] = {}
@@ -48,7 +55,12 @@ class Link:
 
     def heard_on(self, channel: bytes) -> bytes:
         """Our own channel if we hear this one too, else b"". On the server both end together, before we know of it."""
-        return self._own if channel in self._confirmed else b""
+        own = self._own
+        if channel not in self._confirmed:
+            return b""
+        self._named.add(channel)
+        # Looked at again: `leave` may have looked for the name just before it was noted.
+        return own if channel in self._confirmed else b""
 
     @property
     def silence(self) -> float | None:
@@ -76,7 +88,17 @@ class Link:
             self._handlers.pop(channel, None)
             self._confirmed.discard(channel)
             if self._wire is not None:
+                if channel in self._named:
+                    # First: a write may be on its way that says that we hear this channel, and nobody would be told.
+                    self._wire.post(b"SUNSUBSCRIBE", self._own)
+                    self._rename()
+                    self._ask(self._own)
                 self._wire.post(b"SUNSUBSCRIBE", channel)
+
+    def _rename(self) -> None:
+        self._named.clear()
+        self._count += 1
+        self._own = b"%b.%d" % (self._echoes, self._count)
 
     def _ask(self, channel: bytes) -> None:
         # Posted under the mutex, so that the wire sees requests in the order in which they changed the table.
@@ -93,7 +115,8 @@ class Link:
                 wire = await self._port.wire()
                 with self._mutex:
                     self._wire, self._since = wire, self._port.monotonic()
-                    for channel in (self._own, *self._handlers):
+                    self._rename()
+                    for channel in (self._echoes, self._own, *self._handlers):
                         self._ask(channel)
                 while True:
                     self._hear(await wire.receive())
@@ -110,7 +133,7 @@ class Link:
     def _hear(self, message: list[bytes]) -> None:
         kind, channel, payload = message[:3] if len(message) >= 3 else (b"", b"", b"")
         if kind == b"smessage":
-            if channel == self._own:
+            if channel == self._echoes:
                 self._echo = float(payload)
                 self.heard(self._echo)
                 return
@@ -152,7 +175,7 @@ class Link:
                 sent = self._port.monotonic()
                 try:
                     time, here, _ = await self._port.exchange(
-                        [(b"TIME",), (b"GET", self._store_key), (b"SPUBLISH", self._own, repr(sent).encode())]
+                        [(b"TIME",), (b"GET", self._store_key), (b"SPUBLISH", self._echoes, repr(sent).encode())]
                     )
                     self.told(time, sent)
                     if here is None or self._life not in (None, here):

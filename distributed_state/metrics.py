@@ -68,7 +68,7 @@ def _fill(tiers: Tiers) -> float:
 
 
 def _lags(tiers: Tiers) -> dict[int, float]:
-    now, oldest = tiers.clock.now(), tiers.archiver.oldest
+    now, oldest = tiers.clock.now() if tiers.clock.known else 0.0, tiers.archiver.oldest
     return {
         each: max(0.0, now - oldest.get(each, now * 1000) / 1000) if count else 0.0
         for each, (count, _) in _journals(tiers).items()

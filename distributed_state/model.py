@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -24,9 +24,14 @@ PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#pa
 SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
 SUMMARY = b"#summary"  # of messages that a model is not sent any more
 TIMED, INITIALIZED = b"#timed", b"#initialized"  # some field has or had a deadline; defaults were set
+RESTORED = b"#restored"  # set by each rollback: the version whose state it is
 LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
+FORGET, ERASE = (
+    "forget",
+    "erase",
+)  # kinds of tombstones that ask for more: to erase the record, with its forks or without
 STATE_FIELDS = frozenset(
-    {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, LIFETIME}
+    {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME}
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
 
@@ -197,22 +202,37 @@ class Entry:
         )
 
 
+class Journal(NamedTuple):
+    """A partition's journal about an offset: its oldest entries `before`, and the one there with those that follow.
+
+    `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing of the partition.
+    """
+
+    epoch: str
+    end: int
+    before: list[Entry]
+    onward: list[Entry]
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What hydration needs: the state, its recent messages by sequence number, and recent commits' op ids."""
+    """What hydration needs: the state and its recent messages by sequence number."""
 
     state: State
     messages: list[tuple[int, bytes]]
-    ops: list[tuple[str, int, int]]  # event, version, time_ms
     time_ms: int = 0  # of the last commit
 
 
 class Message(BaseModel):
     """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
 
-    `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970.
+    `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970. One that was
+    appended without has, when it is read, the time of its commit by the server's clock. That time, and its number, are
+    what the store knows of it, no part of what was said: `to_dict()` and `==` leave them out.
     """
 
+    # A slot, not a private attribute: those make reading a message a third slower.
+    __slots__ = ("_number",)
     model_config = ConfigDict(frozen=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -223,11 +243,33 @@ class Message(BaseModel):
     timestamp: float | None = None
     metadata: dict[str, Any] | None = None
 
+    @property
+    def number(self) -> int | None:
+        """Its number in the conversation that it was read from; None for one that was not read. A copy has none."""
+        return getattr(self, "_number", None)
+
+    def placed(self, time: float | None, number: int | None) -> Self:
+        """This message, made just now, as it was read: with the time of its commit and its number."""
+        if time is not None and "timestamp" not in self.model_fields_set:
+            self.__dict__["timestamp"] = time
+        object.__setattr__(self, "_number", number)
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """The fields that were given, as plain JSON values."""
         # Not getattr: an unknown field may be called as a method is.
         given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
         return {name: value for name, value in given.items() if name in self.model_fields_set}
+
+    def _said(self) -> dict[str, Any]:
+        said = {**self.__dict__, **(self.__pydantic_extra__ or {})}
+        return said if "timestamp" in self.model_fields_set else {**said, "timestamp": None}
+
+    def __eq__(self, other: object) -> bool:
+        return self._said() == other._said() if isinstance(other, Message) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.role, self.content if isinstance(self.content, str) else None, self.tool_call_id))
 
 
 @dataclass(frozen=True, slots=True)

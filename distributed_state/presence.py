@@ -73,14 +73,14 @@ class Presence:
     async def replicas(self) -> list[Replica]:
         """All that are there, the oldest first."""
         if self._every:
-            await self._beat()
-        seconds, micros = await self._port.command(b"TIME")
+            await self._warm.patiently(self._beat)
+        seconds, micros = await self._warm.command(b"TIME")
         now = int(seconds) * 1000 + int(micros) // 1000
-        listed = await self._port.command(b"ZRANGEBYSCORE", self._keys.roll, b"(%d" % now, b"+inf", b"WITHSCORES")
+        listed = await self._warm.command(b"ZRANGEBYSCORE", self._keys.roll, b"(%d" % now, b"+inf", b"WITHSCORES")
         due = {listed[at].decode(): float(listed[at + 1]) for at in range(0, len(listed), 2)}
         if not due:
             return []
-        cards = await self._port.command(b"MGET", *(self._keys.replica(id) for id in due))
+        cards = await self._warm.command(b"MGET", *(self._keys.replica(id) for id in due))
         found = [_read(id, card, due[id] - now) for id, card in zip(due, cards, strict=True)]
         return sorted(found, key=lambda each: (each.started, each.id))
 

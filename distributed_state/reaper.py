@@ -1,4 +1,4 @@
-"""Ends sessions whose time is over, and drops events that are too old to be kept.
+"""Ends sessions whose time is over, drops events that are too old to be kept, completes what is left half erased.
 
 Law: an end is an ordinary commit for the version that was looked at, so of two reapers one succeeds, and whoever writes
 meanwhile keeps the session alive. Who is to be looked at when is in a sorted set of the partition, which commits leave
@@ -11,9 +11,10 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from distributed_state import deadlines, record, upkeep
-from distributed_state.cold.store import Mortal
+from distributed_state import deadlines, erasing, record, upkeep
+from distributed_state.cold.store import Erasure, Mortal
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
 from distributed_state.keys import RecordKeys
 from distributed_state.model import LIFETIME, Ref
@@ -23,7 +24,7 @@ from distributed_state.warm import DEFER, DUE, FILL, PRUNE, Committed, Draft
 
 log = logging.getLogger(__name__)
 _AT_ONCE, _PAGE, _PRUNED = 1000, 1000, 1000
-_EMPTY_SECONDS, _TROUBLE_SECONDS, _PRUNE_SECONDS = 60.0, 30.0, 60.0
+_EMPTY_SECONDS, _TROUBLE_SECONDS, _PRUNE_SECONDS, _ERASE_SECONDS = 60.0, 30.0, 60.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class Reaper:
         self._tiers, self._port = tiers, tiers.port
         self._job: Job | None = None
         self._empty: dict[int, float] = {}
-        self._prune_at = 0.0
+        self._prune_at = self._erase_at = 0.0
+        self._unfinished: set[Erasure] = set()
         self.expired = 0
 
     def begin(self) -> None:
@@ -95,6 +97,7 @@ class Reaper:
         await self._look(due)
         await self._fill(unfilled)
         await self._revive(empty)
+        await self._erase(partitions)
         return await self._prune(partitions) or more
 
     def _names(self, member: bytes) -> RecordKeys:
@@ -194,6 +197,7 @@ class Reaper:
             calls: list[Call] = []
             for partition in epochs if page < _PAGE else members:
                 keys = self._tiers.keys.partition(partition)
+                # One a partition in an exchange, so that it is noted as filled with its last members, not before.
                 calls.append((FILL, [keys.lifetimes, keys.meta], [epochs[partition], last, *members[partition]]))
             await self._send(calls)
             after = rows[-1].record if rows else ""
@@ -215,6 +219,24 @@ class Reaper:
             return self._tiers.cold.mortal(list(partitions), after=after, limit=_PAGE)
 
         return await self._port.sql(page)
+
+    # What is left half erased
+
+    async def _erase(self, partitions: Sequence[int]) -> None:
+        """Complete the erasures of these partitions that nobody has completed since the last look."""
+        now = self._port.monotonic()
+        if now < self._erase_at:
+            return
+        self._erase_at = now + _ERASE_SECONDS
+        found = await self._port.sql(partial(self._tiers.cold.pending, partitions=partitions, limit=_PAGE))
+        # Not those of a moment ago: who asked for them is probably at it.
+        left, self._unfinished = [each for each in found if each in self._unfinished], set(found)
+        try:
+            await erasing.finish(self._tiers, left)
+        except Unavailable:
+            raise
+        except StateError as error:
+            log.warning("%d records are not erased yet: %s; trying again", len(left), error)
 
     # Old events
 

@@ -6,19 +6,22 @@ into hot, and reaches cold through the journal. Law: only a commit changes a rec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from distributed_state import acting, codec, deadlines
+from distributed_state.changes import added_here
 from distributed_state.deadlines import NEVER
 from distributed_state.errors import (
+    Backpressure,
     ColdUnavailable,
     Conflict,
     DurabilityUnknown,
     InvalidValue,
+    NotFound,
     StateError,
     Unavailable,
     WarmUnavailable,
@@ -27,11 +30,12 @@ from distributed_state.hot import Entry
 from distributed_state.keys import PartitionKeys, RecordKeys
 from distributed_state.lease import AsyncLease
 from distributed_state.model import Op, unpack
+from distributed_state.op_ids import FULL, LOST, OpId, Unsure
 from distributed_state.port import Call
 from distributed_state.telemetry import observed
 from distributed_state.telemetry import record as of_record
 from distributed_state.tiers import Tiers
-from distributed_state.warm import READ, Cold, Committed, Draft, OpId, Swap, Uninitialised
+from distributed_state.warm import READ, Cold, Committed, Draft, Swap, Uninitialised
 
 T = TypeVar("T")
 _ROUNDS, _OVERTAKEN, _FLIGHT_SECONDS = 100, 20, 15.0
@@ -117,6 +121,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> Entry:
     flight, _ = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=True, private=True)
     found = None
     try:
+        # Sent behind, and again behind a lock that the server did not know: it shows what the holder found, not less.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
@@ -156,22 +161,22 @@ async def _understand(
 
 
 @observed("hydrate", "cold", of_record)
-async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold) -> Entry | None:
-    """Bring a record back from SQL; None if somebody else changed or hydrated it meanwhile."""
+async def _hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None = None) -> Entry | None:
+    """Bring a record back from SQL, to send `op` after that; None if somebody else changed or hydrated it meanwhile."""
     tiers.see(names.partition, cold.epoch)
-    since_ms = int((tiers.port.wall() - tiers.settings.op_window) * 1000)
     window = tiers.settings.recent_messages
-    loaded = await tiers.port.sql(_load_cold, tiers, names.ref.text, window, since_ms)
+    loaded = await tiers.port.sql(partial(tiers.cold.load, names.ref.text, window=window))
     if loaded is None:
         return Entry(tiers.form(names.ref.text), cold.epoch, 0, {}, {})
-    if not await tiers.warm.hydrate(names, cold, loaded):
-        return None
+    if cold.token:
+        came_ms = await tiers.warm.hydrate(names, cold, loaded)
+        if not came_ms:
+            return None
+        if op is not None and not op.doubted:
+            op.since_ms = came_ms
+    # Without a token Redis is full. The record is archived whole, as it was not there before SQL was asked.
     state = loaded.state
     return Entry(tiers.form(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
-
-
-def _load_cold(tiers: Tiers, text: str, window: int, since_ms: int) -> Any:
-    return tiers.cold.load(text, window=window, ops_since_ms=since_ms)
 
 
 # Changing
@@ -186,21 +191,33 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     _sign(tiers, names, draft)
     if tiers.handlings and draft.told:
         await tiers.listening()
-    behind = last.hand_over() if last else None
     op = tiers.warm.begin(draft)
+    behind = last.hand_over(op) if last else None
     try:
         answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
         done = await _carry_through(tiers, names, draft, op, answer, behind)
-        if behind and last:
-            last.released = True
+        if last:
+            last.handed_over(done.behind)
     except BaseException as error:
         _doubt(tiers, names, error)
         raise
     finally:
         tiers.warm.end(op)
     _tell_hot(tiers, names, draft, done)
-    await _keep(tiers, names, done)
+    await _keep(tiers, names, done, op)
     return done
+
+
+async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
+    """Ask whether a change would be applied now. Raises what the server would refuse it for; nothing is changed."""
+    _sign(tiers, names, draft)
+    op, kind, draft.kind = tiers.warm.begin(draft), draft.kind, ""
+    try:
+        answer = await tiers.warm.commit(names, draft, op, listening=b"")
+        await _carry_through(tiers, names, draft, op, answer)
+    finally:
+        draft.kind = kind
+        tiers.warm.end(op)
 
 
 async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
@@ -208,6 +225,7 @@ async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Com
     entry = tiers.hot.entries.get(names.ref.text)
     if entry is None or entry.expires == NEVER:
         return await commit(tiers, names, draft)
+    await tiers.clock.know()
     now, touched = tiers.clock.now(), {name for _, name, _ in draft.steps}
     gone = {name: data for name, data in entry.fields.items() if deadlines.over(data, now) and name not in touched}
     if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
@@ -230,7 +248,10 @@ def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
 
 
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
-    """Apply one change each to many records, in one round trip. What was refused comes back as its error."""
+    """Apply one change each to as many records, in one round trip. What was refused comes back as its error."""
+    if len({names.text for names, _ in writes}) < len(writes):
+        # Where the server has to be told the script, the second might be carried out before the first.
+        raise InvalidValue("a record stands twice in a batch, which changes each once")
     sent = []
     results: list[Committed | StateError] = []
     try:
@@ -244,7 +265,7 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
                     raise answer
                 done = await _carry_through(tiers, names, draft, op, answer)
                 _tell_hot(tiers, names, draft, done)
-                await _keep(tiers, names, done)
+                await _keep(tiers, names, done, op)
                 results.append(done)
             except StateError as error:
                 _doubt(tiers, names, error)
@@ -264,47 +285,69 @@ async def _carry_through(
     names: RecordKeys,
     draft: Draft,
     op: OpId,
-    answer: Committed | Cold | Swap | Uninitialised,
+    answer: Committed | Cold | Swap | Uninitialised | Unsure,
     behind: Call | None = None,
 ) -> Committed:
     """Do what the server asks for before it can apply the change, then send it again under the same op id."""
     for _ in range(_ROUNDS):
         if isinstance(answer, Committed):
             return answer
-        if isinstance(answer, Swap) and not _added_here(draft, answer, tiers.clock.now()):
-            raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
-        if isinstance(answer, Cold):
-            entry = await _hydrate(tiers, names, answer)
+        if isinstance(answer, Swap):
+            await tiers.clock.know()
+            if not added_here(draft, answer, tiers.clock.now()):
+                raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
+        elif isinstance(answer, Cold) and not answer.token:
+            done = await _applied(tiers, names, op, answer.epoch)
+            if done is not None:
+                return done
+            raise Backpressure(f"{names.ref.text[:200]}: {FULL}")
+        elif isinstance(answer, Cold):
+            entry = await _from_sql(names, op, _hydrate(tiers, names, answer, op))
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
+        elif isinstance(answer, Unsure):
+            done = await _find(tiers, names, op, answer)
+            if done is not None:
+                return done
         answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 
-def _added_here(draft: Draft, swap: Swap, now: float) -> bool:
-    """Make an increment of a number with a deadline a swap; False if it holds none, or no plain integer.
+async def _find(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:
+    """What a write came to that the record does not remember; None: it was not applied, and can be sent again."""
+    if op.doubted and unsure.late:
+        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST} too long ago")
+    done = await _applied(tiers, names, op, unsure.epoch)
+    if done is None:
+        if unsure.late:
+            await tiers.clock.ask()  # the answer came at once: what is wrong is what we take for the server's time
+        op.since_ms = unsure.time_ms
+    return done
 
-    The number keeps its deadline; past it, the field counts as absent.
-    """
-    deadline, number = deadlines.split(swap.raw)
-    if deadline == NEVER:
-        return False
-    if deadline <= now:
-        deadline, number = NEVER, b"0"
-    if not re.fullmatch(rb"-?\d{1,15}", number):
-        return False
-    at, by = next(
-        (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
-    )
-    draft.steps[at] = (b"s", swap.name, deadlines.wrap(b"%d" % (int(number) + int(by)), deadline))
-    draft.expectations.insert(0, (swap.name, swap.raw))  # the last one is the schema's
-    return True
+
+async def _applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Committed | None:
+    """What SQL knows of a write whose answer was lost; None: it was not applied."""
+    if not op.doubted:
+        return None
+    event = tiers.warm.ops.event(op)
+    version = await _from_sql(names, op, tiers.port.sql(tiers.cold.applied, names.ref.text, event, op.since_ms))
+    return Committed(version, epoch, None, None, 0) if version else None
+
+
+async def _from_sql(names: RecordKeys, op: OpId, asking: Awaitable[T]) -> T:
+    """What only SQL knows. If it cannot say that, a write whose answer was lost stays in doubt."""
+    try:
+        return await asking
+    except (ColdUnavailable, NotFound) as error:
+        if not op.doubted:
+            raise
+        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST}, and only SQL knows: {error}") from error
 
 
 def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
     """A write without an answer may have been applied: what hot holds from before it must not be shown any more."""
-    if not isinstance(error, StateError) or isinstance(error, Unavailable):
+    if not isinstance(error, StateError) or isinstance(error, Unavailable | DurabilityUnknown):
         tiers.hot.forget(names.ref.text)
 
 
@@ -312,13 +355,16 @@ def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) ->
     tiers.see(names.partition, done.epoch)
     ops: list[Op] | None = None
     here = names.ref.text in tiers.hot.entries and not _lives_anew(tiers, names, draft)
-    if here and done.first_message is not None and done.results is not None:
+    appends = any(step == b"m" for step, _, _ in draft.steps)
+    known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
+    if here and known:
+        assert done.first_message is not None and done.results is not None
         ops, number, sums = [], done.first_message, iter(done.results)
         for step, name, value in draft.steps:
             if step == b"i":
                 ops.append(Op(b"s", name, b"%d" % next(sums)))
             elif step == b"m":
-                ops.append(Op(b"m", b"%d" % number, value))
+                ops.append(Op(b"m", b"%d" % number, deadlines.dated(value, done.time_ms or 0)))
                 number += 1
             elif step == b"w":
                 ops.append(Op(b"w", b"", b"%d" % done.first_message))
@@ -332,11 +378,11 @@ def _lives_anew(tiers: Tiers, names: RecordKeys, draft: Draft) -> bool:
     return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in tiers.warm.told(names, draft))
 
 
-async def _keep(tiers: Tiers, names: RecordKeys, done: Committed) -> None:
+async def _keep(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
     """See to the durability that was asked for."""
-    if tiers.settings.durability == "archived":
+    if tiers.settings.durability == "archived" and done.offset:
         try:
-            await tiers.archiver.reach(names.partition, done.epoch, done.offset)
+            await tiers.archiver.keep(names, done, tiers.warm.ops.event(op))
         except (ColdUnavailable, WarmUnavailable) as error:
             text = f"{names.ref.text[:200]}: version {done.version} is applied, but not archived yet: {error}"
             raise DurabilityUnknown(text, version=done.version) from error
@@ -349,13 +395,10 @@ async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, k
         fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
     else:
         await reach(tiers, names)
-        rows = await tiers.port.sql(_history, tiers, names.ref.text, done.version)
+        before, after = done.version + 1, done.version - 1
+        rows = await tiers.port.sql(partial(tiers.cold.history, names.ref.text, after=after, before=before))
         fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
     return {key: int(deadlines.split(fields[codec.encode_key(key)])[1]) for key in keys}
-
-
-def _history(tiers: Tiers, text: str, version: int) -> Any:
-    return tiers.cold.history(text, after=version - 1, before=version + 1)
 
 
 async def swap(
@@ -402,9 +445,9 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
 async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
     """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
     for _ in range(_ROUNDS):
-        answer = await tiers.warm.patiently(tiers.port.command, b"HMGET", names.meta, b"epoch", b"offset")
-        if answer[0] is not None:
-            await tiers.archiver.reach(names.partition, answer[0].decode(), int(answer[1]))
+        tail = await tiers.warm.tail(names)
+        if tail is not None:
+            await tiers.archiver.reach(names.partition, *tail)
             return
         await tiers.start(names.partition)
     raise WarmUnavailable(f"partition {names.partition} does not start")
@@ -415,10 +458,3 @@ async def whole(tiers: Tiers, names: RecordKeys, known: Entry) -> Entry:
     entry = await _load(tiers, names, None)
     # As everywhere, no step back: what hot knew already must be in it.
     return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
-
-
-def add(stored: Any, by: int | float, key: str) -> int | float:
-    """The sum that replaces a stored number."""
-    if isinstance(stored, bool) or not isinstance(stored, (int, float)):
-        raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a number")
-    return stored + by

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, Unpack
 from distributed_state import acting, codec, deadlines, record
 from distributed_state.access import MOVES, VERSION, Action, written
 from distributed_state.applying import Attempts
-from distributed_state.changes import Changes
+from distributed_state.changes import Changes, add
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.hot import MISSING, Entry
 from distributed_state.lease import AsyncLease
@@ -116,7 +116,8 @@ class AsyncRecord(AsyncLifecycle):
     ) -> Any:
         """Read one field, or `default` if it is not there.
 
-        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or less if given here.
+        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or less if given here (more
+        is refused).
         `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
         ColdUnavailable if a server is away.
         """
@@ -304,7 +305,7 @@ class AsyncRecord(AsyncLifecycle):
             except Conflict:
                 pass  # what is stored is no plain integer: added here and swapped in
         self._allow("read", key)
-        data, _ = await self._swap(key, "increment", 0, lambda stored: record.add(stored, by, key))
+        data, _ = await self._swap(key, "increment", 0, lambda stored: add(stored, by, key))
         return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
@@ -366,16 +367,19 @@ class AsyncRecord(AsyncLifecycle):
         sums = await record.sums(tiers, self._names, draft, done, changes.sums) if increment else {}
         return Written(done.version, sums, done.first_message)
 
-    async def create(self, values: Mapping[str, Any] | None = None) -> int:
+    async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on.
+        A deleted record starts anew; its version goes on. `is_clear` is for hooks, and told with a session's event: a
+        client cleared what nobody knew.
         """
         changes = self._changes()
         changes.set_many(values or {})
-        return (await self._commit(self._creation(changes))).version
+        return (await self._commit(self._creation(changes, is_clear))).version
 
-    def _creation(self, changes: Changes) -> Draft:
+    def _creation(self, changes: Changes, is_clear: bool) -> Draft:
+        if is_clear:
+            changes.tell("conversation.created", {"is_clear": True})
         changes.undelete()
         changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
         draft = changes.draft("create")

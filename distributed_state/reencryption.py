@@ -1,6 +1,7 @@
 """Everything stored is encrypted anew under the current key.
 
 Law: SQL first, then what Redis holds, so that nothing read back from SQL is old. What is done already is not touched.
+Nothing waits for a record to rest: a value in Redis is replaced where it stands, if it still is what was found.
 """
 
 from __future__ import annotations
@@ -9,20 +10,24 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from distributed_state import codec
-from distributed_state.errors import ConfigurationError, CorruptState, StateError, WarmUnavailable
+from distributed_state import codec, lineage, record
+from distributed_state.errors import ConfigurationError, CorruptState, StateError
 from distributed_state.keys import RecordKeys
 from distributed_state.model import Ref, is_value
+from distributed_state.stream import Told
 from distributed_state.tiers import Tiers
-from distributed_state.warm import EVICT
+from distributed_state.warm import REWRITE
 
 log = logging.getLogger(__name__)
-_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Reencrypted:
-    """How many records were looked at, values encrypted anew in SQL, copies taken out of Redis, records unreadable."""
+    """How many records were looked at, values encrypted anew in SQL, records so in Redis, records unreadable.
+
+    The data of an event is a value, an event that Redis keeps counts as a record there; what events are about that
+    cannot be read counts as a record.
+    """
 
     records: int = 0
     values: int = 0
@@ -40,8 +45,10 @@ async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> R
     await tiers.archiver.drain()
     run = _Run(tiers, dry_run, progress or (lambda done: None))
     await run.each(run.archived)
+    await run.events()
     # Not before all of SQL is done: a copy in Redis holds messages that were written under other records.
     await run.each(run.copied)
+    await run.streams()
     if not dry_run:
         await _forget_journal(tiers)
     return run.done
@@ -51,6 +58,7 @@ class _Run:
     def __init__(self, tiers: Tiers, dry_run: bool, progress: Progress) -> None:
         self._tiers, self._dry_run, self._progress = tiers, dry_run, progress
         self._unreadable: set[str] = set()
+        self._told_unreadably: set[str] = set()  # what events are about
         self.done = Reencrypted()
 
     async def each(self, step: Callable[[Sequence[str]], Awaitable[None]]) -> None:
@@ -63,69 +71,123 @@ class _Run:
     async def archived(self, texts: Sequence[str]) -> None:
         """What SQL holds of these records."""
         for text in texts:
-            values = 0
-            try:
-                values = await self._rewrite(text)
-            except CorruptState as error:
-                log.warning("%s", error)
-                self._unreadable.add(text)
-            done = self.done
-            self.done = Reencrypted(done.records + 1, done.values + values, done.copies, len(self._unreadable))
+            await self._rewrite(text)
+            self.done = replace(self.done, records=self.done.records + 1)
 
-    async def _rewrite(self, text: str) -> int:
+    async def _rewrite(self, text: str) -> None:
         tiers, form = self._tiers, self._tiers.form(text)
 
         def again(source: str, name: str, data: bytes) -> bytes:
             own = form if source == text else form.of(source)
-            return own.carry(data, name, own) if own.stale(data, name) else data
+            try:
+                return own.carry(data, name, own) if own.stale(data, name) else data
+            except CorruptState:
+                # An event that went with a change: its own row tells of that, and the record can be read.
+                if name.startswith(codec.EVENT):
+                    return data
+                raise
 
         def rewrite() -> int:
             return tiers.cold.rewrite(text, again, keep=self._dry_run)
 
-        return await tiers.port.sql(rewrite)
+        try:
+            values = await tiers.port.sql(rewrite)
+        except CorruptState as error:
+            self._pass_over(text, error)
+        else:
+            self.done = replace(self.done, values=self.done.values + values)
+
+    def _pass_over(self, text: str, error: CorruptState) -> None:
+        log.warning("%s", error)
+        self._unreadable.add(text)
+        self.done = replace(self.done, failed=len(self._unreadable))
+
+    async def events(self) -> None:
+        """The audit trail."""
+        tiers, unreadable = self._tiers, self._told_unreadably
+        after: tuple[int, str, int] | None = (-1, "", 0)
+
+        def again(subject: str, name: str, data: bytes) -> bytes:
+            own = tiers.form(subject)
+            try:
+                return own.carry(data, name, own) if own.stale(data, name) else data
+            except CorruptState as error:
+                log.warning("%s", error)
+                unreadable.add(subject)
+                return data
+
+        def page() -> tuple[tuple[int, str, int] | None, int]:
+            assert after is not None
+            return tiers.cold.rewrite_events(after, again, keep=self._dry_run)
+
+        while after is not None:
+            after, count = await tiers.port.sql(page)
+            failed = len(self._unreadable | unreadable)
+            self.done = replace(self.done, values=self.done.values + count, failed=failed)
+            self._progress(self.done)
+
+    async def streams(self) -> None:
+        """The events that Redis keeps for who comes back: SQL has them all."""
+        tiers = self._tiers
+
+        def old(told: Told) -> bool:
+            id, type, subject, *_ = told.head.decode().split("\n")
+            return tiers.form(subject).stale(told.data, codec.event_name(type, id))
+
+        for number in range(tiers.keys.partitions):
+            count = await tiers.stream.drop(tiers.keys.partition(number), old, keep=self._dry_run)
+            self.done = replace(self.done, copies=self.done.copies + count)
+        self._progress(self.done)
 
     async def copied(self, texts: Sequence[str]) -> None:
         """What Redis holds of these records."""
         tiers = self._tiers
         many = [tiers.keys.of(Ref.parse(text)) for text in texts]
-        answers = await tiers.port.exchange([(b"HGETALL", names.record) for names in many])
+        answers = await tiers.warm.commands([(b"HGETALL", names.record) for names in many])
         for names, answer in zip(many, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise WarmUnavailable(f"{names.ref.text[:200]}: {answer}") from answer
-            if names.ref.text not in self._unreadable and self._old(names, answer):
-                if not self._dry_run:
-                    await self._evict(names)
-                self.done = replace(self.done, copies=self.done.copies + 1)
+            if names.ref.text not in self._unreadable:
+                try:
+                    old = self._old(names.ref.text, dict(zip(answer[::2], answer[1::2], strict=True)))
+                except CorruptState as error:
+                    self._pass_over(names.ref.text, error)
+                    continue
+                if old and not self._dry_run:
+                    await self._replace(names, old)
+                self.done = replace(self.done, copies=self.done.copies + bool(old))
 
-    def _old(self, names: RecordKeys, pairs: Sequence[bytes]) -> bool:
-        form = self._tiers.form(names.ref.text)
-        for name, data in zip(pairs[::2], pairs[1::2], strict=True):
+    def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
+        """What is stored otherwise than it would be now: field, bytes, and the bytes that it should be."""
+        form, runs, old = self._tiers.form(text), lineage.segments(text, stored), list[bytes]()
+        for name, data in stored.items():
+            key, own = codec.MESSAGE, form
             if is_value(name):
-                old = form.stale(data, codec.decode_key(name))
-            else:
-                old = name[:2] == b"#m" and name[2:].isdigit() and form.stale(data, codec.MESSAGE)
-            if old:
-                return True
-        return False
+                key = codec.decode_key(name)
+            elif name[:2] != b"#m" or not name[2:].isdigit():
+                continue
+            if form.stale(data, key):
+                if key == codec.MESSAGE:
+                    number = int(name[2:])
+                    # A message opens under the record that it was appended to. One that is hidden now is in SQL.
+                    source = next((run.source for run in runs if run.start <= number < run.stop), None)
+                    if source is None:
+                        old += (name, data, b"")
+                        continue
+                    own = form.of(source)
+                old += (name, data, own.carry(data, key, own))
+        return old
 
-    async def _evict(self, names: RecordKeys) -> None:
-        """Let the record be read back from SQL. What was written meanwhile under an old key is done first."""
+    async def _replace(self, names: RecordKeys, old: list[bytes]) -> None:
         tiers = self._tiers
-        for _ in range(_TRIES):
-            version = await tiers.port.command(b"HGET", names.record, b"#v")
-            told = f"{tiers.epoch(names.partition)} {int(version or 0) + 1} {tiers.replica} -"
-            answer = (await tiers.port.scripts([(EVICT, [names.record, names.hydration, names.channel], [told])]))[0]
-            if isinstance(answer, StateError):
-                raise answer
-            tiers.hot.forget(names.ref.text)
-            if answer[0] == b"ok":
-                return
-            await tiers.archiver.drain()
-            try:
-                await self._rewrite(names.ref.text)
-            except CorruptState as error:
-                log.warning("%s", error)
-        raise WarmUnavailable(f"{names.ref.text[:200]}: changes faster than it can be archived; run it again")
+        call = (REWRITE, [names.record, names.hydration, names.channel])
+        arguments = [tiers.epoch(names.partition), tiers.replica, *old]
+        answer = (await tiers.warm.scripts([(*call, arguments)]))[0]
+        if isinstance(answer, StateError):
+            raise answer
+        tiers.hot.forget(names.ref.text)
+        if answer[0] == b"ok" and answer[1]:
+            # Written meanwhile, perhaps still under an old key, by a worker that had not heard of the new one.
+            await record.reach(tiers, names)
+            await self._rewrite(names.ref.text)
 
 
 async def _forget_journal(tiers: Tiers) -> None:

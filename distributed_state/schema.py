@@ -1,12 +1,15 @@
 """What a record's fields must be, as a pydantic model with a version. Law: what is written has been read back first.
 
-Older records are brought up by upcasters, one version at a time; a newer one is refused.
+Older records are brought up by upcasters, one version at a time; a newer one is refused. While workers of an older
+version run, a schema may go on writing that (`write_version`): downcasters bring what is to be written back to it.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
@@ -25,27 +28,64 @@ M = TypeVar("M", bound=BaseModel)
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
 
+class View(Entry):
+    """A record as another version of its schema than the stored one sees it."""
+
+    __slots__ = ("stored",)
+
+    def __init__(self, stored: Entry, fields: dict[bytes, bytes]) -> None:
+        super().__init__(stored.form, stored.epoch, stored.version, fields, stored.messages)
+        self.stored = stored
+
+
 class Schema(Generic[M]):
     """A pydantic model of a record's fields, with a version and what brings older records up to it.
 
     `Schema(TripState, version=3, upcasters={1: v1_to_v2, 2: v2_to_v3})`. An upcaster takes the fields of its version as
     a dict of JSON values and returns those of the next; it may be called again for the same record, so it has no effect
     but its result. A plain model is version 1. A record that never met a schema counts as version 1.
+
+    For a release beside workers that know only version 2, `write_version=2` and `downcasters={2: v3_to_v2}`, the way
+    back of each upcaster: this worker reads both and writes the older, so they read all that it writes. Each of its
+    writes then holds for the version of the record that it saw, and is repeated until nobody was faster; a value that
+    does not come back from version 2 as it was is refused with InvalidValue, one at which a downcaster raises with
+    SchemaMismatch. When the last old worker has ended, a second release without `write_version` begins to write
+    version 3.
     """
 
-    def __init__(self, model: type[M], *, version: int = 1, upcasters: Mapping[int, Upcaster] | None = None) -> None:
+    def __init__(
+        self,
+        model: type[M],
+        *,
+        version: int = 1,
+        upcasters: Mapping[int, Upcaster] | None = None,
+        write_version: int | None = None,
+        downcasters: Mapping[int, Upcaster] | None = None,
+    ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
             raise InvalidValue(f"a schema is a pydantic model with fields, not {model!r:.80}")
         if type(version) is not int or version < 1:
             raise InvalidValue(f"{model.__name__}: a version is an int from 1 on, not {version!r}")
-        self.model, self.version, self.stamp = model, version, b"%d" % version
-        self._upcasters = dict(upcasters or {})
+        write_version = version if write_version is None else write_version
+        if type(write_version) is not int or not 1 <= write_version <= version:
+            text = f"{model.__name__}: write_version is an int from 1 to {version}, not {write_version!r}"
+            raise InvalidValue(text)
+        self.model, self.version = model, version
+        self.write_version, self.stamp, self._newest = write_version, b"%d" % write_version, b"%d" % version
+        self._upcasters, self._downcasters = dict(upcasters or {}), dict(downcasters or {})
         if self._upcasters.keys() != set(range(1, version)):
             found = ", ".join(map(repr, self._upcasters)) or "none"
             raise InvalidValue(f"{self}: needs upcasters from each of 1 to {version - 1}, has them from {found}")
-        for step, upcaster in self._upcasters.items():
-            if not callable(upcaster) or inspect.iscoroutinefunction(upcaster):
-                raise InvalidValue(f"{self}: the upcaster from version {step} is no plain function: {upcaster!r:.80}")
+        if not set(range(write_version, version)) <= self._downcasters.keys() <= set(range(1, version)):
+            found = ", ".join(map(repr, self._downcasters)) or "none"
+            text = (
+                f"{self}: writing version {write_version} needs downcasters to each of {write_version} to {version - 1}"
+            )
+            raise InvalidValue(f"{text}, has them to {found}")
+        for way, casters in ("upcaster from", self._upcasters), ("downcaster to", self._downcasters):
+            for step, caster in casters.items():
+                if not callable(caster) or inspect.iscoroutinefunction(caster):
+                    raise InvalidValue(f"{self}: the {way} version {step} is no plain function: {caster!r:.80}")
         model.model_rebuild()  # forward references, or an error that names the missing one
         self._names = {_stored(model, name): name for name in model.model_fields}  # stored -> attribute
         self._open = model.model_config.get("extra") == "allow"
@@ -187,36 +227,65 @@ class Schema(Generic[M]):
     def view(self, text: str, entry: Entry) -> Entry:
         """The record as this version sees it; the same entry if that is how it is stored."""
         stamp = entry.fields.get(SCHEMA)
-        if stamp == self.stamp or entry.deleted:
+        if entry.deleted or stamp == self._newest:
             return entry
         version = self.version_of(text, stamp)
         if version == self.version or not holds_fields(entry):
             return entry
         before = entry.all()
-        fields = {name: data for name, data in entry.fields.items() if name[:1] == b"#"} | {SCHEMA: self.stamp}
+        fields = {name: data for name, data in entry.fields.items() if name[:1] == b"#"} | {SCHEMA: self._newest}
         for key, value in self._upcast(text, entry.all(), version):
             name = codec.encode_key(key)
             same = key in before and codec.encode(before[key]) == codec.encode(value)
             fields[name] = entry.fields[name] if same else entry.form.encode(value, key)
-        return Entry(entry.form, entry.epoch, entry.version, fields, entry.messages)
+        return View(entry, fields)
+
+    def behind(self, text: str, entry: Entry) -> bool:
+        """Whether the record is stored in another version than this writes. Raises SchemaMismatch if it is newer."""
+        return self.version_of(text, entry.fields.get(SCHEMA)) != self.write_version and holds_fields(entry)
+
+    def lowered(self, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """These fields in the version that is written. Raises InvalidValue if that cannot hold them."""
+        if self.write_version == self.version:
+            return dict(fields)
+        lower = copy.deepcopy(dict(fields))
+        for step in reversed(range(self.write_version, self.version)):
+            what = f"the downcaster from version {step + 1} to {step}"
+            lower = self._cast(text, what, self._downcasters[step], lower, self.version)
+        back = dict(self._upcast(text, copy.deepcopy(lower), self.write_version))
+        wanted, found = dict(fields), back
+        with suppress(ValidationError):  # not whole yet: then as it is stored
+            wanted, found = self.dump(self.parse(fields)), self.dump(self.parse(back))
+        for key in [*wanted, *found]:
+            if wanted.get(key) != found.get(key):
+                what = (
+                    f"version {self.write_version} of {self.model.__name__}, which is still written, cannot hold this"
+                )
+                raise InvalidValue(f"{key!r:.80}: {what}; the other workers read no newer one yet")
+        return lower
 
     def _upcast(self, text: str, fields: dict[str, Any], stored: int) -> Iterator[tuple[str, Any]]:
         for step in range(stored, self.version):
-            what = f"{text[:200]}: the upcaster from version {step} to {step + 1} of {self.model.__name__}"
-            try:
-                fields = self._upcasters[step](fields)
-            except Exception as error:  # the user's own code may raise anything
-                raise SchemaMismatch(f"{what} raised {error!r:.200}", stored=stored, known=self.version) from error
-            complaint = "" if type(fields) is dict else f"returned a {type(fields).__name__}, not a dict"
-            try:
-                for key, value in fields.items() if not complaint else ():
-                    codec.encode_key(key)
-                    codec.encode(value, key)
-            except InvalidValue as error:
-                complaint = f"returned what cannot be stored: {error}"
-            if complaint:
-                raise SchemaMismatch(f"{what} {complaint}", stored=stored, known=self.version)
+            what = f"the upcaster from version {step} to {step + 1}"
+            fields = self._cast(text, what, self._upcasters[step], fields, stored)
         yield from fields.items()
+
+    def _cast(self, text: str, what: str, caster: Upcaster, fields: dict[str, Any], stored: int) -> dict[str, Any]:
+        what = f"{text[:200]}: {what} of {self.model.__name__}"
+        try:
+            fields = caster(fields)
+        except Exception as error:  # the user's own code may raise anything
+            raise SchemaMismatch(f"{what} raised {error!r:.200}", stored=stored, known=self.version) from error
+        complaint = "" if type(fields) is dict else f"returned a {type(fields).__name__}, not a dict"
+        try:
+            for key, value in fields.items() if not complaint else ():
+                codec.encode_key(key)
+                codec.encode(value, key)
+        except InvalidValue as error:
+            complaint = f"returned what cannot be stored: {error}"
+        if complaint:
+            raise SchemaMismatch(f"{what} {complaint}", stored=stored, known=self.version)
+        return fields
 
 
 class TypedChanges(Changes):

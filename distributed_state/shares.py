@@ -40,17 +40,7 @@ class Shares:
         now = self._port.monotonic()
         if now < self._renew_at:
             return
-        # The server's: whoever goes by a clock that is wrong would not see the others, or not be seen.
-        time, micros = await self._port.command(b"TIME")
-        seconds = int(time) + int(micros) / 1e6
-        _, _, live = await self._port.exchange(
-            [
-                (b"ZADD", self._team, seconds + self._seconds, self.member),
-                (b"ZREMRANGEBYSCORE", self._team, b"-inf", seconds),
-                (b"ZCARD", self._team),
-            ]
-        )
-        members = live if isinstance(live, int) and live > 0 else 1
+        members = await self._warm.join(self._team, self.member, int(self._seconds * 1000))
         share = -(-self._keys.partitions // members)
         kept = await self._claimed(self.mine)
         if len(kept) < share:

@@ -15,24 +15,24 @@ from types import TracebackType
 from typing import Any, Self
 
 import orjson
-from filelock import FileLock, Timeout
 
 import distributed_state.port.asyncio as asyncio_face
-from distributed_state import acting, doctor, record, reencryption, upkeep
+from distributed_state import acting, doctor, erasing, import_record, record, reencryption, upkeep
 from distributed_state.access import Guard, Policy
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.workflow import Workflow
 from distributed_state.agent.workflow import run as workflow_run
 from distributed_state.batch import AsyncBatch
 from distributed_state.codec import Form
+from distributed_state.cold.engine import parse_url
 from distributed_state.cold.store import ColdStore
 from distributed_state.ephemeral import Ephemeral
-from distributed_state.errors import ConfigurationError, Deleted, InvalidValue, NotFound
+from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.fleet import AsyncFleet
 from distributed_state.keys import Keys
 from distributed_state.model import Ref, SessionInfo, escape
-from distributed_state.port import Port
-from distributed_state.port.connections import Connections
+from distributed_state.port import Mutex, Port
+from distributed_state.port.connections import SCHEMES, Connections
 from distributed_state.reaper import Reaper
 from distributed_state.records import AsyncRecord
 from distributed_state.reencryption import Reencrypted
@@ -40,7 +40,7 @@ from distributed_state.sanitizing import Clean, CleanMessage, sanitizer
 from distributed_state.schema import M, Schema
 from distributed_state.sealing import Encryption, Sealed
 from distributed_state.settings import Settings
-from distributed_state.tiers import Tiers, mark
+from distributed_state.tiers import Tiers, leave_mark
 from distributed_state.typed import Upcast, upcast_many
 
 LAYOUT = 1
@@ -71,9 +71,11 @@ class AsyncStateStore(AsyncFleet):
         self.guard = None if access is None else Guard(access)
         self._make_port, self._here = make_port, here
         self._connections = Connections(settings.url, settings.timeout)
+        parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
         self._homes: dict[Any, Tiers] = {}
         self._cold: ColdStore | None = None
-        self._lock: FileLock | None = None
+        self._openings: set[object] = set()
+        self._mutex = Mutex()
         self._layout: dict[str, Any] = {}
         self.ephemeral = Ephemeral()
         self.deleting: list[Callable[[Ref], Awaitable[None]]] = []  # awaited before this replica deletes a record
@@ -128,40 +130,46 @@ class AsyncStateStore(AsyncFleet):
 
     async def _opened(self) -> Self:
         if self._cold is None:
-            port = self._make_port(self._connections)
             try:
-                if not self._connections.embedded:
-                    doctor.refuse(await doctor.check_server(port), self._connections.place)
-                self._cold = await port.sql(self._open_cold)
-                await self._check_layout(port)
-                self._unusable = ""
-                _hear_forks()
-                _open_stores.add(self)
+                await self._open_archive()
+                home = self._move_in()
+                await home.port.open()
+                await home.clock.know()
             except BaseException:
-                await self._let_go()
+                await self.close()
                 raise
-            finally:
-                await port.close()
-            await self._move_in().port.open()
         return self
 
-    def _open_cold(self) -> ColdStore:
-        settings, archive = self.settings, self.settings.archive or EMBEDDED_ARCHIVE
-        kind, _, path = archive.split("?")[0].partition(":///")
-        if self._connections.embedded and kind.split("+")[0] == "sqlite" and path not in ("", ":memory:"):
-            # Opened in one thread, perhaps closed in another.
-            self._lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
-            try:
-                self._lock.acquire()
-            except Timeout as error:
-                raise ConfigurationError(
-                    f"{path}: another store has this file open embedded; give all workers one Redis url to share it"
-                ) from error
-            except OSError as error:
-                raise ConfigurationError(f"{path}: cannot be opened: {error}") from error
-        return ColdStore.open(
-            archive, settings.namespace, migrate=settings.migrate, snapshot_every=settings.snapshot_every
+    async def _open_archive(self) -> None:
+        port = self._make_port(self._connections)
+        try:
+            if not self._connections.embedded:
+                doctor.refuse(await doctor.check_server(port), self._connections.place)
+            opening = object()
+            self._openings.add(opening)
+            await port.sql(self._open_cold, opening)
+            await self._check_layout(port)
+            self._unusable = ""
+            _hear_forks()
+            _open_stores.add(self)
+        finally:
+            await port.close()
+
+    def _open_cold(self, opening: object) -> None:
+        """Open the archive, in a thread: it goes on when its caller is cancelled or interrupted."""
+        settings = self.settings
+        cold = ColdStore.open(
+            settings.archive or EMBEDDED_ARCHIVE,
+            settings.namespace,
+            migrate=settings.migrate,
+            snapshot_every=settings.snapshot_every,
+            alone=self._connections.embedded,
         )
+        with self._mutex:
+            if opening in self._openings and self._cold is None:
+                self._cold = cold
+                return
+        cold.close()  # the caller has left, and cannot close what it never got; or another task was faster
 
     async def _check_layout(self, port: Port) -> None:
         """The namespace's Redis and SQL must have been together from the first."""
@@ -175,9 +183,7 @@ class AsyncStateStore(AsyncFleet):
             )
         wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
         self._layout = wanted
-        if await port.command(b"SET", self.keys.store, mark(wanted), b"NX") is not None:
-            return
-        stored = await port.command(b"GET", self.keys.store)
+        stored = await leave_mark(port.command, self.keys, wanted)
         try:
             found = dict(orjson.loads(stored)) if stored else wanted
         except (ValueError, TypeError) as error:
@@ -224,17 +230,19 @@ class AsyncStateStore(AsyncFleet):
         """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
         home = self._homes.pop(self._here(), None)
         if home is not None:
+            if self._connections.embedded:
+                await home.archive_rest()
             await home.close()
         if not self._homes:
             self._unusable = "it is closed"
             await self._let_go()
 
     async def _let_go(self) -> None:
-        cold, self._cold = self._cold, None
+        with self._mutex:
+            self._openings.clear()
+            cold, self._cold = self._cold, None
         if cold is not None:
             cold.close()
-        if self._lock is not None:
-            self._lock.release()
 
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
@@ -302,20 +310,17 @@ class AsyncStateStore(AsyncFleet):
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.
 
-        Writes raise Deleted from then on. Its history stays until `purge` or `forget`.
+        Writes raise Deleted from then on. Its history stays until `purge`, `erase` or `forget`.
         """
-        tiers, names = self.tiers(), self.keys.of(Ref(scope, id))
+        names = self.keys.of(Ref(scope, id))
         self._allow("write", names.ref)
-        entry = await record.read(tiers, names, fresh=True)
-        if entry.version == 0:
-            raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
-        for tell in () if entry.deleted else tuple(self.deleting):
-            await tell(names.ref)
-        try:
-            draft = upkeep.tombstone(self.settings, self.form(names.ref.text), "delete")
-            return (await record.commit(tiers, names, draft)).version
-        except Deleted:
-            return (await record.read(tiers, names, fresh=True)).version
+        return await upkeep.delete(self.tiers(), names, self.deleting)
+
+    async def erase(self, id: str, *, scope: str = "session") -> bool:
+        """Remove a record for good, with its history and messages; see `session.erase()`."""
+        names = self.keys.of(Ref(scope, id))
+        self._allow("admin", names.ref)
+        return await erasing.erase(self.tiers(), names, self.deleting)
 
     # Many records
 
@@ -341,20 +346,21 @@ class AsyncStateStore(AsyncFleet):
 
         Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
         """
-        given = upkeep.Import(lines, id)
-        self._allow("admin", given.ref)
-        return await upkeep.import_(self.tiers(), given)
+        given = import_record.Import(lines, id, self.settings)
+        self._allow("admin", given.ref, user=given.owner)
+        return await import_record.import_(self.tiers(), given)
 
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
     ) -> Reencrypted:
         """Encrypt anew, under the current key, what is stored under another or, with `accept_plaintext`, not at all.
 
-        History, messages and snapshots included; versions stay as they are. May run beside workers that have the
-        key already, and be broken off and repeated: what is done is skipped. `dry_run` only counts. `progress` is
-        called now and then with the counts so far. A record that cannot be decrypted is left as it is and counted.
-        Not reached are backups, logs of Redis and SQL, and of what was plain once a checksum of 32 bits in the id of
-        its event: `purge` removes those.
+        History, messages, snapshots and events included; versions stay as they are. May run beside workers that write
+        under the key already, however busy, and waits for none. It may be broken off and repeated: what is done is
+        skipped. `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot
+        be decrypted is left as it is and counted. Events that Redis keeps for consumers leave it, up to the last old
+        one: who has yet to read them is told by a `resync`, and `audit` finds them. Not reached are backups, logs of
+        Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
         """
         self._allow("admin")
         return await reencryption.reencrypt(self.tiers(), dry_run, progress)
@@ -372,10 +378,13 @@ class AsyncStateStore(AsyncFleet):
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
         Leaves hashed ids with their last version, so that no version is used twice, and in Redis, for replicas that
-        are away, for `events_for` seconds that the conversations are deleted. Returns the number of records.
+        are away, for `events_for` seconds that the conversations are deleted. Forks that are on their way meanwhile
+        fail or go too. Once begun it is carried through by any replica that archives, even if this raises; called
+        again it goes on. Returns the number of records.
         """
-        self._allow("admin", user=escape(Ref("user", user).id))
-        return await upkeep.forget(self.tiers(), user)
+        owner = escape(Ref("user", user).id)
+        self._allow("admin", user=owner)
+        return await erasing.forget(self.tiers(), owner)
 
     async def upcast(
         self,
@@ -398,10 +407,12 @@ class AsyncStateStore(AsyncFleet):
 
     async def archive(self) -> int:
         """Archive everything written so far, by whomever; how many commits this replica archived for it."""
+        self._allow("admin")
         return await self.tiers().archiver.drain()
 
     async def doctor(self) -> list[doctor.Finding]:
         """Examine the servers: what was found, and what to do about it."""
+        self._allow("admin")
         return await doctor.examine(self.tiers(), embedded=self._connections.embedded)
 
     async def stats(self) -> dict[str, int]:
@@ -410,6 +421,7 @@ class AsyncStateStore(AsyncFleet):
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
         than `slow_handler`, and how often a consumer was told to resync.
         """
+        self._allow("read")
         tiers = self.tiers()
         unarchived = sum((await tiers.archiver.backlog()).values())
         return tiers.figures().stats | {"unarchived": unarchived}
@@ -419,7 +431,7 @@ def resolve(**given: Any) -> Settings:
     """The settings that follow from what was given."""
     settings = Settings.of(**given)
     changed: dict[str, Any] = {}
-    if settings.url is not None and settings.archive is None:
+    if settings.url is not None and settings.url.startswith(SCHEMES) and settings.archive is None:
         raise ConfigurationError(
             "archive: name the SQL database that keeps the history, as postgresql://..., sqlite:///... or 'memory'"
         )

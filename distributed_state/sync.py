@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 from distributed_state.access import Policy
+from distributed_state.agent.agents import Agent, AsyncAgent
 from distributed_state.agent.state import AgentState
 from distributed_state.agent.turn import AsyncTurn
 from distributed_state.agent.workflow import Workflow
@@ -201,6 +202,9 @@ class StateStore(Fleet):
     def delete(self, id: str, *, scope: str = "session") -> int:
         return finish(self._twin.delete(id, scope=scope))
 
+    def erase(self, id: str, *, scope: str = "session") -> bool:
+        return finish(self._twin.erase(id, scope=scope))
+
     def sessions(
         self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
     ) -> list[SessionInfo]:
@@ -271,3 +275,4 @@ def _blocking(text: str) -> str:
 
 
 _share_docstrings()
+AsyncAgent._opens, Agent._opens = AsyncStateStore.open, StateStore.open

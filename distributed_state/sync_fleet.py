@@ -59,6 +59,18 @@ class Fleet:
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
         return finish(self._twin.emit(type, data, subject=subject._twin if isinstance(subject, Record) else subject))
 
+    def activate_agent(
+        self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
+    ) -> Event:
+        return finish(
+            self._twin.activate_agent(
+                agent, client=client, conversation_id=conversation_id, previous_agent=previous_agent
+            )
+        )
+
+    def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
+        return finish(self._twin.change_directory(new_path, client=client, old_path=old_path))
+
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> Events:
         return Events(self._twin.events(*types, group=group, since=since))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from distributed_state.agent.context import Context
 from distributed_state.agent.machine import DEFAULT, StateMachine
@@ -104,8 +104,8 @@ class Record:
             )
         )  # fmt: skip
 
-    def create(self, values: Mapping[str, Any] | None = None) -> int:
-        return finish(self._twin.create(values))
+    def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
+        return finish(self._twin.create(values, is_clear=is_clear))
 
     def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
         return finish(self._twin.initialize(defaults))
@@ -130,6 +130,9 @@ class Record:
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> Lease:
         return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
+
+    def erase(self) -> bool:
+        return finish(self._twin.erase())
 
     def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
         return finish(self._twin.history(after=after, before=before, limit=limit))
@@ -160,9 +163,25 @@ class Session(Record):
         return finish(self._twin.append(*messages))
 
     def messages(
-        self, *, last: int | None = None, fresh: bool = False, max_staleness: float | None = None
+        self,
+        *,
+        last: int | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+        fresh: bool = False,
+        max_staleness: float | None = None,
     ) -> list[Message]:
-        return finish(self._twin.messages(last=last, fresh=fresh, max_staleness=max_staleness))
+        return finish(
+            self._twin.messages(
+                last=last, limit=limit, before=before, after=after, order=order,
+                fresh=fresh, max_staleness=max_staleness,
+            )
+        )  # fmt: skip
+
+    def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
+        return finish(self._twin.message(number, fresh=fresh, max_staleness=max_staleness))
 
     def window(
         self,
@@ -227,14 +246,15 @@ class Session(Record):
 
     def call(
         self,
-        tool: Tool,
+        tool: Tool | str,
         arguments: dict[str, Any] | str | None = None,
         *,
         call_id: str,
         turn_id: str = "",
         wait: float = 60.0,
+        tools: Iterable[Tool] = (),
     ) -> ToolCall:
-        return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait))
+        return finish(self._twin.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait, tools=tools))
 
 
 class TypedRecord(Record, Generic[M]):
@@ -243,8 +263,8 @@ class TypedRecord(Record, Generic[M]):
     def load(self, *, fresh: bool = False) -> M:
         return finish(self._twin.load(fresh=fresh))
 
-    def create(self, values: M | Mapping[str, Any] | None = None) -> int:
-        return finish(self._twin.create(values))
+    def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
+        return finish(self._twin.create(values, is_clear=is_clear))
 
     def edit(self) -> Edit[M]:
         return Edit(self._twin.edit())

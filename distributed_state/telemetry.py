@@ -169,7 +169,7 @@ def record(place: Observed, names: RecordKeys, *rest: Any) -> Facts:
     return facts | {"kind": kind} if kind else facts
 
 
-def several(place: Observed, many: Any) -> Facts:
+def several(place: Observed, many: Any, *rest: Any) -> Facts:
     """Of work on several records or partitions at once."""
     return {"count": len(many)}
 

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import orjson
 
 from distributed_state.access import Guard
 from distributed_state.archiver import Archiver
-from distributed_state.clock import ServerClock
 from distributed_state.codec import Form
-from distributed_state.cold.store import ColdStore
+from distributed_state.cold.store import ColdStore, Happened
 from distributed_state.ephemeral import Ephemeral
 from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
 from distributed_state.feed import Feed
@@ -24,7 +23,7 @@ from distributed_state.hot import Hot
 from distributed_state.keys import Keys, RecordKeys
 from distributed_state.lease import AsyncLease, Leases
 from distributed_state.link import Link
-from distributed_state.model import unpack
+from distributed_state.model import Ref, unpack
 from distributed_state.port import Port, Signal
 from distributed_state.presence import Figures, Presence
 from distributed_state.sanitizing import Clean, CleanMessage
@@ -38,6 +37,15 @@ log = logging.getLogger(__name__)
 def mark(layout: dict[str, Any]) -> bytes:
     """What Redis keeps about the store; never twice the same, so that a replica sees that Redis began anew."""
     return orjson.dumps(layout | {"life": secrets.token_hex(8)})
+
+
+async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
+    """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
+    # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
+    found: bytes | None = await ask(b"GET", keys.store)
+    if found is None and await ask(b"SET", keys.store, mark(layout), b"NX") is None:
+        found = await ask(b"GET", keys.store)
+    return found
 
 
 class Worker(Protocol):
@@ -73,8 +81,8 @@ class Tiers:
     ) -> None:
         self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
         self.form = form
-        self.warm, self.clock = Warm(port, settings, replica), ServerClock(port)
-        self.telemetry = self.warm.telemetry
+        self.warm = Warm(port, settings, replica, form)
+        self.clock, self.telemetry = self.warm.clock, self.warm.telemetry
         self.hot = Hot(
             port,
             entries=settings.hot_entries,
@@ -89,8 +97,9 @@ class Tiers:
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
+        self.stream.archived = self._archived
         self.remarks = Remarks(port, self.stream, keys)
-        self.feed = Feed(port, self.stream, keys, self.link)
+        self.feed = Feed(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
         self.handlings: list[Handling] = []
         self.workers: list[Worker] = []
@@ -107,6 +116,11 @@ class Tiers:
         """Whether what hot holds is at most this old."""
         if isinstance(max_staleness, bool) or not isinstance(max_staleness, (int, float)) or not max_staleness >= 0:
             raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {max_staleness!r:.80}")
+        most = self.settings.max_staleness
+        if 0 < most < max_staleness:
+            # Cut silently, it would look like a cache that does not work. With hot off (0) every read is fresh enough.
+            text = f"max_staleness={max_staleness:g} is more than the store's {most:g}, and hot reads are never older"
+            raise InvalidValue(f"{text}: leave it out, or open the store with max_staleness={max_staleness:g}")
         return self.hot.clock() < self.hot.good_until - self.settings.max_staleness + max_staleness
 
     def _lost(self) -> None:
@@ -160,6 +174,12 @@ class Tiers:
         """The epoch last seen of a partition."""
         return self._epochs.get(partition, "")
 
+    async def _epochs_over(self) -> dict[int, int]:
+        """How many epochs of each partition are over if Redis holds none of it, as SQL knows."""
+        cursors = await self.port.sql(self.cold.cursors)
+        # One that nothing was archived of may have been minted just now, and yet begin.
+        return {at: cursor.ordinal if cursor.offset else cursor.ordinal - 1 for at, cursor in cursors.items()}
+
     def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
         """A lease on a record, not taken yet."""
         return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
@@ -183,7 +203,7 @@ class Tiers:
             if word == "ok":
                 minted = await self.port.sql(self.cold.mint, partition, latest)
                 if minted is not None:
-                    await self.warm.patiently(self.port.command, b"SET", self.keys.store, mark(self._layout), b"NX")
+                    await leave_mark(self.warm.command, self.keys, self._layout)
                     word = await self.warm.install(keys, token, minted.epoch)
                     if word == "ok":
                         log.info("partition %d starts under epoch %s", partition, minted.epoch)
@@ -194,6 +214,11 @@ class Tiers:
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.remarks.make("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+
+    async def _archived(self, partition: int, id: str, since_ms: int) -> Happened | None:
+        """An event by its id, if it was written at this time or later."""
+        await self.archiver.drain([partition])
+        return await self.port.sql(self.cold.event, partition, id, since_ms)
 
     def figures(self) -> Figures:
         """What this replica knows of itself without asking anybody."""
@@ -220,6 +245,13 @@ class Tiers:
             },
         )
 
+    async def archive_rest(self) -> None:
+        """Archive what is not archived yet, if that can be done: an embedded Redis ends with its store."""
+        try:
+            await self.archiver.drain()
+        except StateError as error:
+            log.warning("close: what was not archived yet is lost: %s", error)
+
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
         closing = [each.close for each in (*self.handlings, *self.workers)]
@@ -241,6 +273,7 @@ class Home(Protocol):
     guard: Guard | None
     dress: Callable[[Any], Any]
     ephemeral: Ephemeral
+    deleting: list[Callable[[Ref], Awaitable[None]]]
     clean: Clean | None
     clean_messages: CleanMessage | None
 

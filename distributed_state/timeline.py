@@ -1,12 +1,18 @@
-"""A record's past: history, versions, checkpoints, rollback, fork. Law: it is read from SQL and never rewritten."""
+"""A record's past: history, versions, checkpoints, rollback, fork. Law: it is read from SQL and never rewritten.
+
+States form a path. A rollback is a new version and no step of it: each says which version's state it is, and the next
+step back goes on from that one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from distributed_state import codec, lineage, record
-from distributed_state.access import MESSAGES, MOVES
+from distributed_state.access import MESSAGES, MOVES, written
 from distributed_state.changes import Changes
 from distributed_state.codec import Form
 from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
@@ -20,6 +26,7 @@ from distributed_state.model import (
     PARENT,
     PHASE,
     REQUEST,
+    RESTORED,
     SEGMENTS,
     START,
     SUMMARY,
@@ -36,6 +43,36 @@ from distributed_state.model import (
 )
 from distributed_state.tiers import Tiers
 from distributed_state.warm import Draft
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which messages are asked for: between two numbers (exclusive), of these the last, or the first in this order."""
+
+    last: int | None = None
+    limit: int | None = None
+    before: int | None = None
+    after: int | None = None
+    order: str = "asc"
+
+    def checked(self) -> Page:
+        """Raise InvalidValue if it cannot be. Inside of us a number of -1 is in order."""
+        for name in ("last", "limit", "before", "after"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 0):
+                raise InvalidValue(f"{name} is an int from 0 on or None, not {value!r:.80}")
+        if self.order not in ("asc", "desc"):
+            raise InvalidValue(f"order is 'asc', the oldest first, or 'desc', not {self.order!r:.80}")
+        if self.last is not None and self.limit is not None:
+            raise InvalidValue("give last or limit, not both: limit counts from the beginning of the order")
+        return self
+
+    def of(self, runs: list[Segment]) -> list[Segment]:
+        """The runs cut down to this page."""
+        runs = lineage.between(runs, self.after, self.before)
+        if self.last is not None or (self.limit is not None and self.order == "desc"):
+            return lineage.last(runs, self.last if self.last is not None else self.limit or 0)
+        return runs if self.limit is None else lineage.part(runs, 0, self.limit)
 
 
 async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | None, limit: int | None) -> list[Change]:
@@ -55,7 +92,7 @@ def _history(tiers: Tiers, text: str, after: int, before: int | None, limit: int
 
 def told(changes: Sequence[Change]) -> dict[str, None]:
     """What these changes say the contents of, as a policy is asked for it."""
-    names = dict.fromkeys(name for change in changes for name in change.set)
+    names = dict.fromkeys(name for change in changes for name in (*change.set, *change.deleted))
     if any(change.appended for change in changes):
         names[MESSAGES] = None
     if any(change.phase is not None for change in changes):
@@ -74,7 +111,7 @@ def as_change(form: Form, entry: Any) -> Change:
         elif kind == b"d" and name[:1] != b"#":
             deleted.append(codec.decode_key(name))
         elif kind == b"m":
-            appended.append(form.decode_message(value, form.record))
+            appended.append(form.decode_message(value, form.record, int(name)))
         elif kind == b"s" and name == PHASE:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
@@ -110,35 +147,66 @@ async def at(tiers: Tiers, names: RecordKeys, version: int) -> Snapshot:
 
 async def _state(tiers: Tiers, names: RecordKeys, version: int) -> State:
     if type(version) is not int or version < 1:
-        raise InvalidValue(f"a version is an int from 1 on, not {version!r}")
+        raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
+    if version >= 2**63:
+        raise NotFound(f"{names.ref.text[:200]} has no version {version!r:.80}: no database counts so far")
     await record.reach(tiers, names)
     return await tiers.port.sql(tiers.cold.state_at, names.ref.text, version)
 
 
 async def messages(tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: bool) -> tuple[Entry, list[Message]]:
     """The last messages, or all, oldest first, and the version of the record that shows them."""
+    return await chosen(tiers, names, Page(last=last), fresh=fresh)
+
+
+async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) -> tuple[Entry, list[Message]]:
+    """The messages of a page, and the version of the record that shows them."""
     entry = await record.read(tiers, names, fresh=fresh)
-    for whole in (False, True):
-        if entry.deleted:
-            return entry, []
-        runs = lineage.segments(names.ref.text, entry.fields)
-        runs = runs if last is None else lineage.last(runs, last)
-        if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
-            break
-        # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
-        entry = await record.whole(tiers, names, entry)
-    return entry, await visible(tiers, names, entry, runs)
+    while True:
+        for whole in (False, True):
+            if entry.deleted:
+                return entry, []
+            runs = page.of(lineage.segments(names.ref.text, entry.fields))
+            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+                break
+            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+            entry = await record.whole(tiers, names, entry)
+        try:
+            found = await visible(tiers, names, entry, runs)
+        except StateError as error:
+            seen, entry = entry, await record.read(tiers, names, fresh=True)
+            if type(error) is not StateError or (seen.epoch, seen.version) == (entry.epoch, entry.version):
+                raise
+            # It was erased, or purged, since that look at it.
+        else:
+            return entry, found[::-1] if page.order == "desc" else found
+
+
+async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) -> Message:
+    """The message of this number. Raises NotFound if the conversation does not show it."""
+    if type(number) is not int or number < 0:
+        raise InvalidValue(f"a message's number is an int from 0 on, not {number!r:.80}")
+    _, found = await chosen(tiers, names, Page(after=number - 1, before=number + 1), fresh=fresh)
+    if not found:
+        raise NotFound(f"{names.ref.text[:200]}: shows no message {number}")
+    return found[0]
 
 
 async def visible(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment]) -> list[Message]:
     """The messages of these runs: from the entry where it has them, the rest from SQL."""
     known = await find(tiers, names, entry, runs)
     numbers = [number for run in runs for number in range(run.start, run.stop)]
+    if any(number not in known for number in numbers):
+        # A fork gets its own of what is not kept where it was written any more when it is archived.
+        await record.reach(tiers, names)
+        known = await find(tiers, names, entry, runs)
     lacking = [number for number in numbers if number not in known]
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
     return [
-        entry.form.decode_message(known[number], run.source) for run in runs for number in range(run.start, run.stop)
+        entry.form.decode_message(known[number], run.source, number)
+        for run in runs
+        for number in range(run.start, run.stop)
     ]
 
 
@@ -151,7 +219,8 @@ async def find(tiers: Tiers, names: RecordKeys, entry: Entry, runs: list[Segment
             missing.append(Segment(run.source, lacking[0], lacking[-1] + 1))
     if not missing:
         return entry.messages
-    rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing)
+    parent = entry.fields.get(PARENT, b"").decode().rpartition("@")[0] or None
+    rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing, parent)
     # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
     hot = tiers.hot.entries.get(names.ref.text)
     if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
@@ -179,9 +248,10 @@ async def rollback(
     if steps is not None:
         if type(steps) is not int or steps < 1:
             raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
-        version = present.version - steps
-        if version < 1:
-            raise NotFound(f"{names.ref.text[:200]}: {steps} steps before version {present.version} there is none")
+        if steps >= present.version:
+            raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
+        await record.reach(tiers, names)
+        version = await tiers.port.sql(tiers.cold.step_back, names.ref.text, present.version, steps)
     if label is not None:
         matching = [each.version for each in await checkpoints(tiers, names) if each.label == label]
         if not matching:
@@ -192,6 +262,7 @@ async def rollback(
     if target.deleted:
         raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
     _restore(changes, present, target)
+    changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
     changes.undelete()  # and a change even where nothing differs
     changes.tell("session.rollback", {"version": version})
     draft = changes.draft("rollback")
@@ -206,7 +277,7 @@ def _restore(changes: Changes, present: Entry, target: State) -> None:
     if past != now:
         changes.wipe()
         changes.reserved(SEGMENTS, lineage.close(text, target.fields))
-    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME}
+    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED}
     if Ref.parse(text).scope == "user":
         # What sessions have changed of their user: forgotten, it would be done once more.
         handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
@@ -243,6 +314,13 @@ def _carried(form: Form, to: Form, name: bytes, value: bytes) -> bytes:
     return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
 
 
+def copied(draft: Draft) -> list[str]:
+    """What a fork hands on of the record that it is made from, as a policy is asked for it."""
+    names = [field for _, field in written(draft.steps) if field is not None]
+    shown = any(name == SEGMENTS for _, name, _ in draft.steps)
+    return [*names, *([MESSAGES] if shown and MESSAGES not in names else [])]
+
+
 async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Changes, version: int | None) -> Draft:
     """The first change of a record that starts as this one was. Messages are shared, not copied."""
     present = await record.read(tiers, names, fresh=True)
@@ -251,9 +329,13 @@ async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Cha
     state = await _state(tiers, names, present.version if version is None else version)
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
+    # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
+    # forks of forks would be made as fast as they are erased.
+    if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
+        raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields, form = state.fields, tiers.form(target.ref.text)
     for name, value in fields.items():
-        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME):
+        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED):
             changes.reserved(name, _carried(present.form, form, name, value))
     changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
     if int(fields.get(NEXT, b"0")):

@@ -62,7 +62,9 @@ class Transaction(MutableMapping[str, Any]):
 
     def __iter__(self) -> Iterator[str]:
         stored = [codec.decode_key(name) for name in self._entry.fields if name[:1] != b"#"]
-        keys = dict.fromkeys([*([] if self._entry.deleted else stored), *self._now])
+        stored = [] if self._entry.deleted else stored
+        self._allow("read", None, *stored)  # whoever lists or counts the names reads the record as a whole
+        keys = dict.fromkeys([*stored, *self._now])
         yield from (key for key in keys if self._now.get(key) is not _GONE)
 
     def __len__(self) -> int:

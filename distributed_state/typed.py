@@ -1,25 +1,28 @@
 """Records that keep to a schema. Law: the server checks every commit of theirs against the record's schema version.
 
 So a worker of an older version cannot half overwrite what a newer one wrote, even if its hot copy is older still.
+Where a schema writes an older version than its own, a change is first made on the fields as a whole, then brought down
+to that version, and holds for the version of the record that it was made on.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Generic, Unpack
 
-from distributed_state import codec, record, upkeep
+from distributed_state import codec, deadlines, record, upkeep
 from distributed_state.access import VERSION
-from distributed_state.changes import Changes
+from distributed_state.changes import Changes, add
 from distributed_state.codec import Form
 from distributed_state.errors import Conflict, Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.hot import MISSING, Entry
 from distributed_state.model import SCHEMA, Ref, escape
 from distributed_state.records import AsyncRecord
 from distributed_state.sanitizing import Sanitizing
-from distributed_state.schema import M, Schema, TypedChanges
+from distributed_state.schema import M, Schema, TypedChanges, View
 from distributed_state.session import AsyncSession
 from distributed_state.tiers import Home
 from distributed_state.warm import Committed, Draft
@@ -103,14 +106,14 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
             changes.delete(key)
         return changes
 
-    async def create(self, values: M | Mapping[str, Any] | None = None) -> int:
+    async def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on.
+        A deleted record starts anew; its version goes on. `is_clear` as in other records.
         """
         fields = self._schema.settle({} if values is None else values)
         changes = self._unchecked(fields, {})
-        return (await self._commit(self._creation(changes))).version
+        return (await self._commit(self._creation(changes, is_clear))).version
 
     def edit(self) -> AsyncEdit[M]:
         """Open the model for changes: `async with session.edit() as trip: trip.days = 3`.
@@ -164,25 +167,34 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     # The guard
 
     async def _send(self, draft: Draft) -> Committed:
-        known = self._known(draft)
-        for _ in range(_ROUNDS):
+        known, lowers = self._known(draft), self._lowers(draft)
+        for lost in range(_ROUNDS):
             if known is not None and self._behind(known) and draft.deleted != "revive":
                 await self._upcast_for(draft)
                 known = None
-            attempt = self._guarded(draft, known)
+            if lowers and (known is None or draft.expected not in (None, known.version)):
+                known = await self._seen_by(draft)
+            attempt, sums = self._lowered(draft, known) if lowers and known is not None else (draft, None)
+            attempt = self._guarded(attempt, known)
             try:
-                return await super()._send(attempt)
+                done = await super()._send(attempt)
+                return done if sums is None else done._replace(results=sums)
             except Conflict as conflict:
                 if not self._ours(draft, attempt, conflict):
                     raise
                 if conflict.version == 0:
                     known, draft.creation = _UNWRITTEN, attempt.creation
                     continue
+            if lowers:  # plain writes that meet at one record give way to one another
+                await self._home.tiers().port.sleep(random.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
             known = await record.read(self._home.tiers(), self._names, fresh=True)
         raise Conflict(f"{self._text[:200]}: its schema version changes faster than it can be written")
 
     def _attempt(self, draft: Draft) -> Draft:
         known = self._known(draft)
+        if self._lowers(draft):
+            # Refused for certain: it has to be made on the whole record first, which `_send` then does.
+            return replace(draft, expectations=[*draft.expectations, (SCHEMA, b"")])
         # Whatever is wrong with this record must not keep the batch from the others: the server says so later.
         return self._guarded(draft, known if known is not None and not known.version else None)
 
@@ -190,10 +202,12 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         if self._behind(entry):
             await self._upcast()
             entry = await record.read(self._home.tiers(), self._names, fresh=True)
-        self._schema.version_of(self._text, entry.fields.get(SCHEMA))
-        return entry
+        return self._schema.view(self._text, entry)
 
     def _stamp(self, draft: Draft, entry: Entry) -> Draft:
+        entry = entry.stored if isinstance(entry, View) else entry
+        if self._lowers(draft):
+            draft = replace(self._lowered(draft, entry)[0], expected=draft.expected)
         # No expectation: the turn's lease keeps others out, and what its own task writes beside it is no conflict.
         if entry.fields.get(SCHEMA) != self._schema.stamp:
             draft.steps.append((b"s", SCHEMA, self._schema.stamp))
@@ -204,7 +218,57 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return _UNWRITTEN if draft.creation == "*" else self._home.tiers().hot.entries.get(self._text)
 
     def _behind(self, entry: Entry) -> bool:
-        return self._schema.view(self._text, entry) is not entry
+        return self._schema.behind(self._text, entry)
+
+    def _lowers(self, draft: Draft) -> bool:
+        """Whether this changes fields, and has to be brought down to the version that is written."""
+        fields = any(step == b"c" or (step in (b"s", b"d", b"i") and name[:1] != b"#") for step, name, _ in draft.steps)
+        return fields and self._schema.write_version < self._schema.version and draft.deleted != "revive"
+
+    async def _seen_by(self, draft: Draft) -> Entry:
+        """The record that a change is to be made on. Raises Conflict if it is not at the version that was expected."""
+        entry = await record.read(self._home.tiers(), self._names, fresh=draft.expected is not None)
+        if draft.expected not in (None, entry.version):
+            text = f"{self._text[:200]}: expected version {draft.expected}, found version {entry.version}"
+            raise Conflict(text, version=entry.version)
+        return entry
+
+    def _lowered(self, draft: Draft, known: Entry) -> tuple[Draft, tuple[int, ...]]:
+        """The change as the version that is written has it, and what its increments come to; it holds for `known`."""
+        form, view = self._home.form(self._text), self._schema.view(self._text, known)
+        stored, fields = ({}, {}) if known.deleted else (known.all(), view.all())
+        first, last, given, sums = [], [], dict[str, bytes](), list[int]()
+        for step, name, value in draft.steps:
+            if step in (b"c", b"w"):
+                first.append((step, name, value))
+                stored, fields = (stored, fields) if step == b"w" else ({}, {})
+            elif name[:1] == b"#" or step not in (b"s", b"d", b"i"):
+                last.append((step, name, value))
+            elif step == b"d":
+                fields.pop(codec.decode_key(name), None)
+            else:
+                key = codec.decode_key(name)
+                if step == b"i":
+                    fields[key] = add(fields.get(key, 0), int(value), key)
+                    sums.append(fields[key])
+                else:
+                    fields[key], given[key] = form.decode(value, key), value
+        lower = self._schema.lowered(self._text, fields)
+        changes = Changes(self._home.settings, form)
+        for key, value in lower.items():
+            if key in given and codec.encode(fields[key], key) == codec.encode(value, key):
+                changes.put(codec.encode_key(key), given.pop(key))
+            elif key not in stored or codec.encode(stored[key], key) != codec.encode(value, key):
+                changes.set(key, value)
+        for key in stored.keys() - lower.keys():
+            changes.delete(key)
+        for key, data in given.items():
+            if deadlines.marked(data):
+                what = f"version {self._schema.write_version}, which is still written, has no such field to carry a ttl"
+                raise InvalidValue(f"{key!r:.80}: {what}")
+        steps = [*first, *changes.fields.values(), *last]
+        lowered = replace(draft, steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
+        return lowered, tuple(sums)
 
     def _guarded(self, draft: Draft, known: Entry | None) -> Draft:
         """The change under the condition that the record's schema is as known; unknown: the present one."""
@@ -221,12 +285,15 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
         """Whether a commit was refused for the schema's sake. Raises SchemaMismatch if the record is newer."""
+        if not conflict.version and attempt.epoch != draft.epoch:
+            return True  # another epoch than the one that it was brought down for
         if len(conflict.found) != len(attempt.expectations):
             return False
         self._schema.version_of(self._text, conflict.found[-1])
         if draft.expected not in (None, conflict.version):
             return False
-        return conflict.found[-1] != attempt.expectations[-1][1] or attempt.expected != draft.expected
+        moved = attempt.expected not in (draft.expected, conflict.version)
+        return conflict.found[-1] != attempt.expectations[-1][1] or moved
 
     async def _upcast_for(self, draft: Draft) -> None:
         """Make the stored record one of this version before `draft` is applied to it."""
@@ -249,7 +316,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return self._upcasting(stored) is not None
 
     async def upcast(self) -> int | None:
-        """Store the record as its present schema has it; the new version, None if it was stored so already.
+        """Store the record as its present schema writes it; the new version, None if it was stored so already.
 
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """
@@ -266,11 +333,11 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     def _upcasting(self, entry: Entry) -> Draft | None:
         """The change that stores a record of an older schema as one of this; it holds for that version alone."""
-        view = self._schema.view(self._text, entry)
-        if view is entry:
+        if not self._behind(entry):
             return None
+        view = self._schema.view(self._text, entry)
         self._schema.read(self._text, view)
-        changes = self._unchecked(view.all(), entry.all())
+        changes = self._unchecked(self._schema.lowered(self._text, view.all()), entry.all())
         changes.reserved(SCHEMA, self._schema.stamp)
         draft = changes.draft("upcast")
         self._own(draft)

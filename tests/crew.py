@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state import StateStore
+from distributed_state import AgentState, StateStore, Workflow, record, tool
 
 
 def say(text: Any) -> None:
@@ -24,6 +26,38 @@ def hold(id: str, ttl: float, wait: float = 10.0, **settings: Any) -> None:
     lease = store.session(id).lock(ttl=ttl, wait=wait).acquire()
     say(lease.token)
     sys.stdin.readline()
+
+
+def agent(id: str, die: bool, **settings: Any) -> str | None:
+    """Run an agent of two steps; be killed in the second, or return its answer."""
+
+    def reflect(state: AgentState, turn: Any) -> AgentState:
+        if die:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return state.to_done("done")
+
+    steps = {"planning": lambda state, turn: state.to_executing().to_reflecting(), "reflecting": reflect}
+    with StateStore.open(**settings) as store:
+        return store.run(Workflow(steps), "go", session_id=id, request_id="r").final_answer
+
+
+def visit(id: str, user: str, request_id: str, **settings: Any) -> None:
+    """Let a tool change a session and its user; be killed between the two commits."""
+    commit = record.commit
+
+    async def and_die(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
+        if names.ref.scope == "user":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await commit(tiers, names, draft, **more)
+
+    @tool
+    def call(state: dict[str, Any], user_state: dict[str, Any]) -> None:
+        state["visits"] = user_state["visits"] = 1
+
+    record.commit = and_die  # type: ignore[assignment]
+    with StateStore.open(**settings) as store, store.session(id, user=user).turn(request_id=request_id) as turn:
+        turn.call(call)
+        turn.outcome = {"version": 1}
 
 
 def write(ids: list[str], **settings: Any) -> None:

@@ -25,6 +25,16 @@ class Loss:
         self.happened, self.go = threading.Event(), threading.Event()
 
 
+class Delay:
+    """One request that lies about. `arrived`: it does; it goes on to the server when `go` is set, even if its sender
+    has left meanwhile. `happened`: the server has answered it.
+    """
+
+    def __init__(self, needle: bytes) -> None:
+        self.needle = needle
+        self.arrived, self.go, self.happened = threading.Event(), threading.Event(), threading.Event()
+
+
 class Proxy:
     """`with Proxy(server.url) as proxy: StateStore.open(proxy.url, ...)`."""
 
@@ -35,6 +45,7 @@ class Proxy:
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
         self._pairs: list[_Pair] = []
         self._losses: list[Loss] = []
+        self._delays: list[Delay] = []
         self._mutex = threading.Lock()
         self._lag: tuple[bytes, float] = (b"", 0.0)
         self._closed = False
@@ -46,6 +57,13 @@ class Proxy:
         with self._mutex:
             self._losses.append(loss)
         return loss
+
+    def hold(self, needle: bytes) -> Delay:
+        """Let the next request that holds these bytes lie until it is told to go on."""
+        delay = Delay(needle)
+        with self._mutex:
+            self._delays.append(delay)
+        return delay
 
     def mute(self, needle: bytes) -> int:
         """From now on nothing passes, either way, on the connections that sent this; they stay open. How many."""
@@ -112,6 +130,14 @@ class Proxy:
                     return loss
         return None
 
+    def _delay_of(self, chunk: bytes) -> Delay | None:
+        with self._mutex:
+            for delay in self._delays:
+                if delay.needle in chunk:
+                    self._delays.remove(delay)
+                    return delay
+        return None
+
 
 class _Pair:
     """One connection and its continuation."""
@@ -122,6 +148,7 @@ class _Pair:
         self._answers: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
         self.muted = self.closed = False
         self._loss: Loss | None = None
+        self._delay: Delay | None = None
         self.own_address: tuple[str, int] = server.getsockname()
         for each in (client, server):
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -149,9 +176,18 @@ class _Pair:
                 if loss is not None:
                     self._loss = loss
                     threading.Thread(target=self._end, args=(loss,), name="proxy-loss", daemon=True).start()
+                delay = self._proxy._delay_of(chunk)
+                if delay is not None:
+                    delay.arrived.set()
+                    delay.go.wait(60)
+                    self._delay = delay
                 if not self.muted:
                     self._server.sendall(chunk)
-        self.close()
+                if delay is not None:
+                    delay.happened.wait(10)  # its sender may have left: that must not end it before it was answered
+        # Half-open the other way round: the server hears nothing of the end either, and keeps its side.
+        if not self.muted:
+            self.close()
 
     def _end(self, loss: Loss) -> None:
         loss.go.wait(60)
@@ -160,6 +196,8 @@ class _Pair:
     def _receive(self) -> None:
         with suppress(OSError):
             while chunk := self._server.recv(_CHUNK):
+                if self._delay is not None:
+                    self._delay.happened.set()
                 if self._loss is not None:
                     self._loss.happened.set()
                 elif not self.muted:

@@ -152,6 +152,61 @@ def hot(url: str, store: StateStore) -> list[Row]:
     ]
 
 
+def resident() -> int:
+    """How many bytes of memory this process takes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any) -> None:
+    """Write, read and overwrite records until hot is full; tell how many bytes the process grew by."""
+    settings: dict[str, Any] = {"namespace": f"bench-hot-{kind}-{size}", "archiver": False, "hot_entries": 10**6}
+    with StateStore.open(url, archive="memory", hot_bytes=limit, **settings) as store:
+
+        def write(sessions: list[Any], letter: str) -> None:
+            with store.batch() as batch:
+                for session in sessions:
+                    if kind == "fields":
+                        batch.on(session).set_many({f"field-{n}": letter * size for n in range(count)})
+                    for _ in range(count if kind == "messages" else 0):
+                        batch.on(session).append(Message(role="user", content=letter * size))
+
+        def grow(first: int) -> None:
+            sessions = [store.session(f"s{first + n}") for n in range(50)]
+            write(sessions, "x")
+            hits, deadline = 0, time.monotonic() + 10
+            while hits < 40 and time.monotonic() < deadline:
+                before = store.stats()["hot_hits"]
+                store.get_many(sessions)
+                hits = store.stats()["hot_hits"] - before
+            write(sessions, "y")
+            for session in sessions if kind == "fields" else ():
+                for n in range(count):
+                    session.get(f"field-{n}")
+
+        grow(0)
+        store.invalidate()
+        before, made = resident(), 50
+        while store.stats()["hot_bytes"] < 0.95 * limit:
+            grow(made)
+            made += 50
+        told.send(resident() - before)
+
+
+def hot_memory(url: str, limit: int = 32 * 2**20) -> list[Row]:
+    """What a full hot tier adds to a process, a new one for each kind of value, beside what it is allowed to take."""
+    rows, context = [], multiprocessing.get_context("spawn")
+    for kind, count, size in (("fields", 10, 20), ("fields", 2, 20_000), ("messages", 8, 60), ("messages", 16, 4000)):
+        ours, theirs = context.Pipe(duplex=False)
+        worker = context.Process(target=_fill_hot, args=(url, kind, count, size, limit, theirs))
+        worker.start()
+        theirs.close()
+        grown = ours.recv()
+        worker.join()
+        name = f"memory of a full hot tier, {kind} of {size:,} letters"
+        rows.append(at_most(name, grown / 2**20, limit / 2**20, 1.5, "MB", "hot_bytes"))
+    return rows
+
+
 def blocking_set(url: str, store: StateStore) -> list[Row]:
     """One field of a session of 20 fields, 2 KB as JSON, beside the whole session in one key under redis-py's lock."""
     client = redis.Redis.from_url(url)
@@ -465,7 +520,7 @@ def main(
     png: Annotated[Path | None, typer.Option(help="write the ratios as a picture")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="write the rows as JSON")] = None,
     only: Annotated[
-        str, typer.Option(help="sections, by comma: hot,set,telemetry,async,long,lock,agent,archiver,processes")
+        str, typer.Option(help="sections, by comma: hot,memory,set,telemetry,async,long,lock,agent,archiver,processes")
     ] = "",
 ) -> None:
     """Measure and print ratios; exit 1 if a goal is missed."""
@@ -480,6 +535,7 @@ def main(
         with StateStore.open(server.url, archive="memory", namespace="bench", archiver=False) as store:
             console.print(f"a `set` executes: {same_commands(server.url, store)}")
             run("hot", lambda: hot(server.url, store))
+            run("memory", lambda: hot_memory(server.url))
             run("set", lambda: blocking_set(server.url, store))
             run("telemetry", lambda: telemetry(server.url))
             run("long", lambda: long_conversation(server.url, store))

@@ -10,14 +10,16 @@ from distributed_state.agent.commands import Progress
 from distributed_state.agent.health import Status
 from distributed_state.agent.hosting import AsyncHost
 from distributed_state.agent.profile import Profile
+from distributed_state.model import Event
 from distributed_state.port.blocking import finish
 
 
 class AsyncAgent(Profile):
-    """An agent of asyncio: subclass it, define the hooks that you need, `await agent.run()`.
+    """An agent of asyncio: subclass it, define the hooks that you need, `await agent.run()`, or `async with agent:`.
 
-    `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end. Hooks, commands and
-    `main_loop` are `async def`; plain ones run in a thread and cannot use the store there.
+    `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end; by default it is
+    opened as the settings in the environment say. Hooks, commands and `main_loop` are `async def`; plain ones run in a
+    thread and cannot use the store there.
     """
 
     async def main_loop(self) -> Any:
@@ -39,7 +41,7 @@ class AsyncAgent(Profile):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._hosted().close()
+        await self._hosted().__aexit__(kind, error, trace)
 
     async def run_command(
         self,
@@ -58,6 +60,18 @@ class AsyncAgent(Profile):
         """
         return await self._run_command(name, args, conversation_id, directory, progress)
 
+    async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
+        """Tell every replica that a client, by default the agent's own, goes on with this agent; return the event.
+
+        And in which conversation, by default the current one. The agent that the client had before is deactivated:
+        see `activate_agent` of the store.
+        """
+        return await self._activate(client, conversation_id)
+
+    async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
+        """Tell every replica that a client's user, by default of the agent's own, works from this folder now."""
+        return await self._change_directory(new_path, client)
+
     async def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
         found: Status = await self._hosted().status(self)
@@ -69,10 +83,11 @@ class AsyncAgent(Profile):
 
 
 class Agent(Profile):
-    """An agent of blocking code: subclass it, define the hooks that you need, `agent.run()`.
+    """An agent of blocking code: subclass it, define the hooks that you need, `agent.run()`, or `with agent:`.
 
-    `store` is a StateStore, or a function that opens one, which is then closed at the end. Hooks run in one thread of
-    their own, `main_loop` in another; one that is `async def` runs to its end on an event loop of that thread.
+    `store` is a StateStore, or a function that opens one, which is then closed at the end; by default it is opened as
+    the settings in the environment say. Hooks run in one thread of their own, `main_loop` in another; one that is
+    `async def` runs to its end on an event loop of that thread.
     """
 
     def main_loop(self) -> Any:
@@ -94,7 +109,7 @@ class Agent(Profile):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._hosted().close())
+        finish(self._hosted().__aexit__(kind, error, trace))
 
     def run_command(
         self,
@@ -106,6 +121,12 @@ class Agent(Profile):
         progress: Progress | None = None,
     ) -> Any:
         return finish(self._run_command(name, args, conversation_id, directory, progress))
+
+    def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
+        return finish(self._activate(client, conversation_id))
+
+    def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
+        return finish(self._change_directory(new_path, client))
 
     def status(self) -> Status:
         found: Status = finish(self._hosted().status(self))
@@ -134,7 +155,7 @@ class Host:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._twin.close())
+        finish(self._twin.__aexit__(kind, error, trace))
 
 
 def _share_docstrings() -> None:

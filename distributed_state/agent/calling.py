@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -24,7 +25,13 @@ class _Failed(Exception):
 
 
 async def call_once(
-    session: Session, tool: Tool, arguments: dict[str, Any] | str | None, call_id: str, turn_id: str, wait: float
+    session: Session,
+    tool: Tool | str,
+    arguments: dict[str, Any] | str | None,
+    call_id: str,
+    turn_id: str,
+    wait: float,
+    tools: Iterable[Tool],
 ) -> ToolCall:
     """Run a tool as a whole turn, or return what it returned when it ran before."""
     for name, value in ("call_id", call_id), ("turn_id", turn_id):
@@ -36,7 +43,7 @@ async def call_once(
         async with session.turn(request_id=f"{len(turn_id)}/{turn_id}/{call_id}", wait=wait) as turn:
             if turn.repeated:
                 return _first(turn.outcome, tool, call_id)
-            call = await turn.call(tool, arguments, call_id=call_id)
+            call = await turn.call(tool, arguments, call_id=call_id, tools=tools)
             if not call.succeeded:
                 raise _Failed
             turn.outcome = dict(call.__dict__)
@@ -44,11 +51,12 @@ async def call_once(
     return call
 
 
-def _first(outcome: Any, tool: Tool, call_id: str) -> ToolCall:
+def _first(outcome: Any, tool: Tool | str, call_id: str) -> ToolCall:
     try:
         call = ToolCall.model_validate(outcome)
     except ValidationError:
         raise InvalidValue(f"call {call_id!r:.80}: a turn was given the request id of this call") from None
-    if call.tool_name != tool.name:
-        raise InvalidValue(f"call {call_id!r:.80}: was {call.tool_name}, not {tool.name}; each call has its own id")
+    name = tool.name if isinstance(tool, Tool) else tool
+    if call.tool_name != name:
+        raise InvalidValue(f"call {call_id!r:.80}: was {call.tool_name}, not {name:.80}; each call has its own id")
     return call

@@ -1,7 +1,12 @@
-"""What an agent is configured with, from a file or from the fleet. Law: a broken one never replaces a good one."""
+"""What an agent is configured with, from a file or from the fleet. Law: a broken one never replaces a good one.
+
+What the fleet is given lies in a record, and is read there. The event says which names changed, never to what: events
+reach more readers than records do.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -47,6 +52,18 @@ def _spread(found: Any, version: int) -> Spread | None:
     """What a field of the record says; what else somebody wrote there keeps no agent from starting."""
     given, time = (found.get("config"), found.get("time")) if isinstance(found, dict) else (None, None)
     return Spread(given, float(time), version) if isinstance(given, dict) and isinstance(time, (int, float)) else None
+
+
+def told(before: Any, found: dict[str, Any], agent: str) -> dict[str, Any]:
+    """What an event says of a new config. `before` is what the record held in its place."""
+    given = before.get("config") if isinstance(before, dict) else None
+    changed = _differing(given if isinstance(given, dict) else {}, found)
+    return {"agent": agent, "changed": sorted(changed), "digest": digest(found)}
+
+
+def digest(found: dict[str, Any]) -> str:
+    """SHA-256 of a config, in hex: who has one can tell whether it is the fleet's."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -114,7 +131,7 @@ class Config:
         self._raw: dict[str, Any] = {}
         self._file: dict[str, Any] | None = None  # as last read, good or not
         self._seen: tuple[float, int] | None = None
-        self._version = 0
+        self._version, self._time = 0, 0.0
         self.value: Any = {}
 
     def begin(self, spread: Spread | None) -> None:
@@ -123,7 +140,7 @@ class Config:
             self._seen = self._stat()
             self._given = self._file = read(self._path)
         if spread is not None:
-            self._version = spread.version
+            self._version, self._time = spread.version, spread.time
             if self._seen is None or spread.time > self._seen[0]:
                 try:
                     self._put(spread.config)
@@ -152,8 +169,9 @@ class Config:
         """Take what the fleet was given; the names whose values differ now. What came before the present is ignored."""
         if spread.version <= self._version:
             return set()
-        self._version = spread.version
-        return self._put(spread.config)
+        # The record moves on for other agents, too: what was given once is not taken again, over a newer file.
+        known, self._version, self._time = spread.time == self._time, spread.version, spread.time
+        return set() if known else self._put(spread.config)
 
     def touched(self) -> bool:
         """Whether the file is another one since it was read."""
@@ -176,9 +194,13 @@ class Config:
             place = ".".join(str(part) for part in first["loc"]) or "config"
             source = f"{self._path}: " if self._path is not None else ""
             raise ConfigurationError(f"{source}{place}: {first['msg']}") from error
-        changed = {name for name in raw.keys() | self._raw.keys() if _value(raw, name) != _value(self._raw, name)}
+        changed = _differing(raw, self._raw)
         self._raw, self.value = raw, value
         return changed
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if _value(one, name) != _value(other, name)}
 
 
 def _value(raw: dict[str, Any], name: str) -> bytes | None:

@@ -1,22 +1,31 @@
 """What a turn changes in its user's record, beside its own. Law: once for each request, on top of what others wrote.
 
-The two records are two commits, the turn's first: one that is refused leaves its user alone. It carries what the other
-is to be, so that a repeated request completes what a crash left out; the other remembers the request, so that it is
-never applied twice.
+The two records are two commits, the turn's first: one that is refused leaves its user alone. The other is prepared
+before it and asked of the server, so that what it would be refused for stops the turn while nothing is written; after
+it, it is completed with patience. The turn's carries what the other is to be, so that a repeated request completes what
+a crash or somebody faster left out; the other remembers the request, so that it is never applied twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypedDict, TypeVar
 
-from distributed_state import codec
+from distributed_state import codec, record
+from distributed_state.changes import Changes
+from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, WarmUnavailable
 from distributed_state.hot import Entry
 from distributed_state.model import REQUEST
+from distributed_state.tiers import Tiers
 from distributed_state.transaction import _GONE as GONE
 from distributed_state.transaction import Transaction
+from distributed_state.warm import Draft
+
+T = TypeVar("T")
 
 Effects = dict[str, dict[str, Any]]
+_TTL = 30.0
 
 
 class Effect(TypedDict):
@@ -37,6 +46,100 @@ def forgotten(effect: Effect, entry: Entry, remembered: int) -> bool:
         return True  # purged since
     marks = [(data, codec.decode_key(name)) for name, data in entry.fields.items() if name[:2] == REQUEST]
     return len(marks) >= remembered and all(entry.form.decode(*mark)[0] > effect["version"] for mark in marks)
+
+
+# In the user's record
+
+
+async def prepare(tiers: Tiers, user: Any, view: Transaction, effect: Effect, wait: float) -> Draft | None:
+    """The change of the user's record, as the server would carry it out now; None if there is nothing left to do.
+
+    Raises what it would be refused for; LockTimeout if somebody else holds the record for longer than `wait` seconds.
+    """
+    draft = _draft(tiers, user, view, effect)
+
+    async def once() -> None:
+        nonlocal draft
+        try:
+            if draft is not None:
+                await record.check(tiers, user._names, draft)
+        except Conflict:
+            draft = _draft(tiers, user, _anew(user, await _entry(tiers, user), effect), effect)
+            raise
+        except DurabilityUnknown as error:
+            # Of a write that would be true, but this is a question.
+            raise WarmUnavailable(f"{user.ref.text[:200]}: cannot be asked, nothing was written: {error}") from error
+
+    await _when_free(tiers, user, wait, lambda: record.until_no_conflict(tiers, once))
+    return draft
+
+
+async def complete(
+    tiers: Tiers, user: Any, effect: Effect, wait: float, *, draft: Draft | None = None, doubted: bool = False
+) -> None:
+    """Apply the effect on what is there now, if that was not done yet; `draft` is what was prepared.
+
+    A user that was deleted meanwhile stays so. `doubted`: the effect is of an earlier turn.
+    """
+
+    async def once() -> None:
+        nonlocal draft
+        change, draft = draft, None
+        if change is None:
+            entry = await _entry(tiers, user)
+            if entry.deleted or (doubted and forgotten(effect, entry, tiers.settings.remembered_requests)):
+                return
+            change = _draft(tiers, user, _anew(user, entry, effect), effect)
+        if change is not None:
+            await record.commit(tiers, user._names, change)
+
+    with suppress(Deleted):
+        await _when_free(tiers, user, wait, lambda: record.until_no_conflict(tiers, once))
+
+
+async def _when_free(tiers: Tiers, user: Any, wait: float, work: Callable[[], Awaitable[T]]) -> T:
+    """Do it; if somebody else holds the user's record, when it is our turn to."""
+    try:
+        return await work()
+    except Locked:
+        async with tiers.lock(user._names, wait=wait, ttl=_TTL):
+            return await work()
+
+
+async def _entry(tiers: Tiers, user: Any) -> Entry:
+    return await record.read(tiers, user._names, fresh=True)
+
+
+def _anew(user: Any, entry: Entry, effect: Effect) -> Transaction:
+    view = Transaction(entry, user._changes(), user._allow)
+    apply(effect["fields"], view)
+    return view
+
+
+def _draft(tiers: Tiers, user: Any, view: Transaction, effect: Effect) -> Draft | None:
+    """The commit of the user's record; None if this request has changed it already."""
+    if effect["mark"] is not None:
+        request = REQUEST + effect["mark"].encode("utf-8", "surrogatepass")
+        if request in view._entry.fields:
+            return None
+        remember(tiers, view._changes, view._entry, request, [view._entry.version])
+    draft = view._draft("turn")
+    return None if draft is None else user._sign(draft)
+
+
+def remember(tiers: Tiers, changes: Changes, entry: Entry, request: bytes, kept: list[Any]) -> None:
+    """Note that a request was answered, and make room for it."""
+    form = entry.form
+    changes.reserved(request, form.encode(kept, codec.decode_key(request)))
+    known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
+    too_many = len(known) + 1 - tiers.settings.remembered_requests
+    if too_many > 0:
+        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
+        for name in oldest[:too_many]:
+            changes.reserved(name, None)
+
+
+# What becomes of fields
 
 
 def changed(view: Transaction) -> Effects:

@@ -1,7 +1,7 @@
 """What an event means to the agents of a process. Law: hooks run one after another, and none stops the next.
 
 What concerns a client (which conversation it is at, which agent it talks to, its folder) reaches the agents that follow
-this client, and those that follow none in particular.
+this client, and those that follow none in particular. A client has one agent at a time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Hearing:
 
     async def hear(self, event: Event) -> None:
         """Let the agents know of an event."""
-        lag = max(0.0, self._store.tiers().clock.now() - event.time)
+        clock = self._store.tiers().clock
+        await clock.know()
+        lag = max(0.0, clock.now() - event.time)
         for agent in self.agents if event.time else ():
             agent._lag = lag
         meaning = self._meanings.get(event.type)
@@ -79,7 +81,10 @@ class Hearing:
         conversation_id: str = "",
         past: Any = None,
     ) -> None:
-        """Run one hook, if the agent has it. What it raises is logged and counted."""
+        """Run one hook, if the agent has it. What it raises is logged and counted.
+
+        The event does not come again: a hook that found a server away is run once more, and the events behind it wait.
+        """
         if not is_defined(agent, name):
             return
         about = {} if event is None else {"event": event.type, "event_id": event.id, "subject": event.subject}
@@ -88,8 +93,17 @@ class Hearing:
         self.running = (began, f"{agent.name}.{name}")
         agent.requests += 1
         try:
-            with agent._on(Scene(self, conversation_id, past)):
-                await call(self._port, getattr(agent, name), given)
+            tries = _TRIES if event is not None or conversation_id else 1
+            for attempt in range(1, tries + 1):
+                try:
+                    with agent._on(Scene(self, conversation_id, past)):
+                        await call(self._port, getattr(agent, name), given)
+                    break
+                except Unavailable as error:
+                    if attempt == tries:
+                        raise
+                    agent._log("WARNING", "a hook is run again", about | {"error": f"{type(error).__name__}: {error}"})
+                    await self._port.sleep(0.1 * attempt)
         except Exception as error:  # noqa: BLE001 - the next hook is nobody's fault
             agent.errors += 1
             agent._log("ERROR", "a hook failed", about | {"error": f"{type(error).__name__}: {error}"}, error)
@@ -120,7 +134,10 @@ class Hearing:
         if not id:
             return False
         self._deleting.discard(id)
-        given = {"conversation_id": id, "is_clear": event.type == "conversation.cleared"}
+        given = {
+            "conversation_id": id,
+            "is_clear": event.type == "conversation.cleared" or event.data.get("is_clear") is True,
+        }
         for agent in self.agents:
             agent._know(id)
             if _follows(agent, event):
@@ -193,10 +210,13 @@ class Hearing:
         before, after = event.data.get("previous_agent"), event.data.get("next_agent")
         client, id, meant = (_text(event, name) for name in ("client", "conversation_id", "agent"))
         concerned = [agent for agent in self._concerned(event) if meant in ("", agent.name)]
+        # A client has one agent, and who told of the switch need not know which: whoever it had here is named too.
+        had = [agent.name for agent in concerned if client in agent._active_for and agent.name != after]
+        before = before or next(iter(had), before)
         for agent in concerned:
             if id and _follows(agent, event):
                 agent._current = id
-            if agent.name == before and agent.name != after:
+            if agent.name in (before, *had) and agent.name != after:
                 agent._active_for.discard(client)
                 agent.active = bool(agent._active_for)
                 if agent.pause_when_inactive and not agent.active:
@@ -226,13 +246,29 @@ class Hearing:
     # Config
 
     async def _configured(self, event: Event) -> bool:
-        found, name = event.data.get("config"), event.data.get("agent", "")
-        if event.subject != Ref("app", config.RECORD).text or not isinstance(found, dict):
+        name = event.data.get("agent", "")
+        if event.subject != Ref("app", config.RECORD).text:
             return False
         for agent in self.agents:
             if name in ("", agent.name):
-                await self._take(agent, config.Spread(found, event.time, event.version), event)
+                await self._take_newest(agent, event)
         return True
+
+    async def _take_newest(self, agent: Profile, event: Event) -> None:
+        for attempt in range(1, _TRIES + 1):
+            try:
+                spread = await self.spread(agent)
+            except StateError as error:
+                if attempt == _TRIES or not isinstance(error, Unavailable):
+                    agent._log(
+                        "ERROR", "the fleet's new config cannot be read: the old one stays", {"error": str(error)}
+                    )
+                    return
+                await self._port.sleep(0.1 * attempt)
+                continue
+            if spread is not None:
+                await self._take(agent, spread, event)
+            return
 
     async def _take(self, agent: Profile, spread: config.Spread, event: Event | None) -> None:
         try:
@@ -260,8 +296,9 @@ class Hearing:
     async def spread(self, agent: Profile) -> config.Spread | None:
         """The config that the fleet was given last, for this agent."""
         handle = self._store.app(config.RECORD)
-        fields, version = await handle.get_all(fresh=True), await handle.version()
-        return config.newest(fields, agent.name, version)
+        # One look: with the version of a later one, what came in between would never be taken.
+        entry = await handle._entry(fresh=True)
+        return config.newest(handle._fields(entry), agent.name, entry.version)
 
     async def catch_up(self) -> None:
         """Take a config that was given to the fleet while nobody here heard."""

@@ -17,7 +17,8 @@ class Hooks:
 
     Hooks of one replica run one after another, in the order of the events. "Everywhere" below is each replica that runs
     the agent. A hook that raises is logged with its event and does not stop the rest; one that takes longer than
-    `slow_hook` seconds is logged.
+    `slow_hook` seconds is logged. A hook of an event or a conversation that raises Unavailable, as Redis or SQL were
+    away for longer than `retry_for`, is run again, three times at most: it should bear that.
     """
 
     def initialize(self) -> Any:
@@ -27,7 +28,10 @@ class Hooks:
         """Begin. Runs once events are heard, before `main_loop`."""
 
     def main_loop(self) -> Any:
-        """Work in the background until it is time to end: `while self.wait(5.0): ...`. Only under `run()`."""
+        """Work in the background until it is time to end: `while self.wait(5.0): ...`.
+
+        What it raises is logged, and raised by `run()`, which it ends, or at the end of `with agent:`.
+        """
 
     def on_new_conversation(self, conversation_id: str, is_clear: bool) -> Any:
         """A conversation was created or cleared. Everywhere; its defaults are there, put in once for the fleet."""

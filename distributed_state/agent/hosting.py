@@ -1,6 +1,7 @@
 """The life of agents in a process: start, events, signals, end. Law: what was begun is finished, in a limited time.
 
-All hooks of a process but `main_loop` run in one thread (one task under asyncio), those for signals too.
+All hooks of a process but `main_loop` run in one thread (one task under asyncio), those for signals too. What a
+`main_loop` raises is logged at once, and raised where the agents end: it ends `run()`, but not the body of a `with`.
 """
 
 from __future__ import annotations
@@ -104,9 +105,8 @@ class AsyncHost:
                 log.warning("signals are heard in the main thread only, and this is another one")
             try:
                 await self._open()
-                if not self.stopping:
-                    self._begin_loops()
-                while self._looping and not self.stopping:
+                self._begin_loops()
+                while self._looping and not self.stopping and self._failed is None:
                     await self._over.wait(_TICK)
                     self._over.clear()
             finally:
@@ -118,6 +118,7 @@ class AsyncHost:
         await self._open_store()
         try:
             await self._open()
+            self._begin_loops()
         except BaseException:
             await self.close()
             raise
@@ -127,6 +128,8 @@ class AsyncHost:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+        if error is None and self._failed is not None:
+            raise self._failed
 
     async def _open_store(self) -> None:
         if self._port is not None or any(agent._host not in (None, self) for agent in self.agents):
@@ -268,11 +271,11 @@ class AsyncHost:
             return
         self._shown = shown
         try:
-            self._store.announce(agents=shown)
+            self._store.tiers().presence.announce({"agents": shown})
         except StateError as error:
             short = [{name: value for name, value in each.items() if name not in LONG} for each in shown]
             log.warning("the replica tells of its agents without %s: %s", ", ".join(LONG), error)
-            self._store.announce(agents=short)
+            self._store.tiers().presence.announce({"agents": short})
 
     # Being asked
 
@@ -311,9 +314,7 @@ class AsyncHost:
     async def _watch_files(self) -> None:
         now = self._running().monotonic()
         for agent in self.agents:
-            every = agent.watch_config
-            if every is None:
-                every = 0.0 if HAS_RELOAD else 5.0
+            every = (0.0 if HAS_RELOAD else 5.0) if agent.watch_config is None else agent.watch_config
             if every and now - self._looked.get(agent.name, 0.0) >= every:
                 self._looked[agent.name] = now
                 if await self._running().thread(agent._config.touched):
@@ -322,9 +323,9 @@ class AsyncHost:
     # Background work
 
     def _begin_loops(self) -> None:
-        port = self._running()
-        self._looping = len(self.agents)
-        self._loops = [port.spawn(partial(self._loop, agent), f"{agent.name} main loop") for agent in self.agents]
+        port, agents = self._running(), () if self.stopping else self.agents
+        self._looping = len(agents)
+        self._loops = [port.spawn(partial(self._loop, agent), f"{agent.name} main loop") for agent in agents]
 
     async def _loop(self, agent: Profile) -> None:
         try:
@@ -332,11 +333,10 @@ class AsyncHost:
         except SystemExit as error:
             self._failed = self._failed or error
             self.stop()
-        except Exception as error:  # noqa: BLE001 - raised by run()
+        except Exception as error:  # noqa: BLE001 - raised at the end
             agent.errors += 1
             agent._log("ERROR", "main_loop failed", {"error": f"{type(error).__name__}: {error}"}, error)
             self._failed = self._failed or error
-            self.stop()
         finally:
             self._looping -= 1
             self._over.set()
@@ -355,9 +355,10 @@ class AsyncHost:
 
     def wake(self, agent: Profile) -> None:
         """Something about the agent changed; from any thread."""
-        if self._port is not None:
-            self._port.soon(self._changed[agent.name].set)
-            self._port.soon(self._wake.set)
+        port = self._port  # once: the run may end meanwhile
+        if port is not None:
+            port.soon(self._changed[agent.name].set)
+            port.soon(self._wake.set)
 
     def stop(self) -> None:
         """Let the agents end, from any thread; called again, without waiting for what runs."""
@@ -400,7 +401,7 @@ class AsyncHost:
                     await (run() if hangs else self.do(run, limit=self._left()))
             self._ended = True
             self._wake.set()
-            self._store.announce(agents=None)
+            self._store.tiers().presence.announce({"agents": None})
             for job in [*self._jobs, *self._loops]:
                 await job.stop()
             if self._events is not None:
@@ -438,7 +439,7 @@ class AsyncHost:
 
         async def archive() -> None:
             try:
-                await self._store.archive()
+                await self._store.tiers().archiver.drain()  # the host's own work: no policy is asked for it
             except StateError as error:
                 log.warning("not everything is archived yet; another replica or the next start does it: %s", error)
             finally:

@@ -19,7 +19,7 @@ from distributed_state.agent.health import Limits, Status, memory_mb
 from distributed_state.agent.hooks import Hooks, call
 from distributed_state.agent.visible import Visible
 from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, InvalidValue, StateError
-from distributed_state.model import Ref
+from distributed_state.model import Event, Ref
 from distributed_state.port import Port
 
 LONG = ("system_prompt", "sections", "commands")  # what is left out of a heartbeat that would be too large
@@ -47,15 +47,16 @@ def core(it: Any) -> Any:
 class Profile(Hooks, Visible):
     """The base of `Agent` and `AsyncAgent`.
 
-    `store` is a store, or a function that opens one; `name`, by default the class's, says whose replicas share the
-    persistent state; `config` is a mapping or the path of a YAML or JSON file; `client` is the one whose conversation
-    is the current one, "" follows what is no client's in particular.
+    `store` is a store, or a function that opens one, by default as the settings in the environment say; `name`, by
+    default the class's, says whose replicas share the persistent state; `config` is a mapping or the path of a YAML or
+    JSON file; `client` is the one whose conversation is the current one, "" follows what is no client's in particular.
 
     `ephemeral` is a dict of this process, `persistent` a record that all replicas of the agent share, `conversation`
     the session that a hook or command is about, elsewhere the one that the client is at. Whatever is written to these
     two is a commit: nothing has to be saved on a switch or at the end, and nothing loaded.
     """
 
+    _opens: ClassVar[Any] = None  # what opens a store of this face; put here where both are known
     # What a subclass may set. A model that the config has to fit; without it any object will do.
     Config: ClassVar[type[BaseModel] | None] = None
     # Mappings, or functions that return one; put in once for the fleet, of a conversation anew when it was cleared.
@@ -70,7 +71,7 @@ class Profile(Hooks, Visible):
 
     def __init__(
         self,
-        store: Any,
+        store: Any = None,
         *,
         name: str | None = None,
         config: configs.Source | None = None,
@@ -83,7 +84,8 @@ class Profile(Hooks, Visible):
                 raise InvalidValue(f"{what} is a str of at most {_LONGEST} characters, not {value!r:.80}")
         Ref("app", self._persistent_id)
         super().__init__()
-        self._source, self._store = store, None if callable(store) else store
+        self._source = store = self._opens if store is None else store
+        self._store = None if callable(store) else store
         self._of_client = self._client = client  # whom alone it hears; whose conversation is the current one
         self._since = since
         self.ephemeral: dict[str, Any] = {}
@@ -185,6 +187,20 @@ class Profile(Hooks, Visible):
 
         with self._signing():
             return bool(await core(handle)._initialize(made, self._persistent_id))
+
+    async def _activate(self, client: str | None, conversation_id: str | None) -> Event:
+        place = {"client": self._client if client is None else client}
+        place["conversation_id"] = self.conversation_id if conversation_id is None else conversation_id
+        with self._signing():
+            told: Event = await core(self.store).activate_agent(self.name, **place)
+        return told
+
+    async def _change_directory(self, new_path: str, client: str | None) -> Event:
+        with self._signing():
+            told: Event = await core(self.store).change_directory(
+                new_path, client=self._client if client is None else client
+            )
+        return told
 
     # Config
 

@@ -12,11 +12,20 @@ from enum import StrEnum
 from typing import Annotated, Any, Self
 from uuid import uuid4
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_serializer
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_serializer,
+)
 
 from distributed_state import codec
 from distributed_state.agent.machine import DEFAULT
-from distributed_state.errors import InvalidValue
+from distributed_state.errors import InvalidTransition, InvalidValue
 from distributed_state.model import Message, Ref
 
 
@@ -29,6 +38,33 @@ class Role(StrEnum):
     ASSISTANT = "assistant"
     TOOL = "tool"
     FUNCTION = "function"
+
+
+class AgentPhase(StrEnum):
+    """The phases of the machine DEFAULT. Each is equal to the text that is stored, and may stand wherever it may."""
+
+    IDLE = "idle"
+    PLANNING = "planning"
+    EXECUTING = "executing"
+    REFLECTING = "reflecting"
+    WAITING_FEEDBACK = "waiting_feedback"
+    DONE = "done"
+    ERROR = "error"
+
+
+# The methods of AgentState that follow the events of DEFAULT, for whoever asks what is possible.
+_METHODS = {
+    "new_task": "new_task",
+    "plan_ready": "to_executing",
+    "input_received": "to_executing",
+    "resume": "to_executing",
+    "step_complete": "record_observation",
+    "reflect": "to_reflecting",
+    "replan": "to_planning",
+    "needs_input": "to_waiting",
+    "task_complete": "to_done",
+    "fail": "to_error",
+}
 
 
 def _as_json(value: Any) -> Any:
@@ -75,7 +111,7 @@ class ToolCall(BaseModel):
     def to_observation(self) -> str:
         """What the model is told: the result as text or JSON, or the error."""
         if self.error is not None:
-            return f"{self.tool_name} failed: {self.error}"
+            return f"[Tool Error] {self.tool_name} failed: {self.error}"
         if self.result is None:
             return f"{self.tool_name} returned nothing"
         return self.result if isinstance(self.result, str) else codec.encode(self.result).decode().strip()
@@ -88,25 +124,31 @@ class ToolCall(BaseModel):
     def to_message(self) -> Message:
         """The answer to the model, a tool message; what the call was, its duration and error are in the metadata."""
         known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
+        failed = {} if self.succeeded else {"is_error": True}  # what to_anthropic and to_langchain tell the model
         return Message(
             role="tool",
             tool_call_id=self.call_id,
             content=self.to_observation(),
             timestamp=self.timestamp,
-            metadata={"tool_call": {**known, "duration_ms": self.duration_ms}},
+            metadata={"tool_call": {**known, "duration_ms": self.duration_ms}, **failed},
         )
 
 
 class WorkingMemory(BaseModel):
-    """The notepad of one task: its goal, the plan, what is done, notes, and the tools that were called."""
+    """The notepad of one task: its goal (or `current_goal`), the plan, what is done, notes, and the tools called."""
 
     model_config = _FROZEN
 
-    goal: str = ""
+    goal: str = Field(default="", validation_alias=AliasChoices("goal", "current_goal"))
     plan_steps: tuple[str, ...] = ()
     completed_steps: tuple[str, ...] = ()
     notes: Annotated[dict[str, Any], AfterValidator(_as_json)] = Field(default_factory=dict)
     tool_calls: tuple[ToolCall, ...] = ()
+
+    @property
+    def current_goal(self) -> str:
+        """The goal."""
+        return self.goal
 
     def plan(self, *steps: str) -> Self:
         """The memory with a new plan, nothing of which is done."""
@@ -161,7 +203,8 @@ class AgentState(BaseModel):
     """All that an agent knows of one session at one moment. Times are in seconds since 1970.
 
     Each `to_...` follows an event of the machine DEFAULT, counts an iteration, and raises InvalidTransition where the
-    table has no such event. Two states are equal if their fields are, wherever they are saved.
+    table has no such event, naming the methods that are possible. Two states are equal if their fields are, wherever
+    they are saved.
     """
 
     model_config = _FROZEN
@@ -239,7 +282,12 @@ class AgentState(BaseModel):
         return self.model_copy(update={"memory": memory, "updated_at": _now()})
 
     def _move(self, event: str, **fields: Any) -> Self:
-        phase = DEFAULT.next(self.phase, event)
+        try:
+            phase = DEFAULT.next(self.phase, event)
+        except InvalidTransition as error:
+            possible = dict.fromkeys(_METHODS[each] for each in DEFAULT.events(self.phase))
+            text = f"{error}; possible methods of the state: {', '.join(possible) or 'none'}"
+            raise InvalidTransition(text, phase=self.phase, event=event) from None
         known = {"iteration": self.iteration + 1, "updated_at": _now()}
         return self.model_copy(update={**known, **fields, "phase": phase})
 

@@ -1,20 +1,25 @@
-"""Plain functions as tools of a model. Law: what a tool changes is kept if it returns, none of it if it fails."""
+"""Plain functions as tools of a model. Law: what a tool changes is kept if it returns, none of it if it fails.
+
+What a model got wrong (a name that no tool has, arguments that do not fit) is a failed call that tells the model what
+was expected; only what the program got wrong is raised.
+"""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from distributed_state import codec
-from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.errors import CorruptState, InvalidValue, NotFound
 
-INJECTED = ("state", "user_state", "session")
+INJECTED = ("state", "agent_state", "user_state", "session")
 _GONE: Any = object()
+_WRONG = 5  # arguments that are named in one error
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +54,38 @@ class Tool:
 
     def read(self, arguments: dict[str, Any] | str | None) -> dict[str, Any]:
         """The arguments as the model gave them, an object or its JSON text. Raises InvalidValue."""
+        if arguments is None or arguments == "":
+            return {}
         try:
-            given = codec.decode(arguments.encode()) if isinstance(arguments, str) and arguments else arguments or {}
-        except (CorruptState, UnicodeEncodeError) as error:
+            given = codec.decode(arguments.encode()) if isinstance(arguments, str) else arguments
+            codec.encode(given)  # NaN and the like: Python reads them, but they are no JSON
+        except (CorruptState, UnicodeEncodeError, InvalidValue) as error:
             # Not a word of them: they may be a secret, and errors are logged.
-            raise InvalidValue(
-                f"{self.name}: the {len(str(arguments))} characters of arguments are not JSON"
-            ) from error
+            what = f"the {len(arguments)} characters of" if isinstance(arguments, str) else "the"
+            raise InvalidValue(f"{self.name}: {what} arguments are not JSON; {self.takes}") from error
         if not isinstance(given, dict):
-            raise InvalidValue(f"{self.name}: the arguments are an object, not a {type(given).__name__}")
+            kind = "null" if given is None else f"a {type(given).__name__}"
+            raise InvalidValue(f"{self.name}: the arguments are an object, not {kind}; {self.takes}")
         return given
 
     def bind(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The arguments as the function takes them, checked and converted. Raises InvalidValue naming the wrong one."""
+        """The arguments as the function takes them, checked and converted. Raises InvalidValue naming what is wrong."""
         try:
             checked = self.arguments.model_validate(given)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "arguments"
-            raise InvalidValue(f"{place}: {first['msg']}") from error
+            places = [(".".join(map(str, each["loc"])) or "arguments", each["msg"]) for each in error.errors()[:_WRONG]]
+            wrong = "; ".join(f"{place:.80}: {text}" for place, text in places)
+            raise InvalidValue(f"{wrong}; {self.takes}") from error
         return {name: getattr(checked, _safe(name)) for name in self.parameter_names if _safe(name) in checked.__dict__}
+
+    @property
+    def takes(self) -> str:
+        """What the model may give, in a line for an error: "book takes city: string, nights: integer (optional)"."""
+        schema = self.parameters
+        kinds = {name: f": {part['type']}" if "type" in part else "" for name, part in schema["properties"].items()}
+        needed = schema.get("required", [])
+        words = [f"{name}{kind}{'' if name in needed else ' (optional)'}" for name, kind in kinds.items()]
+        return f"{self.name} takes {', '.join(words) or 'no arguments'}"
 
     @property
     def parameter_names(self) -> list[str]:
@@ -89,9 +106,10 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: `@tool`, or `@tool(name=..., description=...)`.
 
-    Parameters called `state` and `user_state` are given the session's and its user's fields as dicts, `session` the
-    session; the model gives the others, checked against their annotations. Plain and coroutine functions may be
-    tools, the latter on the asyncio face only.
+    Parameters called `state` (or `agent_state`) and `user_state` are given the session's and its user's fields as
+    dicts that have the methods of a record as well, `session` the session; the model gives the others, each of which
+    has an annotation that it is checked against. Plain and coroutine functions may be tools, the latter on the asyncio
+    face only.
     """
     if function is None:
         return lambda each: _tool(each, name, description)
@@ -109,8 +127,12 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
             raise InvalidValue(f"{called}: parameter {each.name!r} cannot be given by name; a model gives each by name")
         if each.name not in INJECTED:
+            if each.name not in hints:
+                # It would take whatever a model makes up, and its schema could not say what to give.
+                text = f"{called}: parameter {each.name!r} has no annotation, which says what a model may give"
+                raise InvalidValue(f"{text}; given by us are {', '.join(INJECTED)}")
             default = ... if each.default is each.empty else each.default
-            fields[_safe(each.name)] = (hints.get(each.name, Any), Field(default, alias=each.name))
+            fields[_safe(each.name)] = (hints[each.name], Field(default, alias=each.name))
     arguments = create_model(called, __config__=ConfigDict(extra="forbid"), **fields)
     return Tool(called, text, function, frozenset(signature.parameters) & set(INJECTED), arguments)
 
@@ -119,8 +141,23 @@ def _safe(name: str) -> str:
     return f"p_{name}"  # whatever the parameter is called, it is no attribute of pydantic's own
 
 
+def chosen(tool: Tool | str, tools: Iterable[Tool]) -> Tool:
+    """The tool, or the one of this name. Raises NotFound with the names that there are."""
+    if isinstance(tool, Tool):
+        return tool
+    if not isinstance(tool, str):
+        raise InvalidValue(f"a turn calls a Tool, as @tool makes it of a function, or its name, not {tool!r:.80}")
+    known = {each.name: each for each in tools}
+    if tool not in known:
+        raise NotFound(f"there is no tool {tool!r:.80}; there are {', '.join(known) or 'none'}")
+    return known[tool]
+
+
 class Scratch(MutableMapping[str, Any]):
-    """A dict over another: what is changed here is kept as a whole, or not at all."""
+    """A dict over another: what is changed here is kept as a whole, or not at all.
+
+    Beside what a dict has it has the methods of a record, which a tool may know instead.
+    """
 
     def __init__(self, below: MutableMapping[str, Any]) -> None:
         self._below = below
@@ -155,6 +192,33 @@ class Scratch(MutableMapping[str, Any]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a field."""
+        self[key] = value
+
+    def has(self, key: str) -> bool:
+        """Tell whether a field is there."""
+        return key in self
+
+    def delete(self, key: str) -> None:
+        """Delete a field. One that is not there is no error."""
+        self.pop(key, None)
+
+    def get_all(self) -> dict[str, Any]:
+        """All fields."""
+        return dict(self)
+
+    def update(self, other: Any = (), values: Any = _GONE, /, **named: Any) -> None:
+        """As a dict's, or `update(key, values)`: merge `values` into the object at `key`, one level deep."""
+        if values is _GONE:
+            super().update(other, **named)
+            return
+        stored = self.get(other, {})
+        if named or not isinstance(values, Mapping) or not isinstance(stored, dict):
+            found = f"the field holds a {type(stored).__name__}, values is a {type(values).__name__}"
+            raise InvalidValue(f"{other!r:.80}: update(key, values) merges two objects; {found}")
+        self[other] = {**stored, **values}
 
     def check(self) -> None:
         """Raise InvalidValue if something that was changed in place cannot be stored."""

@@ -6,8 +6,8 @@ trips: take the lease and read, commit and give the lease back.
 
 from __future__ import annotations
 
-import inspect
 import secrets
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Any, Protocol, Self
 from zlib import crc32
@@ -18,13 +18,14 @@ from distributed_state.agent import effects, saving
 from distributed_state.agent.machine import DEFAULT, StateMachine
 from distributed_state.agent.state import AgentState, ToolCall
 from distributed_state.agent.tokens import Counter, estimate
+from distributed_state.agent.tool_runs import ToolRuns
 from distributed_state.agent.tools import Scratch, Tool
 from distributed_state.agent.window import Bounds, Strategy, Summarizer, Window, summarized
 from distributed_state.changes import Changes
-from distributed_state.errors import Conflict, Deleted, Fenced, InvalidValue, StateError
+from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Fenced, InvalidValue, StateError
 from distributed_state.hot import Entry
 from distributed_state.keys import RecordKeys
-from distributed_state.model import OWNER, REQUEST, SUMMARY, Message, Written, unescape
+from distributed_state.model import OWNER, REQUEST, SUMMARY, Message, Ref, Written, unescape
 from distributed_state.tiers import Tiers
 from distributed_state.transaction import Transaction
 from distributed_state.warm import Draft
@@ -75,9 +76,10 @@ class AsyncTurn(Transaction):
         self.written: Written | None = None  # after the end: the version and the number of the first message
         self._request = REQUEST + b"#" + slot.encode() if slot else _request(request_id)
         self._outcome: Any = None
+        self._answered = 0  # of a repeated request: the version that the first one's turn became
         self._pending: list[Message] = []
         self._moved: list[str] = []
-        self._calls: dict[str, ToolCall] = {}
+        self._calls = ToolRuns(self._tiers.port, self._injected)
         self._user: tuple[Any, Transaction] | None = None
         self._state: AgentState | None = None
         self._summary: bytes | None = None
@@ -226,57 +228,34 @@ class AsyncTurn(Transaction):
         """The agent's state that this turn saves; after the turn the value to go on from."""
         return self._state
 
-    async def call(self, tool: Tool, arguments: dict[str, Any] | str | None = None, *, call_id: str = "") -> ToolCall:
-        """Run a tool on this turn's state and return what came of it, its failure included.
+    async def call(
+        self,
+        tool: Tool | str,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str = "",
+        tools: Iterable[Tool] = (),
+    ) -> ToolCall:
+        """Run a tool, or the one of `tools` that has this name, on this turn's state; return what came of it.
 
-        What the tool changes is committed with the turn, that of `user_state` in the user's record beside it; a tool
-        that fails changes nothing. `arguments` are an object or its JSON text. A call id that this turn has run
-        already is not run again. Errors of the store itself are raised.
+        What it changes is committed with the turn, that of `user_state` in the user's record beside it; a tool that
+        fails changes nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is
+        not run again. What the model got wrong is a failed call with an error for it to read: a name that no tool has,
+        arguments that are no object or do not fit, an id that another call has. Errors of the store itself are raised.
         """
         self._open()
-        if not isinstance(tool, Tool):
-            raise InvalidValue(f"a turn calls a Tool, as @tool makes it of a function, not {tool!r:.80}")
-        if inspect.iscoroutinefunction(tool.function) and not self.suspends:
-            raise InvalidValue(f"{tool.name}: a coroutine function is a tool for asyncio only, not for blocking code")
-        given = tool.read(arguments)
-        known = self._calls.get(call_id)
-        if known is not None:
-            if (known.tool_name, known.arguments) != (tool.name, given):
-                raise InvalidValue(f"call {call_id!r:.80}: was {known.tool_name} with other arguments in this turn")
-            return known
+        return await self._calls.call(tool, arguments, call_id, tools)
+
+    async def _injected(self, wants: frozenset[str]) -> dict[str, Any]:
+        """What a tool is given by us; its changes are kept if it returns."""
         state = Scratch(self)
-        user = Scratch(await self._user_state()) if "user_state" in tool.wants else None
-        injected = {"state": state, "user_state": user, "session": self.session}
-        began, result, failure = self._tiers.port.monotonic(), None, None
-        try:
-            result = tool.function(**tool.bind(given), **{name: injected[name] for name in tool.wants})
-            if inspect.isawaitable(result):
-                result = await result
-            codec.encode(result, "result")
-            for each in (state, user):
-                if each is not None:
-                    each.check()
-        except StateError as error:
-            if not isinstance(error, InvalidValue):
-                raise
-            result, failure = None, f"InvalidValue: {error}"
-        except Exception as error:  # noqa: BLE001 - the model is told, and may try something else
-            result, failure = None, f"{type(error).__name__}: {error}"
-        if failure is None:
-            state.keep()
-            if user is not None:
-                user.keep()
-        took = (self._tiers.port.monotonic() - began) * 1000
-        call = ToolCall(tool_name=tool.name, arguments=given, result=result, error=failure, duration_ms=took)
-        if call_id:
-            call = call.model_copy(update={"call_id": call_id})
-        self._calls[call.call_id] = call
-        return call
+        user = Scratch(await self._user_state()) if "user_state" in wants else None
+        return {"state": state, "agent_state": state, "user_state": user, "session": self.session}
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls that this turn has run, in order."""
-        return tuple(self._calls.values())
+        """The calls of this turn, in order."""
+        return self._calls.all
 
     async def _user_state(self) -> Transaction:
         """The fields of the session's user, to be committed with this turn."""
@@ -288,15 +267,25 @@ class AsyncTurn(Transaction):
         owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
         if not owner:
             raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
-        user, entry = await self._user_entry(unescape(owner))
+        user = self._user_handle(unescape(owner))
+        entry = await record.read(self._tiers, user._names, fresh=True)
         if entry.deleted:
             raise Deleted(f"{user.ref.text[:200]}: deleted at version {entry.version}")
         return user, Transaction(entry, user._changes(), user._allow)
 
-    async def _user_entry(self, id: str) -> tuple[Any, Entry]:
+    def _user_handle(self, id: str) -> Any:
         user = self._handle._home.user(id, actor=unescape(self._handle._actor))
         user._allow("read", VERSION)
-        return user, await record.read(self._tiers, user._names, fresh=True)
+        return user
+
+    async def _complete_earlier(self, effect: effects.Effect) -> None:
+        """Whatever the slot's last request left out: this one again, or one that this one takes the place of."""
+        try:
+            await self._complete(effect, doubted=True)
+        except StateError as error:
+            if not self.repeated:
+                raise
+            raise self._incomplete(effect, error, 0) from error
 
     async def __aenter__(self) -> Self:
         names = self._handle._names
@@ -308,14 +297,15 @@ class AsyncTurn(Transaction):
             self._entry = await self._handle._ready(await record.hold(self._tiers, names, self._lease))
             if self._entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
-            answered = self._entry.fields.get(self._request or b"")
-            if answered is not None:
-                name = codec.decode_key(self._request or b"")
-                _, outcome, request_id, effect = self._entry.form.decode(answered, name)
-                if effect:
-                    await self._complete(effect)
+            # Only what a request id names: any other field is what somebody wrote there.
+            answered = None if self._request is None else self._entry.fields.get(self._request)
+            if self._request is not None and answered is not None:
+                name = codec.decode_key(self._request)
+                before, outcome, request_id, effect = self._entry.form.decode(answered, name)
                 if request_id == self.request_id:
-                    self.repeated, self._outcome = True, outcome
+                    self.repeated, self._outcome, self._answered = True, outcome, before + 1
+                if effect:
+                    await self._complete_earlier(effect)
         except BaseException:
             await self._lease.release()
             raise
@@ -346,31 +336,41 @@ class AsyncTurn(Transaction):
         effect = self._effect()
         if self._request is not None and self.request_id is not None:
             kept = [self._entry.version, self._outcome, self.request_id, effect]
-            self._remember(self._changes, self._entry, self._request, kept)
+            effects.remember(self._tiers, self._changes, self._entry, self._request, kept)
         draft = self._draft("turn")
+        if effect:
+            self._tiers.leases.grip(names.ref.text)  # raises Fenced if the turn is over
         if draft is None:
             if effect:
-                self._tiers.leases.grip(names.ref.text)  # raises Fenced if the turn is over
-                await self._complete(effect, doubted=False)
+                await effects.complete(self._tiers, self._user_handle(effect["user"]), effect, self._lease.wait)
             return
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
         draft = handle._stamp(draft, self._entry)
         signed = handle._sign(draft)
-        theirs = self._change(*self._user, effect["mark"]) if self._user and effect else None
+        theirs = None
+        if self._user and effect:
+            theirs = await effects.prepare(self._tiers, *self._user, effect, self._lease.wait)
         try:
             done = await record.commit(self._tiers, names, signed, last=self._lease)
         except Fenced as error:
             raise self._tiers.leases.judge(self._lease, error) from None
+        except DurabilityUnknown as error:
+            if error.version:  # else nobody knows whether it is applied, and its user is left alone
+                await self._follow(effect, theirs, error.version)
+            raise
         self.written = Written(done.version, first_message=done.first_message)
         if self._state is not None:
             self._state = saving.saved(self._state, names, done.epoch, done.version)
-        if self._user and effect and theirs:
-            # After the turn's own: they are two commits, and one that is refused must not leave the other behind.
+        await self._follow(effect, theirs, done.version)
+
+    async def _follow(self, effect: effects.Effect | None, theirs: Draft | None, version: int) -> None:
+        """What is applied of the turn is followed by its user's part; from here on it cannot be refused any more."""
+        if effect and theirs:
             try:
-                await record.commit(self._tiers, self._user[0]._names, theirs)
-            except Conflict:
-                await self._complete(effect, doubted=False)
+                await self._complete(effect, theirs)
+            except StateError as error:
+                raise self._incomplete(effect, error, version) from error
 
     def _effect(self) -> effects.Effect | None:
         """What this turn changes of its user."""
@@ -381,42 +381,20 @@ class AsyncTurn(Transaction):
         mark = None if self.request_id is None else f"{self.request_id} {self._handle._names.ref.text}"
         return {"user": user.ref.id, "version": view.version, "mark": mark, "fields": changed}
 
-    async def _complete(self, effect: effects.Effect, *, doubted: bool = True) -> None:
+    async def _complete(self, effect: effects.Effect, draft: Draft | None = None, **done: Any) -> None:
         """Apply what a request changes of its user, if that was not done yet, on what is there now."""
-        most = self._tiers.settings.remembered_requests
+        user = self._user_handle(effect["user"])
+        wait = max(self._lease.wait, self._tiers.settings.retry_for)
+        await effects.complete(self._tiers, user, effect, wait, draft=draft, **done)
 
-        async def once() -> None:
-            user, entry = await self._user_entry(effect["user"])
-            if entry.deleted or (doubted and effects.forgotten(effect, entry, most)):
-                return
-            view = Transaction(entry, user._changes(), user._allow)
-            effects.apply(effect["fields"], view)
-            draft = self._change(user, view, effect["mark"])
-            if draft is not None:
-                await record.commit(self._tiers, user._names, draft)
-
-        await record.until_no_conflict(self._tiers, once)
-
-    def _change(self, user: Any, view: Transaction, mark: str | None) -> Draft | None:
-        """The commit of the user's record; None if this request has changed it already."""
-        if mark is not None:
-            request = REQUEST + mark.encode("utf-8", "surrogatepass")
-            if request in view._entry.fields:
-                return None
-            self._remember(view._changes, view._entry, request, [view._entry.version])
-        draft = view._draft("turn")
-        return None if draft is None else user._sign(draft)
-
-    def _remember(self, changes: Changes, entry: Entry, request: bytes, kept: list[Any]) -> None:
-        """Note that a request was answered, and make room for it."""
-        form = entry.form
-        changes.reserved(request, form.encode(kept, codec.decode_key(request)))
-        known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
-        too_many = len(known) + 1 - self._tiers.settings.remembered_requests
-        if too_many > 0:
-            oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
-            for name in oldest[:too_many]:
-                changes.reserved(name, None)
+    def _incomplete(self, effect: effects.Effect, error: StateError, version: int) -> DurabilityUnknown:
+        """What it comes to if that fails: the turn itself is applied, and must not seem to be refused."""
+        text, user = self._handle._names.ref.text[:200], Ref("user", effect["user"]).text[:200]
+        rest = "it had no request id by which to complete it"
+        if self.request_id is not None:
+            rest = f"request {self.request_id!r:.80} has its outcome, and completes it when it is repeated"
+        said = f"{text}: the turn is applied, but not what it changes of {user}: {error}; {rest}"
+        return DurabilityUnknown(said, version=version, request_id=self.request_id)
 
     def _open(self) -> Changes:
         if self.repeated:

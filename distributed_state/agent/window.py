@@ -9,9 +9,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
-from distributed_state import lineage, record, timeline
+from distributed_state import codec, lineage, record, timeline
 from distributed_state.agent.fitting import choose, turns, with_calls
 from distributed_state.agent.tokens import Counter, counted, estimate
 from distributed_state.changes import Changes
@@ -23,6 +23,7 @@ from distributed_state.model import SEGMENTS, START, SUMMARY, Message
 from distributed_state.tiers import Tiers
 from distributed_state.warm import Draft
 
+M = TypeVar("M", bound=Message | dict[str, Any])
 Strategy = Literal["drop", "summarize"]
 Summarizer = Callable[[list[Message], str | None], str | Awaitable[str]]
 _HEAD, _LEAST, _MOST = 4, 16, 512
@@ -133,7 +134,7 @@ class _Conversation:
         for place, (number, source) in wanted.items():
             if place not in self._known:
                 data = self.entry.messages[number]
-                message = self.entry.form.decode_message(data, source)
+                message = self.entry.form.decode_message(data, source, number)
                 self.bytes += len(data)
                 self._known[place] = message, counted(self._bounds.counter, message)
         return [self._known[place] for place in wanted]
@@ -241,6 +242,28 @@ async def _head(it: _Conversation, newest: int) -> list[tuple[Message, int]]:
 
 def _is_system(message: Message) -> bool:
     return message.role in ("system", "developer")
+
+
+def truncate_history(
+    messages: Sequence[M], max_tokens: int = 100_000, *, keep_last: int = 1, counter: Counter = estimate
+) -> list[M]:
+    """Choose of a plain list what fits in `max_tokens`: its system messages, and the newest whole turns.
+
+    As `session.window` chooses, for messages that are kept elsewhere; they come back as they are, dicts or Messages, in
+    their order. The last `keep_last` turns and all system messages are kept even if they do not fit.
+    """
+    bounds = Bounds(max_tokens, keep_last, counter=counter)
+    read = [
+        each if isinstance(each, Message) else codec.as_message(each, f"messages[{place}]")
+        for place, each in enumerate(messages)
+    ]
+    counts = [counted(bounds.counter, message) for message in read]
+    head = [place for place, message in enumerate(read) if _is_system(message)]
+    rest = [place for place, message in enumerate(read) if not _is_system(message)]
+    said, room = [read[place] for place in rest], max_tokens - sum(counts[place] for place in head)
+    cut = choose(said, [counts[place] for place in rest], room=room, keep_last=keep_last, complete=True)
+    kept = [rest[cut or 0 :][each] for each in with_calls(said[cut or 0 :])]
+    return [messages[place] for place in sorted([*head, *kept])]
 
 
 # Summaries

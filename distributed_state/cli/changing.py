@@ -36,13 +36,31 @@ def set_(
 
 @app.command()
 def delete(context: typer.Context, id: Id, scope: Scope = "session") -> None:
-    """Delete a record. Its history stays until it is purged or its user is forgotten.
+    """Delete a record. Its history stays until it is purged or erased, or its user is forgotten.
 
     Example: [cyan]distributed-state delete user-123[/]
     """
     with open_store(context) as store:
         version = store.delete(id, scope=scope)
     typer.echo(f"deleted as version {version}")
+
+
+@app.command()
+def erase(
+    context: typer.Context,
+    id: Id,
+    scope: Scope = "session",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove a record with its messages, history and events. Its forks stay. This cannot be undone.
+
+    Example: [cyan]distributed-state erase user-123[/]
+    """
+    if not yes:
+        typer.confirm(f"Remove {scope} {id!r}, with its history, for good?", abort=True, err=True)
+    with open_store(context) as store:
+        found = store.erase(id, scope=scope)
+    typer.echo("erased" if found else "there was nothing to erase")
 
 
 @app.command()
@@ -92,7 +110,10 @@ def import_(
 
     Example: [cyan]distributed-state import user-123.jsonl --id user-123-copy[/]
     """
-    text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{file}: is not text in UTF-8 ({error})") from error
     with open_store(context) as store:
         typer.echo(store.import_(text.splitlines(), id=id))
 

@@ -14,7 +14,16 @@ from typing import Annotated, Any
 
 import typer
 
-from distributed_state import Agent, AsyncAgent, AsyncStateStore, InvalidValue, StateError, StateStore, Upcast
+from distributed_state import (
+    Agent,
+    AsyncAgent,
+    AsyncStateStore,
+    InvalidValue,
+    Reencrypted,
+    StateError,
+    StateStore,
+    Upcast,
+)
 from distributed_state.adapters.opperator.bridge import run as run_bridge
 from distributed_state.adapters.opperator.pipes import standard_streams
 from distributed_state.cli.shell import Scope, app, err, open_store, out
@@ -63,18 +72,25 @@ def reencrypt(
 ) -> None:
     """Encrypt everything anew under the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
 
-    What is done already is skipped, so it may be broken off and repeated. Exit code 1 if a record cannot be decrypted.
+    What is done already is skipped, so it may be broken off and repeated, beside workers however busy. Exit code 1 if a
+    record cannot be decrypted.
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
-    with open_store(context) as store:
-        done = store.reencrypt(
-            dry_run=dry_run,
-            progress=lambda done: err.print(f"{done.records} records, {done.values} values", highlight=False),
-        )
-    what = "to encrypt anew" if dry_run else "encrypted anew"
-    counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
-    typer.echo(f"{counts}, {done.failed} records unreadable")
+    done = Reencrypted()
+
+    def show(now: Reencrypted) -> None:
+        nonlocal done
+        done = now
+        err.print(f"{done.records} records, {done.values} values", highlight=False)
+
+    try:
+        with open_store(context) as store:
+            done = store.reencrypt(dry_run=dry_run, progress=show)
+    finally:
+        what = "to encrypt anew" if dry_run else "encrypted anew"
+        counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
+        typer.echo(f"{counts}, {done.failed} records unreadable")
     if done.failed:
         raise typer.Exit(1)
 

@@ -26,7 +26,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out, err = Console(), Console(stderr=True)
+# Without emoji: the record "session:a:" is none.
+out, err = Console(emoji=False), Console(stderr=True, emoji=False)
 
 _URL = "Redis or Valkey; without it, the embedded store of this folder."
 _ARCHIVE = "SQL database, as postgresql+psycopg://... or sqlite:///..."

@@ -218,16 +218,18 @@ def delete(context: typer.Context, id: Conversation) -> None:
 def activate(
     context: typer.Context,
     agent: Annotated[str, typer.Argument(help="Name of the agent that a client chose.", show_default=False)],
-    previous: Annotated[str, typer.Option(help="Name of the agent before.")] = "",
+    previous: Annotated[
+        str | None, typer.Option(help="Name of the agent before; by default the one that this client chose last.")
+    ] = None,
     conversation: Annotated[str, typer.Option(help="Id of the conversation that it goes on with.")] = "",
     client: Client = "",
 ) -> None:
-    """Tell that a client chose an agent.
+    """Tell that a client chose an agent. The one that it had before is deactivated.
 
-    Example: [cyan]distributed-state send activate notes --previous search --client web[/]
+    Example: [cyan]distributed-state send activate notes --client web[/]
     """
-    names = {"previous_agent": previous, "next_agent": agent}
-    _tell(context, "agent.switched", {**names, "conversation_id": conversation, "client": client}, f"client:{client}")
+    with open_store(context) as store:
+        _told(store.activate_agent(agent, client=client, conversation_id=conversation, previous_agent=previous))
 
 
 @send.command()
@@ -241,7 +243,8 @@ def directory(
 
     Example: [cyan]distributed-state send directory /home/u /home/u/project --client web[/]
     """
-    _tell(context, "directory.changed", {"old_path": old, "new_path": new, "client": client}, f"client:{client}")
+    with open_store(context) as store:
+        _told(store.change_directory(new, client=client, old_path=old))
 
 
 @send.command()
@@ -261,13 +264,12 @@ def event(
         raise InvalidValue(f"--data {data!r:.80} is not JSON ({error})") from error
     if not isinstance(decoded, dict):
         raise InvalidValue(f"--data is a JSON object, not {data!r:.80}")
-    _tell(context, type_, decoded, subject)
-
-
-def _tell(context: typer.Context, type: str, data: dict[str, Any], subject: str) -> None:
     with open_store(context) as store:
-        told = store.emit(type, data, subject=subject)
-    typer.echo(json.dumps(told.to_dict()))
+        _told(store.emit(type_, decoded, subject=subject))
+
+
+def _told(event: Event) -> None:
+    typer.echo(json.dumps(event.to_dict()))
 
 
 def _existing(store: StateStore, id: str) -> None:

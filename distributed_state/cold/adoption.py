@@ -13,7 +13,7 @@ from distributed_state.cold.archive import insert_parsed
 from distributed_state.cold.entries import Parsed, parent_record, parse
 from distributed_state.cold.heads import hashed, lock
 from distributed_state.cold.history import snapshot_row
-from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.model import DELETED, OWNER, PARENT, SEGMENTS, Entry, State, fold
 
 
@@ -64,7 +64,7 @@ def _parsed(entry: Entry, record: str, partition: int, epoch: str) -> Parsed:
         raise InvalidValue(f"{record}: an entry of {entry.record} among its changes")
     try:
         return parse(entry, partition, epoch)
-    except ValueError as error:
+    except (ValueError, CorruptState) as error:
         raise InvalidValue(f"{record} version {entry.version}: {error}") from error
 
 

@@ -1,7 +1,7 @@
 """Carries journal entries into the tables.
 
-Law: one transaction moves the cursors by compare-and-set and inserts what they passed, so two archivers, or one that
-was restarted in the middle, archive every entry once and in order.
+Law: one transaction moves the cursors by compare-and-set, of offset and event, and inserts what they passed, so two
+archivers, or one that was restarted in the middle, archive every entry once and in order.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, literal, select, update
 
-from distributed_state.cold import bulk, heads, tables
+from distributed_state.cold import bulk, erasure, heads, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.history import snapshot_row, states
+from distributed_state.cold.purging import inherit
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
 from distributed_state.model import Entry, State, fold
@@ -68,10 +69,14 @@ def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> 
     here = and_(c.namespace == namespace, c.partition.in_([batch.partition for batch in batches]), c.closed.is_(False))
     # In one order everywhere: archivers that share partitions wait for each other, but never in a circle.
     found = connection.execute(
-        select(c.partition, c.epoch, c.offset).where(here).order_by(c.partition).with_for_update()
+        select(c.partition, c.epoch, c.offset, c.event).where(here).order_by(c.partition).with_for_update()
     )
-    at = {(partition, epoch): offset for partition, epoch, offset in found}
-    moved = [batch for batch in batches if at.get((batch.partition, batch.epoch)) == batch.from_offset]
+    at = {(row.partition, row.epoch): (row.offset, row.event) for row in found}
+    moved = [
+        batch
+        for batch in batches
+        if at.get((batch.partition, batch.epoch)) == (batch.from_offset, _storable(batch.from_event))
+    ]
     if moved:
         change = update(tables.cursors).where(
             c.namespace == namespace, c.partition == bindparam("p"), c.epoch == bindparam("e")
@@ -97,10 +102,13 @@ class _Intake:
         parsed = [item for batch in batches for item in self._parse(batch)]
         changes = [item for item in parsed if item.entry.record]
         wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
+        wanted |= {item.parent for item in changes if item.parent is not None}
         existing = heads.lock(self.connection, self.namespace, wanted)
         self._set_aside_replaced(changes, existing)
         accepted = [item for item in self._insert(parsed) if item.entry.record] if parsed else []
         heads.save(self.connection, self.namespace, accepted, self.refused, existing)
+        inherit(self.connection, self.namespace, accepted)
+        erasure.note_late(self.connection, self.namespace, accepted, existing)
         self._snapshot(accepted, existing, snapshot_every)
 
     def _parse(self, batch: Batch) -> list[Parsed]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, select, true, tuple_
 
-from distributed_state.cold.tables import events
+from distributed_state.cold.tables import events, quarantine
 from distributed_state.cold.values import Happened, Sought
 
+_SET_BACK_MS = 600_000
 _ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)
 
 
@@ -22,11 +24,33 @@ def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happen
     return found[-sought.limit :] if sought.after is None else found[: sought.limit]
 
 
+def told(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
+    """Whether this very event, one that was written alone, was archived, or set aside."""
+    e, q = events.c, quarantine.c
+    place = and_(e.namespace == namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
+    if connection.execute(select(e.id).where(place)).scalar() == id:
+        return True
+    entry = id.removesuffix("0") + "emit"
+    return connection.execute(select(q.id).where(q.namespace == namespace, q.event == entry)).first() is not None
+
+
+def one(connection: Connection, namespace: str, partition: int, id: str, since_ms: int) -> Happened | None:
+    """An event by its id, among those of a partition from a time on; a server's clock may be set back a little."""
+    e = events.c
+    recent = and_(e.namespace == namespace, e.time_ms >= since_ms - _SET_BACK_MS)
+    row = connection.execute(select(*_columns()).where(recent, e.partition == partition, e.id == id)).first()
+    return None if row is None else Happened(*row)
+
+
+def _columns() -> list[ColumnElement[Any]]:
+    e = events.c
+    return [e.partition, e.epoch, e.offset, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data]
+
+
 def _page(connection: Connection, condition: ColumnElement[bool], sought: Sought) -> list[Happened]:
     e = events.c
-    columns = [e.partition, e.epoch, e.offset, e.id, e.type, e.subject, e.time_ms, e.actor, e.version, e.data]
     since = sought.since_ms if sought.after is None else max(sought.since_ms, sought.after[0])
-    query = select(*columns).where(condition, e.time_ms >= since, e.time_ms < sought.until_ms)
+    query = select(*_columns()).where(condition, e.time_ms >= since, e.time_ms < sought.until_ms)
     if sought.after is None:
         query = query.order_by(*(column.desc() for column in _ORDER))
     else:

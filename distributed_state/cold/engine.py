@@ -1,24 +1,27 @@
 """The door to SQL: opens a database, runs transactions on it, and turns its errors into ours.
 
-Law: every transaction goes through `Database.read` or `Database.write`; nobody else begins, commits or catches.
+Law: every transaction goes through `Database.read`, `write` or `apart`; nobody else begins, commits or catches.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Pool, QueuePool, StaticPool, create_engine, event, exc, make_url
+from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event, exc, make_url
 from sqlalchemy.engine import URL
 
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
+from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
+_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _BUSY_SECONDS, _LAST_SECONDS = 30.0, 5.0
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
@@ -35,10 +38,9 @@ class Database:
 
     def __init__(self, url: str) -> None:
         self.memory = url in MEMORY_URLS
-        parsed = _parse("sqlite://" if self.memory else url)
-        self.name = "memory" if self.memory else parsed.set(query={}).render_as_string(hide_password=True)
+        parsed = parse_url(url)
+        self.name = "memory" if self.memory else _name(parsed)
         self.opened = self._closed = False
-        self._inherited: list[Pool] = []
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
@@ -56,19 +58,39 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A transaction that only reads; all its statements see the database at one moment."""
-        with self._gate, self._translated(), self._open(self._reader).begin() as connection:
+        with self._transaction(self._reader) as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A transaction that writes: committed at the end of the block, undone by an exception."""
-        with self._gate, self._translated(), self._open(self._writer).begin() as connection:
+        with self._transaction(self._writer) as connection:
             yield connection
 
-    def _open(self, engine: Engine) -> Engine:
+    @contextmanager
+    def _transaction(self, engine: Engine) -> Iterator[Connection]:
         if self._closed:
             raise ColdUnavailable(f"{self.name}: closed, with the store that opened it")
-        return engine
+        try:
+            with self._gate, self._translated(), engine.begin() as connection:
+                yield connection
+        finally:
+            if self._closed:
+                # Closed meanwhile, perhaps before this connection was opened: nobody else would close it.
+                self._engine.pool.dispose()
+
+    @contextmanager
+    def apart(self) -> Iterator[Connection]:
+        """A transaction on a connection of its own, none of the pool's, for as long as the block lasts; then undone."""
+        with self._translated():
+            connection = self._engine.connect()
+        try:
+            connection.detach()
+            with self._translated():
+                yield connection
+        finally:
+            with suppress(exc.SQLAlchemyError):  # a server that went away has undone it
+                connection.close()
 
     def checkpoint(self) -> bool:
         """Move SQLite's write-ahead log into the database file, leaving it empty; False if a reader was in the way."""
@@ -102,8 +124,7 @@ class Database:
         if self.memory:
             self._gate = threading.RLock()  # the parent's may be held by a thread that the child does not have
             return
-        # Kept, because the destructor of a connection would close what is the parent's.
-        self._inherited.append(self._engine.pool)
+        keep_for_ever(self._engine.pool)
         self._engine.dispose(close=False)
 
     def _create(self, url: URL) -> Engine:
@@ -161,6 +182,8 @@ class Database:
         code, message = getattr(original, "sqlstate", None), f"{self.name}: {str(original).strip()}"
         if code == _INSUFFICIENT_PRIVILEGE:
             return ConfigurationError(f"{message}; grant the right, or let a role that has it run the command")
+        if not self.opened and code is None and isinstance(original, driver.ProgrammingError):
+            return ConfigurationError(message)  # an option of the URL, refused by the driver itself
         lost = isinstance(error, exc.DBAPIError) and error.connection_invalidated
         kinds = (driver.OperationalError, driver.InterfaceError)
         # "file is not a database" has no class of its own.
@@ -171,15 +194,33 @@ class Database:
         return None
 
 
-def _parse(url: str) -> URL:
+def parse_url(url: str) -> URL:
+    """The URL of a database in parts. Raises ConfigurationError if it is wrong, as far as that is seen without I/O."""
+    if url in MEMORY_URLS:
+        return make_url("sqlite://")
+    if url.startswith(("redis:", "rediss:", "unix:")):
+        raise ConfigurationError("archive is a SQL database; Redis or Valkey is another parameter, url=")
     try:
+        if not url.startswith("sqlite"):  # whose paths may hold anything
+            refuse_unescaped(url, "archive")
         parsed = make_url(url)
-    except exc.ArgumentError as error:
-        # Not the text itself: it may hold a password.
-        raise ConfigurationError("the archive is not an SQLAlchemy URL; use sqlite:///path or postgresql://") from error
+        if parsed.port is not None and not 0 < parsed.port < 65536:
+            raise ValueError
+    except exc.ArgumentError:
+        # Not the text itself, nor the cause: it may hold a password.
+        raise ConfigurationError("the archive is not an SQLAlchemy URL; use sqlite:///path or postgresql://") from None
+    except ValueError:
+        raise ConfigurationError(f"archive: {UNREADABLE}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() == "postgresql":
+        files = {name: str(parsed.query[name]) for name in _FILES if name in parsed.query}
+        require_files(_name(parsed), {name: path for name, path in files.items() if path != "system"})
     return parsed
+
+
+def _name(url: URL) -> str:
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _postgresql(url: URL) -> tuple[URL, dict[str, Any]]:
@@ -195,6 +236,12 @@ def _postgresql(url: URL) -> tuple[URL, dict[str, Any]]:
             raise ConfigurationError(f"prepare_threshold={threshold}: use a number, or `none` behind PgBouncer")
         arguments["prepare_threshold"] = None if off else int(str(threshold))
     return url.set(query=query), {name: value for name, value in arguments.items() if name not in query}
+
+
+def keep_for_ever(inherited: object) -> None:
+    """In a forked child: never destroy this; its destructor would close or unlock what is the parent's."""
+    # One reference that nobody gives back, so that the end of the interpreter does not take it either.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:

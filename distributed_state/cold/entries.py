@@ -47,6 +47,7 @@ class Parsed:
     runs: list[Segment] = field(default_factory=list)
     owner: str | None = None
     parent: str | None = None
+    parent_version: int = 0
     touched: set[bytes] = field(default_factory=set)  # which of these fields were set or deleted
     deleted: bool = False
     lifetime: str | None = None
@@ -125,6 +126,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.owner = None if value is None else _text(value)
     elif op.name == PARENT:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
+        parsed.parent_version = 0 if value is None else int(value.rpartition(b"@")[2])
     elif op.name == LIFETIME:
         parsed.lifetime = None if value is None else lifetime_text(value)
     elif op.name == DELETED:

@@ -1,22 +1,95 @@
-"""Removes every row of records. Law: what stays is a hash and a version, so that no version is ever used twice."""
+"""Removes every row of records. Law: what stays is a hash and a version, so that no version is ever used twice.
+
+An erasure is noted before it is begun and until Redis is clean too, so whoever finds it can go on with it. What comes
+late is noted as well, in the transaction that archives it: SQL alone knows what was erased. A fork of an erased state
+and a rollback to one were read before it went; a tombstone that asks for the erasure was written by somebody who did
+not know that it is done. Who forks has the source archived first and looks here, so nothing that came late has forks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, delete, insert, or_
+from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.bulk import Row, chunks, put
+from distributed_state.cold.entries import Parsed
 from distributed_state.cold.heads import ERASED, Head, hashed, lock
-from distributed_state.cold.tables import changes, events, messages, quarantine, records, shares, snapshots
+from distributed_state.cold.listing import forks, owned
+from distributed_state.cold.purging import hand_down_all
+from distributed_state.cold.tables import changes, erasures, events, messages, quarantine, records, shares, snapshots
+from distributed_state.cold.values import Erasure
+from distributed_state.model import ERASE, FORGET
+
+
+def pending(
+    connection: Connection,
+    namespace: str,
+    *,
+    names: Sequence[str] | None = None,
+    owner: str | None = None,
+    partitions: Sequence[int] | None = None,
+    limit: int | None = None,
+) -> list[Erasure]:
+    """The erasures that are not complete: of these records, for this user, in these partitions."""
+    e = erasures.c
+    query = select(e.record, e.partition, e.owner, e.forks, e.version).where(e.namespace == namespace)
+    if names is not None:
+        query = query.where(e.record.in_(names))
+    if owner is not None:
+        query = query.where(e.owner == owner)
+    if partitions is not None:
+        query = query.where(e.partition.in_(partitions))
+    return [Erasure(*row) for row in connection.execute(query.order_by(e.record).limit(limit))]
+
+
+def request_owned(connection: Connection, namespace: str, user: str) -> list[Erasure]:
+    """Note all records of a user, and all their forks, as to be erased; what is pending for the user."""
+    locked: dict[str, Head] = {}
+    # Until there is no other: a fork of a locked record is not archived before this is committed, and noted then.
+    while new := set(owned(connection, namespace, user)) - locked.keys():
+        locked |= lock(connection, namespace, new)
+    _note(connection, namespace, [Erasure(each, row["partition"], user, True, 0) for each, row in locked.items()])
+    return pending(connection, namespace, owner=user)
+
+
+def request(connection: Connection, namespace: str, record: str) -> list[Erasure]:
+    """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
+    rows = lock(connection, namespace, [record])
+    _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0) for each, row in rows.items()])
+    return pending(connection, namespace, names=[record])
+
+
+def _note(connection: Connection, namespace: str, wanted: Sequence[Erasure]) -> None:
+    """Note erasures anew, over those that are noted. The rows of `records` are locked."""
+    known = {
+        each.record: each
+        for some in chunks(wanted, 500)
+        for each in pending(connection, namespace, names=[each.record for each in some])
+    }
+    rows: dict[str, Row] = {}
+    for each in wanted:
+        before = known.get(each.record, each)
+        # Whose it is and whether forks go, too, stays known: who noted it first may have asked for more.
+        rows[each.record] = (namespace, each.record, each.partition, each.owner or before.owner,
+                             each.forks or before.forks, 0)  # fmt: skip
+    put(connection, erasures, list(rows.values()), [(namespace, record) for record in known])
 
 
 def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
-    """Delete all rows of these records, and leave the version of each under its hash."""
+    """Delete all rows of these records, and leave the version of each under its hash.
+
+    Forks get what they share first, or are noted as to be erased, as it was asked for.
+    """
     for chunk in chunks(sorted(set(names)), 200):
         hashes = {hashed(namespace, record): record for record in chunk}
         rows = lock(connection, namespace, [*chunk, *hashes])
+        noted = pending(connection, namespace, names=chunk)
+        _note_forks(connection, namespace, [each for each in noted if each.forks])
+        alone = set(chunk) - {each.record for each in noted if each.forks}
+        if alone:
+            hand_down_all(connection, namespace, sorted(alone))
         for table in (changes, messages, snapshots, quarantine):
             connection.execute(delete(table).where(table.c.namespace == namespace, table.c.record.in_(chunk)))
         connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(chunk)))
@@ -28,9 +101,74 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
         connection.execute(delete(records).where(records.c.namespace == namespace, old))
         if rest:
             connection.execute(insert(records), rest)
+        left = {hashes[name]: row["version"] for name, row in rows.items() if name in hashes}
+        left |= {hashes[row["record"]]: row["version"] for row in rest}
+        for each in noted:
+            mine = and_(erasures.c.namespace == namespace, erasures.c.record == each.record)
+            if each.record in left:
+                connection.execute(update(erasures).where(mine).values(version=left[each.record]))
+            else:
+                connection.execute(delete(erasures).where(mine))  # it never was
+
+
+def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]) -> None:
+    wanted: dict[str, Erasure] = {}
+    for each in noted:
+        for record, partition in forks(connection, namespace, [each.record]).items():
+            wanted[record] = Erasure(record, partition, each.owner, True, 0)
+    # Those that are noted already, and not erased yet, stay as they are.
+    for each in noted:
+        wanted.pop(each.record, None)
+    _note(connection, namespace, list(wanted.values()))
 
 
 def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
     version = max(row["version"], former["version"] if former else 0)
     hidden = {"record": name, "id": name, "scope": ERASED, "owner": None, "parent": None, "lifetime": None}
     return {**row, **hidden, "deleted": True, "version": version}
+
+
+def complete(connection: Connection, namespace: str, done: Mapping[str, int]) -> None:
+    """Forget the erasures up to these versions: Redis is clean. What was told late of these records goes, too."""
+    e = erasures.c
+    for chunk in chunks(sorted(done), 200):
+        living = lock(connection, namespace, chunk)
+        gone = [record for record in chunk if record not in living]
+        connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(gone)))
+        for record in chunk:
+            mine = and_(e.namespace == namespace, e.record == record, e.version == done[record])
+            connection.execute(delete(erasures).where(mine))
+
+
+def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:
+    """Note what of these changes was made from something that is erased, or noted with its forks.
+
+    Their rows and those of what they were forked from are locked: an erasure waits for this, or was before it, and then
+    a statement that begins now sees what it left.
+    """
+    wanted: dict[str, Erasure] = {}
+    made: dict[str, list[tuple[Parsed, int]]] = {}
+    for item in accepted:
+        entry = item.entry
+        if entry.kind in (FORGET, ERASE):
+            known = existing.get(entry.record)
+            owner = known["owner"] if known else item.owner
+            wanted[entry.record] = Erasure(entry.record, item.partition, owner, entry.kind == FORGET, 0)
+        elif item.parent is not None:
+            made.setdefault(item.parent, []).append((item, item.parent_version))
+        elif entry.kind == "rollback" and entry.record not in existing:
+            made.setdefault(entry.record, []).append((item, 0))
+    for chunk in chunks(sorted(made), 500):
+        noted = {each.record: each for each in pending(connection, namespace, names=chunk) if each.forks}
+        stones = {hashed(namespace, source): source for source in chunk}
+        r = records.c
+        query = select(r.record, r.version).where(r.namespace == namespace, r.record.in_(stones))
+        erased = {stones[stone]: version for stone, version in connection.execute(query)}
+        for source in chunk:
+            for item, version in made[source]:
+                if source in noted or version <= erased.get(source, -1):
+                    owner = noted[source].owner if source in noted else item.owner
+                    record = item.entry.record
+                    wanted[record] = Erasure(record, item.partition, owner, True, 0)
+    if wanted:
+        _note(connection, namespace, list(wanted.values()))

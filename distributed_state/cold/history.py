@@ -15,13 +15,24 @@ from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, co
 from distributed_state import lineage
 from distributed_state.cold.bulk import Row, chunks
 from distributed_state.cold.heads import ERASED, Head, find, hashed
-from distributed_state.cold.tables import TEXT, changes, messages, records, snapshots
+from distributed_state.cold.tables import TEXT, changes, messages, quarantine, records, snapshots
 from distributed_state.errors import NotFound
-from distributed_state.model import DELETED, Entry, Loaded, Segment, State, fold, pack, unescape, unpack
+from distributed_state.model import (
+    DELETED,
+    RESTORED,
+    Entry,
+    Loaded,
+    Segment,
+    State,
+    fold,
+    pack,
+    unescape,
+    unpack,
+)
 
 log = logging.getLogger(__name__)
-_RECENT_OPS = 64
 _GONE = {DELETED: b"1"}
+_STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing of what a rollback restores
 
 
 def snapshot_row(namespace: str, record: str, state: State) -> Row:
@@ -61,32 +72,41 @@ def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row],
         found[record] = State(epoch, version, fields)
 
 
-def load(connection: Connection, namespace: str, record: str, window: int, ops_since_ms: int) -> Loaded | None:
-    """The head of a record with its last messages and recent op ids, in three statements."""
+def load(connection: Connection, namespace: str, record: str, window: int) -> Loaded | None:
+    """The head of a record with its last messages, in three statements."""
     head = _head_with_snapshot(connection, namespace, record)
     if head is None:
         return None
     if head["scope"] == ERASED:
-        return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [], [])
+        return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [])
     base, fields = head["base"] or 0, _fields(head["data"] or b"")
-    c = changes.c
-    # The op ids may be older than the snapshot; the data of their changes stays where it is.
-    data = case((c.version > base, c.data))
-    query = select(c.version, c.event, c.time_ms, data).where(c.namespace == namespace, c.record == record)
-    query = query.where(c.version > min(base, head["version"] - _RECENT_OPS), c.version <= head["version"])
-    ops, at = [], base
-    for version, event, time_ms, packed in connection.execute(query.order_by(c.version)):
-        if time_ms >= ops_since_ms:
-            ops.append((event, version, time_ms))
-        if packed is not None:
-            _warn_of_gap(record, at, version)
-            at = version
-            fold(fields, unpack(packed))
+    c, at = changes.c, base
+    query = select(c.version, c.data).where(c.namespace == namespace, c.record == record)
+    query = query.where(c.version > base, c.version <= head["version"])
+    for version, data in connection.execute(query.order_by(c.version)):
+        _warn_of_gap(record, at, version)
+        at = version
+        fold(fields, unpack(data))
     if not at and head["deleted"]:
         fields = dict(_GONE)
     runs = lineage.last(lineage.segments(record, fields), window)
     shown = sorted(messages_of(connection, namespace, record, runs).items())
-    return Loaded(State(head["epoch"], head["version"], fields), shown, ops[-_RECENT_OPS:], head["updated_ms"])
+    return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
+
+
+def applied(connection: Connection, namespace: str, record: str, event: str, since_ms: int) -> int:
+    """The version that a commit of a record became, 0 if it did not. Raises NotFound if that was purged."""
+    c, here = changes.c, and_(changes.c.namespace == namespace, changes.c.record == record)
+    version = connection.execute(select(c.version).where(here, c.event == event)).scalar()
+    if version is not None:
+        return int(version)
+    head = find(connection, namespace, record)
+    first = connection.execute(select(c.version, c.time_ms).where(here).order_by(c.version).limit(1)).first()
+    # What the first that is left does not follow was purged, and is no newer.
+    purged_ms = head["updated_ms"] if head and not first else first.time_ms if first and first.version > 1 else -1
+    if purged_ms >= since_ms:
+        raise NotFound(f"{record}: what was committed lately was purged")
+    return 0
 
 
 def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
@@ -147,20 +167,63 @@ def oldest(connection: Connection, namespace: str, record: str) -> int:
     return int(head["version"])
 
 
-def messages_of(connection: Connection, namespace: str, record: str, runs: Sequence[Segment]) -> dict[int, bytes]:
-    """The messages of these runs by sequence number, wherever along the lineage they are kept."""
+def step_back(connection: Connection, namespace: str, record: str, version: int, steps: int) -> int:
+    """The version whose state is `steps` before that of `version`, on the way on which it came about.
+
+    A rollback is no step: from it the way leads on from the version whose state it is, so what it took back is not met
+    again. Nor is a commit that changes no state. Read are as many rows as steps, however long the history is.
+    """
+    c, at, left = changes.c, version, steps
+    kept = and_(c.namespace == namespace, c.record == record, or_(c.kind.not_in(_STILL), c.version == 1))
+    while left:
+        query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept, c.version <= at)
+        # One more than steps: the first is where we stand.
+        way = connection.execute(query.order_by(c.version.desc()).limit(left + 1)).all()
+        back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
+        if back is not None:
+            left, at = left - back[0], back[1]
+            continue
+        found = [int(row.version) for row in way]
+        if len(found) <= left and (first := oldest(connection, namespace, record)) <= at and first not in found:
+            found.append(first)  # what a purge or an import left of the way here
+        if len(found) <= left:
+            there = steps - left + max(len(found) - 1, 0)
+            raise NotFound(f"{record[:200]}: {steps} steps back from version {version} there is nothing, only {there}")
+        return found[left]
+    return at
+
+
+def _source(version: int, data: bytes | None) -> int:
+    """The version whose state a rollback is, 0 if this is none. A file that was imported may say anything."""
+    marks = [op.value for op in unpack(data or b"") if op.name == RESTORED and op.value.isdigit()]
+    source = int(marks[-1][:19]) if marks else 0
+    return source if source < version else 0
+
+
+def messages_of(
+    connection: Connection, namespace: str, record: str, runs: Sequence[Segment], parent: str | None = None
+) -> dict[int, bytes]:
+    """The messages of these runs by sequence number, wherever along the lineage they are kept.
+
+    A fork that is not archived has no copies of its own yet; `parent`, what it was made from, has those it was handed.
+    """
     found: dict[int, bytes] = {}
     m = messages.c
     for chunk in chunks(runs, 50):
         places = [
-            and_(m.record.in_({record, run.source}), m.seq >= run.start, m.seq < run.stop)
+            and_(
+                or_(m.record.in_({record, run.source}), and_(m.record == parent, m.version == 0)),
+                m.seq >= run.start,
+                m.seq < run.stop,
+            )
             for run in chunk
             if run.start < run.stop
         ]
         if places:
             rows = connection.execute(select(m.record, m.seq, m.data).where(m.namespace == namespace, or_(*places)))
-            # The record's own copy comes last and stays: the source may have been purged and begun anew since.
-            found.update((seq, data) for _, seq, data in sorted(rows, key=lambda row: row.record == record))
+            # Copies come last and stay: the source may have been purged or erased, and begun anew since.
+            ranked = sorted(rows, key=lambda row: (row.record == record, row.record == parent))
+            found.update((seq, data) for _, seq, data in ranked)
     return found
 
 
@@ -196,6 +259,15 @@ def entries(
         query = query.where(c.version < before)
     rows = connection.execute(query.order_by(c.version).limit(limit))
     return [Entry(*row, total_bytes=0) for row in rows]
+
+
+def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
+    """Whether this very change was archived, or set aside."""
+    c, q = changes.c, quarantine.c
+    query = select(c.event).where(c.namespace == namespace, c.record == record, c.version == version)
+    if event in connection.execute(query).scalars().all():
+        return True
+    return connection.execute(select(q.id).where(q.namespace == namespace, q.event == event)).first() is not None
 
 
 def checkpoints(connection: Connection, namespace: str, record: str) -> list[tuple[str, int, int]]:

@@ -6,7 +6,7 @@ import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, and_, select, tuple_
 
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.tables import records, shares
@@ -72,18 +72,22 @@ def owned(connection: Connection, namespace: str, user: str) -> list[str]:
         found.update(connection.execute(select(r.record).where(r.namespace == namespace, condition)).scalars())
     new = found
     while new:
-        new = _forks(connection, namespace, new) - found
+        new = forks(connection, namespace, new).keys() - found
         found |= new
     return sorted(found)
 
 
-def _forks(connection: Connection, namespace: str, sources: Iterable[str]) -> set[str]:
+def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dict[str, int]:
+    """The records that were forked from one of these, or share its messages, with their partitions."""
     r, s = records.c, shares.c
-    found: set[str] = set()
+    found: dict[str, int] = {}
     for chunk in chunks(sorted(sources), 500):
-        children = select(r.record).where(r.namespace == namespace, r.parent.in_(chunk))
-        sharers = select(s.record).where(s.namespace == namespace, s.source.in_(chunk))
-        found |= {*connection.execute(children).scalars(), *connection.execute(sharers).scalars()}
+        children = select(r.record, r.partition).where(r.namespace == namespace, r.parent.in_(chunk))
+        same = and_(r.namespace == s.namespace, r.record == s.record)
+        sharers = select(r.record, r.partition).join(shares, same)
+        sharers = sharers.where(s.namespace == namespace, s.source.in_(chunk)).distinct()
+        for query in (children, sharers):
+            found.update((record, partition) for record, partition in connection.execute(query))
     return found
 
 

@@ -26,9 +26,10 @@ from sqlalchemy import (
 
 from distributed_state import lineage
 from distributed_state.cold import bulk
+from distributed_state.cold.entries import Parsed
 from distributed_state.cold.heads import ERASED, lock
 from distributed_state.cold.history import snapshot_row, states
-from distributed_state.cold.tables import changes, events, messages, records, shares, snapshots
+from distributed_state.cold.tables import TEXT, changes, events, messages, records, shares, snapshots
 from distributed_state.cold.values import Purged
 from distributed_state.model import NEXT, SEGMENTS, Segment, State
 
@@ -88,11 +89,15 @@ def _bases(connection: Connection, namespace: str, names: Iterable[str], before_
     return states(connection, namespace, targets)
 
 
+def hand_down_all(connection: Connection, namespace: str, gone: Iterable[str]) -> None:
+    """Copy every message of these records to the records that share it."""
+    _hand_down(connection, namespace, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
+
+
 def _purge_deleted(connection: Connection, namespace: str, gone: Sequence[str]) -> tuple[int, int]:
     if not gone:
         return 0, 0
-    everything = [{"r": record, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for record in gone]
-    _hand_down(connection, namespace, everything)
+    hand_down_all(connection, namespace, gone)
     removed = []
     for table in (changes, messages, snapshots):
         query = delete(table).where(table.c.namespace == namespace, table.c.record.in_(gone))
@@ -177,6 +182,26 @@ def _hand_down(connection: Connection, namespace: str, runs: Sequence[Mapping[st
     query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
     query = query.where(~select(literal(1)).select_from(own).where(theirs).exists())
     connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+
+
+def inherit(connection: Connection, namespace: str, accepted: Iterable[Parsed]) -> None:
+    """Give forks of forks their own of what their parent was handed: where it was written it is not any more."""
+    runs = [
+        {"p": item.parent, "r": item.entry.record, "low": run.start, "high": run.stop}
+        for item in accepted
+        if item.parent is not None
+        for run in item.runs
+        if run.source != item.parent and run.start < run.stop
+    ]
+    if not runs:
+        return
+    m, own = messages.c, messages.alias("own")
+    theirs = and_(own.c.namespace == m.namespace, own.c.record == bindparam("r"), own.c.seq == m.seq)
+    query = select(m.namespace, bindparam("r", type_=TEXT), m.seq, literal_column("0"), literal_column("''"), m.data)
+    query = query.where(m.namespace == namespace, m.record == bindparam("p"))
+    query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"))
+    query = query.where(~select(literal(1)).select_from(own).where(theirs).exists())
+    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)
 
 
 def _delete_each(connection: Connection, query: Delete, parameters: Sequence[Mapping[str, Any]]) -> int:

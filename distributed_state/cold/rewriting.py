@@ -1,21 +1,25 @@
-"""Stores values in another form, in place. Law: what a row says stays the same; one record is one transaction."""
+"""Stores values in another form, in place. Law: what a row says stays the same; one record is one transaction.
+
+Events are a table of their own, in which many are about no record; a page of them is one transaction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, select, update
+from sqlalchemy import Connection, Table, and_, bindparam, select, tuple_, update
 
 from distributed_state import codec, lineage
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.heads import ERASED, lock
-from distributed_state.cold.tables import changes, messages, quarantine, records, snapshots
+from distributed_state.cold.tables import changes, events, messages, quarantine, records, snapshots
 from distributed_state.errors import CorruptState
 from distributed_state.model import SEGMENTS, Op, is_value, pack, unpack
 
-# The bytes to store for those of a field or message of a record: (record it was written under, name, bytes).
+# The bytes to store for those of a field, a message or an event: (record it was written under, name, bytes).
 Rewrite = Callable[[str, str, bytes], bytes]
+EventKey = tuple[int, str, int]  # partition, epoch, offset
 PAGE = 100
 
 
@@ -36,6 +40,25 @@ def rewrite(connection: Connection, namespace: str, record: str, form: Rewrite, 
     return work.count
 
 
+def rewrite_events(
+    connection: Connection, namespace: str, after: EventKey, form: Rewrite, *, keep: bool
+) -> tuple[EventKey | None, int]:
+    """Rewrite the events of the next page; where it ends, None behind the last one, and how many changed."""
+    e = events.c
+    key = (e.partition, e.epoch, e.offset)
+    query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == namespace, tuple_(*key) > after)
+    rows = connection.execute(query.order_by(*key).limit(PAGE)).all()
+    new = []
+    for row in rows:
+        data = form(row.subject, codec.event_name(row.type, row.id), row.data)
+        if data != row.data:
+            new.append({"p": row.partition, "e": row.epoch, "o": row.offset, "d": data})
+    if new and not keep:
+        place = (e.partition == bindparam("p"), e.epoch == bindparam("e"), e.offset == bindparam("o"))
+        connection.execute(update(events).where(e.namespace == namespace, *place).values(data=bindparam("d")), new)
+    return (tuple(rows[-1][:3]) if rows else None), len(new)
+
+
 class _Work:
     def __init__(self, connection: Connection, namespace: str, record: str, form: Rewrite, keep: bool) -> None:
         self._connection, self._namespace, self._record = connection, namespace, record
@@ -46,7 +69,7 @@ class _Work:
     def packed(self, table: Table) -> None:
         """The tables whose `data` is a change."""
         for rows in self._pages(table):
-            self._store(table, [(key, data, self._change(data)) for key, data in rows])
+            self._store(table, [(key, data, self._change(data, key.get("event", ""))) for key, data in rows])
 
     def messages(self) -> None:
         """What was shared by a record that was purged since is kept here, as it was written there."""
@@ -57,7 +80,7 @@ class _Work:
                 again.append((key, data, self._value(source, codec.MESSAGE, data)))
             self._store(messages, again)
 
-    def _change(self, data: bytes) -> bytes:
+    def _change(self, data: bytes, event: str) -> bytes:
         try:
             ops = unpack(data)
         except CorruptState:
@@ -71,6 +94,10 @@ class _Work:
                 value = self._value(self._record, codec.decode_key(name), value)
             elif kind == b"m":
                 value = self._value(self._record, codec.MESSAGE, value)
+            elif kind == b"e" and name.count(b" ") >= 2:
+                _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
+                # Not counted: the event has a row of its own.
+                value = self._form(subject, codec.event_name(type, event), value)
             again.append(Op(kind, name, value))
         return pack(again)
 
@@ -82,6 +109,7 @@ class _Work:
     def _pages(self, table: Table) -> Iterable[list[tuple[dict[str, Any], bytes]]]:
         """Rows of the record, each as its key and its data, some at a time."""
         own = [column for column in table.primary_key if column.name not in ("namespace", "record")]
+        own += [table.c.event] if "event" in table.c else []
         mine = and_(table.c.namespace == self._namespace, table.c.record == self._record)
         numbers = self._connection.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
         for page in chunks(numbers, PAGE):

@@ -1,7 +1,13 @@
-"""Brings a database to the tables of this release. Law: one process at a time, all steps in one transaction."""
+"""Brings a database to the tables of this release. Law: one process at a time, all steps in one transaction.
+
+And in a process one thread at a time, whatever the database: Alembic keeps in its modules which connection it works on,
+so of two threads one writes into the other's database, or the process ends with a segmentation fault.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 from sqlalchemy import Connection, func, inspect, select, text
@@ -11,6 +17,7 @@ from distributed_state.cold.tables import HEAD, REVISIONS
 from distributed_state.errors import ConfigurationError
 
 _LOCK = 0x6473_7461_7465  # any number that others are unlikely to lock
+_alembic = threading.Lock()
 
 
 def revision(connection: Connection) -> str | None:
@@ -63,4 +70,15 @@ def _upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+    # Taken last, inside the transaction: whoever has it waits for nobody who could wait for it.
+    with _alembic:
+        command.upgrade(config, HEAD)
+
+
+def _after_fork() -> None:
+    global _alembic
+    _alembic = threading.Lock()  # perhaps held by a thread that the child does not have
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

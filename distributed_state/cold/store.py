@@ -6,7 +6,8 @@ Law: every method is one transaction (a purge: one per chunk), so it happened, o
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 
 from sqlalchemy import exc, func, insert, select
 
@@ -15,6 +16,7 @@ from distributed_state.cold import (
     archive,
     auditing,
     erasure,
+    exclusive,
     heads,
     history,
     listing,
@@ -22,40 +24,45 @@ from distributed_state.cold import (
     rewriting,
     schema,
 )
-from distributed_state.cold.engine import Database
-from distributed_state.cold.tables import cursors, namespaces, quarantine, records
-from distributed_state.cold.values import Batch, Cursor, Happened, Listed, Mortal, Purged, Quarantined, Sought
+from distributed_state.cold.engine import Database, keep_for_ever
+from distributed_state.cold.tables import cursors, erasures, namespaces, quarantine, records
+from distributed_state.cold.values import Batch, Cursor, Erasure, Happened, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
 from distributed_state.model import Entry, Loaded, Segment, State
 
-__all__ = ["Batch", "ColdStore", "Cursor", "Happened", "Listed", "Mortal", "Purged", "Quarantined", "Sought"]
+__all__ = ["Batch", "ColdStore", "Cursor", "Erasure", "Happened", "Listed", "Mortal", "Purged", "Quarantined", "Sought"]
 LAYOUT = 1
 
 
 class ColdStore:
     """One namespace of a SQL database. Record texts, ids and users are given as `model.escape` writes them."""
 
-    def __init__(self, database: Database, namespace: str, snapshot_every: int) -> None:
+    def __init__(self, database: Database, namespace: str, snapshot_every: int, opened: ExitStack) -> None:
         self.namespace, self.snapshot_every = namespace, snapshot_every
-        self._database = database
+        self._database, self._opened = database, opened
 
     @classmethod
-    def open(cls, url: str, namespace: str, *, migrate: bool = True, snapshot_every: int = 100) -> ColdStore:
+    def open(
+        cls, url: str, namespace: str, *, migrate: bool = True, snapshot_every: int = 100, alone: bool = False
+    ) -> ColdStore:
         """Open a database: `memory`, `sqlite:///path`, `postgresql://...` or another SQLAlchemy URL.
 
         With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
-        PostgreSQL work behind PgBouncer. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
+        PostgreSQL work behind PgBouncer. With `alone` no other embedded store has it open meanwhile.
+        Raises ConfigurationError if waiting does not help, else ColdUnavailable.
         """
         if snapshot_every < 1:
             raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
-        database = Database(url)
-        try:
+        with ExitStack() as stack:
+            if alone:
+                stack.enter_context(exclusive.file(url))
+            database = Database(url)
+            stack.callback(database.close)
             schema.migrate(database) if migrate else schema.require_head(database)
-        except BaseException:
-            database.close()
-            raise
-        database.opened = True
-        return cls(database, namespace, snapshot_every)
+            if alone:
+                stack.enter_context(exclusive.namespace(database, namespace))
+            database.opened = True
+            return cls(database, namespace, snapshot_every, stack.pop_all())
 
     def register(self, partitions: int) -> tuple[str, int]:
         """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
@@ -94,30 +101,53 @@ class ColdStore:
             return archive.mint(connection, self.namespace, partition, after)
 
     def archive(self, batches: Sequence[Batch]) -> set[int]:
-        """Archive in one transaction; return the partitions whose cursor was at `from_offset` and moved.
+        """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.
 
         An entry that the database refuses for what is in it goes to quarantine, and the others go on.
         """
         with self._database.write() as connection:
             return archive.archive(connection, self.namespace, batches, self.snapshot_every)
 
-    def load(self, record: str, *, window: int, ops_since_ms: int) -> Loaded | None:
-        """The head of a record, its last `window` visible messages, and the op ids of its recent changes (64 at most).
+    def holds(self, record: str, version: int, event: str) -> bool:
+        """Whether this very change was archived, or set aside: at its version there may be another one."""
+        with self._database.read() as connection:
+            return history.holds(connection, self.namespace, record, version, event)
+
+    def told(self, partition: int, epoch: str, offset: int, id: str) -> bool:
+        """Whether this very event was archived, or set aside: at its offset there may be another one."""
+        with self._database.read() as connection:
+            return auditing.told(connection, self.namespace, partition, epoch, offset, id)
+
+    def load(self, record: str, *, window: int) -> Loaded | None:
+        """The head of a record and its last `window` visible messages.
 
         None if it was never archived. One that was erased, or purged when deleted, has only `#deleted` and its version.
         """
         with self._database.read() as connection:
-            return history.load(connection, self.namespace, record, window, ops_since_ms)
+            return history.load(connection, self.namespace, record, window)
+
+    def applied(self, record: str, event: str, since_ms: int) -> int:
+        """The version that a commit became, given its event id; 0 if there is none, of those from a time on at least.
+
+        Raises NotFound if what was committed since was purged, so that it cannot be said.
+        """
+        with self._database.read() as connection:
+            return history.applied(connection, self.namespace, record, event, since_ms)
 
     def state_at(self, record: str, version: int) -> State:
         """The state of a record at a version. Raises NotFound, naming the oldest, if it cannot be read."""
         with self._database.read() as connection:
             return history.state_at(connection, self.namespace, record, version)
 
-    def messages(self, record: str, runs: Sequence[Segment]) -> dict[int, bytes]:
-        """The messages of these runs, by sequence number."""
+    def step_back(self, record: str, version: int, steps: int) -> int:
+        """The version whose state is this many before that of `version`. Raises NotFound if there are not so many."""
         with self._database.read() as connection:
-            return history.messages_of(connection, self.namespace, record, runs)
+            return history.step_back(connection, self.namespace, record, version, steps)
+
+    def messages(self, record: str, runs: Sequence[Segment], parent: str | None = None) -> dict[int, bytes]:
+        """The messages of these runs, by sequence number; `parent` is what the record was forked from."""
+        with self._database.read() as connection:
+            return history.messages_of(connection, self.namespace, record, runs, parent)
 
     def since(self, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
         """The runs cut down to the messages that were committed at this time or later."""
@@ -167,15 +197,50 @@ class ColdStore:
         with self._database.read() as connection:
             return auditing.audit(connection, self.namespace, sought)
 
+    def event(self, partition: int, id: str, since_ms: int) -> Happened | None:
+        """An event by its id, among those of a partition from a time on."""
+        with self._database.read() as connection:
+            return auditing.one(connection, self.namespace, partition, id, since_ms)
+
     def owned(self, user: str) -> list[str]:
         """The records of a user in any scope, deleted ones too, and transitively all their forks."""
         with self._database.read() as connection:
             return listing.owned(connection, self.namespace, user)
 
+    def request_owned(self, user: str) -> list[Erasure]:
+        """Note what `owned` finds as to be erased; what is pending for the user, from earlier requests too."""
+        with self._database.write() as connection:
+            return erasure.request_owned(connection, self.namespace, user)
+
+    def request(self, record: str) -> list[Erasure]:
+        """Note a record as to be erased if there is anything of it here; what is pending for it."""
+        with self._database.write() as connection:
+            return erasure.request(connection, self.namespace, record)
+
+    def pending(
+        self,
+        *,
+        names: Sequence[str] | None = None,
+        partitions: Sequence[int] | None = None,
+        limit: int | None = None,
+    ) -> list[Erasure]:
+        """Erasures that were begun and are not complete."""
+        with self._database.read() as connection:
+            return erasure.pending(connection, self.namespace, names=names, partitions=partitions, limit=limit)
+
     def erase(self, names: Sequence[str]) -> None:
-        """Remove every row of these records; the version of each stays under a hash of its text."""
+        """Remove every row of these records; the version of each stays under a hash of its text.
+
+        Forks of a record keep what they share, unless it was noted that they go too: then they are noted.
+        """
         with self._database.write() as connection:
             erasure.erase(connection, self.namespace, names)
+        self.sync()
+
+    def complete(self, done: Mapping[str, int]) -> None:
+        """Forget that these records were to be erased up to these versions: they are gone from Redis."""
+        with self._database.write() as connection:
+            erasure.complete(connection, self.namespace, done)
         self.sync()
 
     def names(self, after: str) -> list[str]:
@@ -187,6 +252,13 @@ class ColdStore:
         """Store all values of a record in another form; how many it were. With `keep` nothing is changed."""
         with self._database.write() as connection:
             return rewriting.rewrite(connection, self.namespace, record, form, keep=keep)
+
+    def rewrite_events(
+        self, after: rewriting.EventKey, form: rewriting.Rewrite, *, keep: bool
+    ) -> tuple[rewriting.EventKey | None, int]:
+        """Store a page of events in another form; where it ends, None behind the last one, and how many it were."""
+        with self._database.write() as connection:
+            return rewriting.rewrite_events(connection, self.namespace, after, form, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
         """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
@@ -258,7 +330,12 @@ class ColdStore:
             version = connection.dialect.server_version_info or ()
             facts["server version"] = ".".join(str(part) for part in version)
             facts["revision"] = str(schema.revision(connection))
-            for name, table in (("records", records), ("quarantined", quarantine), ("cursors", cursors)):
+            for name, table in (
+                ("records", records),
+                ("quarantined", quarantine),
+                ("cursors", cursors),
+                ("erasures", erasures),
+            ):
                 query = select(func.count()).select_from(table).where(table.c.namespace == self.namespace)
                 facts[name] = str(connection.execute(query).scalar())
             if self._database.dialect == "sqlite":
@@ -271,8 +348,11 @@ class ColdStore:
 
     def close(self) -> None:
         """Close every connection."""
-        self._database.close()
+        self._opened.close()
 
     def abandon(self) -> None:
-        """In a forked child: forget the parent's connections without a word on the wire."""
+        """In a forked child: forget the parent's connections and locks without a word on the wire."""
+        keep_for_ever(self._opened)
+        self._opened = ExitStack()
+        self._opened.callback(self._database.close)
         self._database.abandon()

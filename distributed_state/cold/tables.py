@@ -165,3 +165,16 @@ events = Table(
 Index("events_by_subject", events.c.namespace, events.c.subject, events.c.time_ms)
 Index("events_by_time", events.c.namespace, events.c.time_ms)
 Index("events_by_type", events.c.namespace, events.c.type, events.c.time_ms)
+
+# Records that are to be erased, or are and may still be in Redis: from the request until nothing is left anywhere.
+# `version` is the last one that was erased here, 0 while the rows are still there; `forks`: those go too.
+erasures = Table(
+    "erasures",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("partition", Integer, nullable=False),
+    Column("owner", TEXT, nullable=True),
+    Column("forks", Boolean, nullable=False),
+    Column("version", BigInteger, nullable=False),
+)

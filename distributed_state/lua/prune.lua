@@ -26,5 +26,5 @@ while low < high do
 end
 if low == floor then return {'ok', '0'} end
 redis.call('XTRIM', events, 'MINID', whole(low + 1) .. '-0')
-redis.call('HSET', meta, 'event_floor', whole(low))
+redis.call('HSET', meta, 'event_floor', whole(low), 'event_floor_ms', whole(now[1] * 1000 + math.floor(now[2] / 1000)))
 return {'ok', whole(low - floor)}

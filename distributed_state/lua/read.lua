@@ -5,6 +5,7 @@
         token, token_ms  left behind when the record is absent
         ttl_ms           a TTL that exists is extended to this when a tenth of it is gone
   Returns {'ok', epoch, {field, value, ...}} | {'same', epoch} | {'cold', epoch, token} | {'uninitialised'}
+        token '' = none could be left, as Redis is full: what SQL has is to be read and not brought here
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
 local epoch, version, token, token_ms, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
@@ -18,7 +19,7 @@ if left == -2 then
     -- The time makes it another one when this call is repeated: somebody may still hold the first.
     local now = redis.call('TIME')
     waiting = token .. '.' .. now[1] .. '.' .. now[2]
-    redis.call('SET', hydration, waiting, 'PX', token_ms)
+    if redis.pcall('SET', hydration, waiting, 'PX', token_ms).err then waiting = '' end
   end
   return {'cold', current, waiting}
 end

@@ -1,24 +1,42 @@
 --[[
-  Give a lock back if it is still ours, leave its queue, and wake the next in line.
+  Give a lock back if it is still ours, leave its queue, and offer it to the next in line: who is woken, and skipped
+  unless it comes within the grace.
   KEYS  lock  wait  lock_channel  record
   ARGV  holder  the name under which it was asked for
-        member  our place in the queue, '' = none
-        behind  '' | 'commit' = a commit was sent just before; if it found no record the lock is still needed
-  Returns {'ok'} | {'lost'} | {'absent'}
+        order   of our place in the queue, '' = none
+        grace_ms
+        replica, sequence   the op id of a commit sent just before, '' = none: only if that was applied
+  Returns {'ok'} | {'lost'} | {'kept'}
 ]]
 local lock, wait, lock_channel, record = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local holder, member, behind = ARGV[1], ARGV[2], ARGV[3]
-if behind == 'commit' and redis.call('EXISTS', record) == 0 then return {'absent'} end
+local holder, order, grace_ms, replica, sequence = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+-- Whatever kept the commit from being applied (its script is unknown here, the record left Redis, an increment has to
+-- be a swap), it is sent again under this lock. What was applied is remembered in the record, as commit.lua has it.
+if sequence ~= '' then
+  local ops = ';' .. (redis.call('HGET', record, '#ops') or '')
+  local at = string.find(ops, ';' .. replica .. ' ', 1, true)
+  if not at then return {'kept'} end
+  if not string.find(string.match(ops, '^[^;]*', at + 1), ' ' .. sequence .. ':', 1, true) then return {'kept'} end
+end
 local held = redis.call('GET', lock)
-if member ~= '' then redis.call('ZREM', wait, member) end
+if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
 local now = redis.call('TIME')
 local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local head = redis.call('ZRANGE', wait, 0, 0)
-while head[1] and tonumber(string.match(head[1], '^(%d+):')) < now_ms do
+local head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
+local deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
+while deadline and tonumber(deadline) < now_ms do
   redis.call('ZREM', wait, head[1])
-  head = redis.call('ZRANGE', wait, 0, 0)
+  head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
+  deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
 end
-if head[1] then redis.call('SPUBLISH', lock_channel, head[1]) end
+if deadline then
+  local offered = string.format('%d', math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
+  if offered ~= head[1] then
+    redis.call('ZADD', wait, head[2], offered)
+    redis.call('ZREM', wait, head[1])
+  end
+  redis.call('SPUBLISH', lock_channel, offered)
+end
 return {'ok'}

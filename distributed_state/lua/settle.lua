@@ -1,13 +1,18 @@
 --[[
   Note that a record is archived up to a version: give it its TTL if that is the current one, drop archived messages
   beyond the recent ones.
-  KEYS  record  meta
-  ARGV  epoch, version, ttl_ms, archived (messages below this number are in SQL), recent (how many stay)
-  Returns {'ok'} | {'gone'} | {'epoch'}
+  KEYS  record  journal  meta
+  ARGV  epoch, offset, event   of a journal entry at or behind its own; with another one there nothing is done
+        version, ttl_ms, archived (messages below this number are in SQL), recent (how many stay)
+  Returns {'ok'} | {'gone'} | {'epoch'} | {'other'}
 ]]
-local record, meta = KEYS[1], KEYS[2]
-local epoch, version, ttl_ms, archived, recent = ARGV[1], tonumber(ARGV[2]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local record, journal, meta = KEYS[1], KEYS[2], KEYS[3]
+local epoch, offset, event = ARGV[1], ARGV[2], ARGV[3]
+local version, ttl_ms, archived, recent = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 if redis.call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
+-- Redis may have come back older since the entry was read: then a version says nothing about what is in it.
+local entry = redis.call('XRANGE', journal, offset .. '-0', offset .. '-0')[1]
+if not entry or string.sub(entry[2][2], 1, #event + 1) ~= event .. '\n' then return {'other'} end
 local head = redis.call('HMGET', record, '#v', '#mn', '#md')
 -- A record that is gone must not come back as a ghost of one field.
 if not head[1] then return {'gone'} end
@@ -15,6 +20,16 @@ if not head[1] then return {'gone'} end
 if tonumber(head[1]) == version then redis.call('PEXPIRE', record, ttl_ms) end
 local before = tonumber(head[3] or '0')
 local lowest, keep_from = before, math.min(archived, tonumber(head[2] or '0') - recent)
+-- Between an old message that is shown again and the next one may lie any number of numbers: then only what is there.
+if keep_from - lowest > 5000 then
+  local names = {}
+  for _, name in ipairs(redis.call('HKEYS', record)) do
+    local number = tonumber(string.match(name, '^#m(%d+)$'))
+    if number and number < keep_from then names[#names + 1] = name end
+  end
+  for i = 1, #names, 5000 do redis.call('HDEL', record, unpack(names, i, math.min(i + 4999, #names))) end
+  lowest = keep_from
+end
 while lowest < keep_from do
   local names, stop = {}, math.min(keep_from, lowest + 5000)
   for number = lowest, stop - 1 do names[#names + 1] = '#m' .. string.format('%d', number) end

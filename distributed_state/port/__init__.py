@@ -103,12 +103,17 @@ class Port(Protocol):
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """Send commands together; one round trip. An answer that is an error is returned in its place.
 
+        Each is carried out whatever became of those before it; what depends on that is a script, and looks itself.
         Raises WarmUnavailable when answers are missing: the commands may or may not have been carried out.
         """
         ...
 
     async def command(self, *words: Any) -> Any:
         """One command. Raises what `exchange` would return."""
+        ...
+
+    async def commands(self, commands: Sequence[Words]) -> list[Any]:
+        """Send commands together; one round trip. Raises the first answer that is an error."""
         ...
 
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:

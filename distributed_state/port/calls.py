@@ -1,4 +1,10 @@
-"""Commands and scripts, the same on both faces, on top of a port's `exchange`."""
+"""Commands and scripts, the same on both faces, on top of a port's `exchange`.
+
+Each server has a script cache of its own, which is empty after a restart, a failover and SCRIPT FLUSH: of the scripts
+of one exchange it may know the second and not the first. Law: each script runs after all that stand before it in its
+exchange. What ran too early is sent once more behind those that the server had to be told; so every script that is
+sent with others is one that may be repeated.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ _TOGETHER = 1000  # answers of one exchange wait in the server's memory until al
 
 
 class Calls:
-    """Law: a script that the server does not know is sent with its text, once."""
+    """What a port can do beside `exchange`."""
 
     _place: str
 
@@ -23,6 +29,9 @@ class Calls:
 
     async def command(self, *words: Any) -> Any:
         return self._checked((await self.exchange((words,)))[0])
+
+    async def commands(self, commands: Sequence[Words]) -> list[Any]:
+        return [self._checked(answer) for answer in await self.exchange(commands)]
 
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
         words = script.call(keys, arguments)
@@ -34,13 +43,14 @@ class Calls:
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self._together(words)
-        missing = [at for at, answer in enumerate(answers) if isinstance(answer, driver.NoScriptError)]
-        if missing:
+        # Again and again, as the cache may be emptied meanwhile; each time the first that was unknown is done.
+        while unknown := [at for at, answer in enumerate(answers) if isinstance(answer, driver.NoScriptError)]:
+            again = words[unknown[0] :]
             # The first call of each script brings its text; those behind it find it there.
-            first = {calls[at][0]: at for at in reversed(missing)}
-            again = [calls[at][0].first_call(words[at]) if at in first.values() else words[at] for at in missing]
-            for at, answer in zip(missing, await self._together(again), strict=True):
-                answers[at] = answer
+            for script in {calls[at][0] for at in unknown}:
+                at = next(at for at, call in enumerate(calls[unknown[0] :]) if call[0] is script)
+                again[at] = script.first_call(again[at])
+            answers[unknown[0] :] = await self._together(again)
         return [translate(each, self._place) if isinstance(each, Exception) else each for each in answers]
 
     async def _together(self, words: Sequence[Words]) -> list[Any]:

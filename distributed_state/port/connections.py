@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import redis
 import redis.asyncio
@@ -12,8 +13,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
-_SCHEMES = ("redis", "rediss", "unix")
+SCHEMES = ("redis://", "rediss://", "unix://")
+_DATABASE = re.compile(r"/?|/\d+/?", re.ASCII)
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 
 
 class Connections:
@@ -30,17 +34,30 @@ class Connections:
             self._fake, self._server = fakeredis, fakeredis.FakeServer(version=(7,))
             return
         self._url = url
+        if not url.startswith(SCHEMES):
+            raise ConfigurationError(
+                "url is Redis or Valkey: use redis://, rediss:// or unix://; SQL goes into another parameter, archive="
+            )
+        refuse_unescaped(url, "url")
         try:
             parts = urlsplit(url)
-            host = parts.hostname or (parts.path if parts.scheme == "unix" else "")
-            self.place = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
+            if parts.port == 0 or (parts.scheme != "unix" and "@" in parts.path + parts.fragment):
+                raise ValueError
         except ValueError:
             # Without the cause: of a password with a slash it says a part.
-            raise ConfigurationError("the Redis url cannot be read") from None
-        if parts.scheme not in _SCHEMES:
-            raise ConfigurationError(f"{self.place}: use redis://, rediss:// or unix://")
-        if parts.scheme != "unix" and "@" in parts.path:
-            raise ConfigurationError("the Redis url cannot be read: write / in a password as %2F, and @ as %40")
+            raise ConfigurationError(f"url: {UNREADABLE}") from None
+        if parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path):
+            # The driver would take database 0 for it.
+            raise ConfigurationError(
+                "url: behind the host stands the number of the database, as in redis://host:6379/0"
+            )
+        host = parts.hostname or (parts.path if parts.scheme == "unix" else "")
+        self.place = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
+        require_files(self.place, {name: value for name, value in parse_qsl(parts.query) if name in _FILES})
+        try:
+            self.blocking()
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"{self.place}: an option of the url is wrong: {error}") from error
 
     def blocking(self) -> Any:
         """A connection for one caller at a time."""

@@ -15,6 +15,7 @@ from distributed_state.errors import (
     Backpressure,
     Conflict,
     Deleted,
+    DurabilityUnknown,
     Fenced,
     Interrupted,
     InvalidTransition,
@@ -67,6 +68,8 @@ def refusal(error: Exception) -> Response:
         name, message, status = _HTTP.get(error.status_code, "HTTPException"), error.detail, error.status_code
         return _refused(name, message, status, dict(error.headers or {}))
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
+    if isinstance(error, DurabilityUnknown) and error.request_id is not None:
+        status = 503  # applied in part: the same request, repeated under its id, completes it. Without one: not again
     if not isinstance(error, StateError):
         # What went wrong inside is for the log: its text may hold anything.
         log.error("a request failed", exc_info=error)

@@ -51,7 +51,8 @@ async def turn(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
                 now.transition(event)
             # Nobody else writes while the turn runs, so its commit is the next version.
             now.outcome = {"version": now.version + 1, "phase": now.phase}
-    version = now.outcome["version"] if now.written is None else now.written.version
+    # Not from the outcome: a worker of the library's leaves whatever it likes there.
+    version = now._answered if now.written is None else now.written.version
     return answer({"version": version, "repeated": now.repeated, "outcome": now.outcome})
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from distributed_state.errors import StateError
+from distributed_state.errors import CorruptState, StateError
 from distributed_state.events import AsyncEvents
 from distributed_state.model import Event
 from distributed_state.service.answers import encode
@@ -72,19 +72,27 @@ class EventStream(Response):
 
     async def _next(self) -> bytes | None:
         """What to write next, None at the end."""
-        event = await self._events.next(self._limits.heartbeat)
+        event = await self._readable(self._limits.heartbeat)
         if event is None:
             # A position without an event moves a reader on past what it did not ask for.
             return None if self._ended else b":\n%b\n" % self._position().encode()
         parts = [self._shown(event)]
         size = len(parts[0])
         while size < _TOGETHER and self._events.waiting:
-            event = await self._events.next(0)
+            event = await self._readable(0)
             if event is None:
                 break
             parts.append(self._shown(event))
             size += len(parts[-1])
         return b"".join(parts)
+
+    async def _readable(self, timeout: float) -> Event | None:
+        """The next event. One that this worker cannot read is passed over: a reader would meet it again for ever."""
+        while True:
+            try:
+                return await self._events.next(timeout)
+            except CorruptState as error:
+                log.error("an event is not shown: %s", error)
 
     def _shown(self, event: Event) -> bytes:
         return b"%bevent: %b\ndata: %b\n\n" % (self._position().encode(), event.type.encode(), encode(event.to_dict()))

@@ -88,17 +88,16 @@ async def test_every_replica_shows_what_happened_on_any(opener: Any, tmp_path: P
         await there.session("a").clear(messages=True)
         await both_show("context", "cleared: a")
 
-        switch = {"previous_agent": "", "next_agent": "lifecycle_agent", "conversation_id": "a", "client": ""}
-        await here.emit("agent.switched", switch, subject="client:")
+        await first.activate(conversation_id="a")
         await both_show("status", "active, after nobody")
         assert (first.active, second.active, first.paused) == (True, True, False)
         assert second.visible["system_prompt"] == "You are active in a."
-        switch |= {"previous_agent": "lifecycle_agent", "next_agent": None}
-        await there.emit("agent.switched", switch, subject="client:")
-        await both_show("status", "inactive, nobody is")
+        await there.activate_agent("another")
+        await both_show("status", "inactive, another is")
         assert (first.active, second.paused) == (False, True)
 
-        await here.emit("directory.changed", {"old_path": "/src/one", "new_path": "/src/two"}, subject="client:")
+        await here.change_directory("/src/one")
+        await there.change_directory("/src/two")
         await both_show("context", "one -> two")
         assert second.get_invocation_directory() == "/src/two"
         assert second.get_working_directory() == os.getcwd()

@@ -76,18 +76,29 @@ class Signalled:
         say("cleanup")
 
 
+async def inside(agent: Any) -> None:
+    async with agent:
+        await asyncio.sleep(60)
+
+
 def main(face: str, work: str, place: dict[str, Any], config: str | None, shutdown_timeout: float = 20.0) -> None:
     logging.getLogger("distributed_state.agent").addHandler(Told())
     logging.getLogger("distributed_state.agent").setLevel(logging.INFO)
     more = {"work": work, "shutdown_timeout": shutdown_timeout}
+    if work == "with":
+        more |= {"work": "turns"}
     if face == "asyncio":
         agent: Any = type("Signalled", (Signalled, AsyncAgent), more)(
             lambda: AsyncStateStore.open(**place), config=config
         )
-        asyncio.run(agent.run())
+        asyncio.run(inside(agent) if work == "with" else agent.run())
     else:
         agent = type("Signalled", (Signalled, Agent), more)(lambda: StateStore.open(**place), config=config)
-        agent.run()
+        if work == "with":
+            with agent:
+                time.sleep(60)
+        else:
+            agent.run()
     say(
         "handlers",
         signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,

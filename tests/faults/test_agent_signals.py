@@ -110,6 +110,18 @@ async def test_a_turn_that_runs_is_finished_before_the_end(opener: Any, number: 
         """Nobody holds it any more."""
 
 
+async def test_ctrl_c_in_the_body_of_a_with_ends_the_agent_as_the_end_of_it_does(opener: Any) -> None:
+    with running(opener, "with") as agent:
+        agent.until("in a turn", 2)
+        agent.send(signal.SIGINT)
+        assert agent.end() == -signal.SIGINT, "a KeyboardInterrupt that nobody caught"
+    rest = [each for each in agent.said[[*agent.said].index(["in a turn", 2]) :] if each[0] != "log"]
+    assert rest == [["in a turn", 2], ["stopping", True], ["turn done"], ["shutdown"], ["cleanup"]]
+    assert not [each for each in agent.said if each[:2] == ["log", "ERROR"]]
+    store = await opener()
+    assert await store.session("c").get("n", fresh=True) == 2
+
+
 async def test_a_turn_that_is_killed_writes_nothing(opener: Any) -> None:
     """The negative control of the test above."""
     with running(opener, "turns") as agent:

@@ -116,10 +116,10 @@ async def test_waiting_for_the_archive_of_what_is_lost_ends(opener: Any, server:
     epoch = tiers(store).epoch(keys.partition)
     flush(store)
     with pytest.raises(ColdUnavailable):
-        await asyncio.wait_for(core(archiver).reach(keys.partition, epoch, 1), 5)
+        await asyncio.wait_for(core(archiver).reach(keys.partition, epoch, 1, "lost"), 5)
     assert await store.session("s").set("n", 2) == 1
     with pytest.raises(ColdUnavailable, match="lost"):
-        await asyncio.wait_for(archiver.reach(keys.partition, epoch, 1), 5)
+        await asyncio.wait_for(archiver.reach(keys.partition, epoch, 1, "lost"), 5)
     await opener.close()
 
 

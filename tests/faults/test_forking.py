@@ -118,6 +118,15 @@ def test_an_embedded_store_says_that_it_cannot_be_shared(tmp_path: Path) -> None
         assert session.set("n", 3) == 2
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_that_closes_an_embedded_store_does_not_free_its_file(tmp_path: Path) -> None:
+    with StateStore.open(archive=f"sqlite:///{tmp_path}/state.db") as store:
+        assert in_child(store.close) is None
+        with pytest.raises(ConfigurationError, match="another store"):
+            StateStore.open(archive=f"sqlite:///{tmp_path}/state.db")
+        store.session("s").set("a", 1)
+
+
 async def test_the_blocking_store_works_inside_a_running_loop(redis_url: str, tmp_path: Path, namespace: str) -> None:
     with StateStore.open(redis_url, archive=f"sqlite:///{tmp_path}/a.db", namespace=namespace) as store:
         session = store.session("s")

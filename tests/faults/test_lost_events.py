@@ -17,8 +17,9 @@ import pytest
 import redis
 from below import Worker, own_server, tiers, until
 from faces import in_thread
+from proxy import Proxy
 
-from distributed_state import Event, feed
+from distributed_state import Event, WarmUnavailable, feed
 from distributed_state.feed import RESYNC, Feed, Position, Subscription
 
 real = pytest.mark.only(warm=("valkey", "redis"))
@@ -274,3 +275,69 @@ async def test_a_groups_events_are_taken_over_from_a_member_that_died(opener: An
             for subject in {line.split()[1] for line in lines}:
                 numbers = [int(line.split()[2]) for line in lines if line.split()[1] == subject]
                 assert numbers == sorted(set(numbers)), "each member saw a subject's events in order and once"
+
+
+async def a_life_that_nobody_heard_of(opener: Any) -> None:
+    """A listener begins while Redis holds nothing, and is cut off until a life of Redis has begun and ended."""
+    with own_server(opener) as server, Proxy(server.url) as proxy:
+        store = await opener(url=proxy.url, partitions=4)
+        other = await opener(url=server.url, partitions=4)
+        listener, feed = Listener(store), tiers(store).feed
+        await store.ready()
+        assert all(at.waits for at in feed._subscriptions[0].taken().values())
+        catch_up = feed._catch_up
+
+        async def cut_off(behind: set[int]) -> None:
+            raise WarmUnavailable("cut off")
+
+        feed._catch_up = cut_off  # type: ignore[method-assign]
+        await until(lambda: proxy.mute(b"SSUBSCRIBE"))
+        for life in ("life.first", "life.second"):
+            with redis.Redis.from_url(server.url) as client:
+                client.flushall()
+            for n in range(20):
+                await other.emit(life, {"n": n}, subject=f"subject {n}")
+        feed._catch_up = catch_up  # type: ignore[method-assign]
+        proxy.cut(b"SSUBSCRIBE")
+        await until(lambda: [event.type for event in listener.heard].count("life.second") == 20)
+        assert [event.type for event in listener.told()] == ["life.second"] * 20
+        assert listener.resyncs == 1
+        await store.close()
+
+
+@pytest.mark.replicas
+async def test_a_life_of_redis_that_began_and_ended_unheard_is_told_of(opener: Any) -> None:
+    await a_life_that_nobody_heard_of(opener)
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+async def test_a_position_that_knows_no_epochs_would_not_show_a_life_unheard_of(opener: Any, monkeypatch: Any) -> None:
+    """Negative control of the test above."""
+    monkeypatch.setattr(Position, "behind", classmethod(lambda cls, epochs: cls("", 0)))
+    with pytest.raises(AssertionError):
+        await a_life_that_nobody_heard_of(opener)
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+async def test_a_position_from_before_any_event_shows_a_life_that_ended_since(opener: Any) -> None:
+    with own_server(opener) as server, redis.Redis.from_url(server.url) as client:
+        store = await opener(url=server.url, partitions=4)
+        for lives, expected in ((1, []), (2, [RESYNC])):
+            async with store.events("life.*") as events:
+                position = events.position
+            for _ in range(lives):
+                client.flushall()
+                for n in range(20):
+                    await store.emit("life.of", {"n": n}, subject=f"subject {n}")
+            found = []
+            async with store.events("life.*", since=position) as events:
+                while len(found) < 20 + len(expected):
+                    event = await events.next(timeout=10)
+                    assert event is not None
+                    found.append(event.type)
+            assert found == [*expected, *["life.of"] * 20]
+            await store.archive()
+            client.flushall()
+        await store.close()

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from below import until
 
-from distributed_state import AsyncStateStore, Backpressure, ColdUnavailable, StateError, StateStore, WarmUnavailable
+from distributed_state import (
+    AsyncStateStore,
+    Backpressure,
+    ColdUnavailable,
+    DurabilityUnknown,
+    StateError,
+    StateStore,
+    WarmUnavailable,
+    archiver,
+)
 from distributed_state.cold.store import ColdStore
+from distributed_state.model import Ref, unpack
 from distributed_state.servers import RedisServer, postgres_server, redis_server
 
 
@@ -26,8 +40,6 @@ def opened(server: RedisServer, archive: str, **settings: Any) -> StateStore:
 
 
 def emptied(server: RedisServer, how: str) -> None:
-    import redis
-
     if how == "flush":
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
@@ -211,3 +223,168 @@ def test_redis_down_is_said_and_over_when_it_is_back(archive_url: str) -> None:
         own.start()
         assert session.get("n", fresh=True) == 1
         assert session.set("n", 3) == 2
+
+
+# Redis comes back as it was some time ago
+
+
+class Rewound:
+    """A server with an append-only file, which a power cut shortens."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.kept = 0
+
+    def _file(self) -> Path:
+        (found,) = self.server.directory.glob("appendonlydir/*.incr.aof")
+        return found
+
+    def note(self) -> None:
+        """What is there now is on disk."""
+        self.kept = self._file().stat().st_size
+
+    def rewind(self) -> None:
+        """The power goes, and comes back: what was written since the note never reached the disk."""
+        self.server.kill()
+        with self._file().open("r+b") as file:
+            file.truncate(self.kept)
+        self.server.start()
+
+
+@pytest.fixture
+def rewound() -> Iterator[Rewound]:
+    with redis_server("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0") as own:
+        yield Rewound(own)
+
+
+def in_sql(store: StateStore, id: str) -> dict[int, Any]:
+    """What SQL has of field n, by version, whatever its journal is like."""
+    entries = store._twin._cold.history(f"session:{id}")
+    return {each.version: int(op.value) for each in entries for op in unpack(each.data) if op.name == b"n"}
+
+
+@pytest.mark.parametrize("knows_the_cursor", [True, False])
+def test_archived_is_not_said_of_what_a_rewound_redis_took_anew(
+    rewound: Rewound, archive_url: str, knows_the_cursor: bool
+) -> None:
+    """G5 and G8: its offsets were in SQL before, under other events."""
+    settings: dict[str, Any] = {"durability": "archived", "archiver": False, "max_staleness": 0}
+    store = opened(rewound.server, archive_url, **settings)
+    try:
+        session, acknowledged = store.session("s"), dict[int, int]()
+        for n in range(40):
+            acknowledged[session.set("n", n)] = n
+            if n == 19:
+                rewound.note()
+        rewound.rewind()
+        if not knows_the_cursor:
+            store.close()
+            store = opened(rewound.server, archive_url, **settings)
+            session = store.session("s")
+        for n in range(100, 140):
+            began = time.monotonic()
+            with pytest.raises(DurabilityUnknown, match="is not archived"):
+                session.set("n", n)
+            assert time.monotonic() - began < store._twin.settings.retry_for, "it is said at once"
+        assert in_sql(store, "s").items() >= acknowledged.items()
+        assert store._twin.tiers().archiver.diverged
+        assert any(not each.ok and each.name.startswith("partition") for each in store.doctor())
+        for read in (session.history, lambda: session.at(version=3), lambda: store.export("s"), store.archive):
+            with pytest.raises(ColdUnavailable):
+                read()
+    finally:
+        store.close()
+
+
+def rewound_past_the_cursor(rewound: Rewound, archive: str) -> None:
+    """Everything that Redis holds and SQL has not stays in the journal."""
+    settings: dict[str, Any] = {"archiver": False, "max_staleness": 0, "archive_batch": 20}
+    with opened(rewound.server, archive, **settings) as store:
+        session = store.session("s")
+        for n in range(40):
+            session.set("n", n)
+            if n == 9:
+                store.archive()
+                rewound.note()
+        store.archive()
+    rewound.rewind()
+    with opened(rewound.server, archive, **settings) as store:
+        # More than a pass reads, so that the first one ends before the offset that SQL has.
+        session, before = store.session("s"), in_sql(store, "s")
+        written = {session.set("n", n): n for n in range(100, 200)}
+        for _ in range(3):
+            with suppress(ColdUnavailable):
+                store.archive()
+        assert in_sql(store, "s") == before
+        with redis.Redis.from_url(rewound.server.url) as client:
+            names = store._twin.keys.of(Ref("session", "s"))
+            journal = client.xrange(names.journal)
+            assert client.pttl(names.record) == -1, "what is not archived may not expire"
+        assert {int(entry[b"h"].split(b"\n")[2]) for _, entry in journal} >= written.keys()
+        assert store._twin.tiers().archiver.diverged
+
+
+def test_what_a_rewound_redis_took_anew_is_not_trimmed(rewound: Rewound, archive_url: str) -> None:
+    rewound_past_the_cursor(rewound, archive_url)
+
+
+@pytest.mark.parametrize("archive_url", ["sqlite"], indirect=True)
+def test_by_offsets_alone_they_would_be_trimmed(
+    rewound: Rewound, archive_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: the journal's entry at the cursor is not looked at."""
+    monkeypatch.setattr(archiver, "_misfit", lambda cursor, journal: "")
+    with pytest.raises(AssertionError):
+        rewound_past_the_cursor(rewound, archive_url)
+
+
+def test_a_commit_that_redis_lost_is_not_called_archived_because_others_came_after_it(
+    rewound: Rewound, archive_url: str
+) -> None:
+    """Nothing of SQL's was lost: the journal fits, and goes on past the offset, with somebody else's commits."""
+    with (
+        opened(rewound.server, archive_url, archiver=False, durability="archived") as writer,
+        opened(rewound.server, archive_url, archiver=False) as other,
+    ):
+        writer.session("s").set("n", 0)
+        rewound.note()
+        its = writer._twin.tiers().archiver
+        reach = its.reach
+
+        async def lost(*arguments: Any) -> Any:
+            its.reach = reach
+            rewound.rewind()
+            for n in range(10, 15):
+                other.session("s").set("n", n)
+            other.archive()
+            return await reach(*arguments)
+
+        its.reach = lost  # type: ignore[method-assign]
+        with pytest.raises(DurabilityUnknown, match="lost"):
+            writer.session("s").set("n", 1)
+        assert sorted(in_sql(other, "s").values()) == [0, 10, 11, 12, 13, 14]
+        assert writer.session("s").set("n", 15) == 7
+        assert not other._twin.tiers().archiver.diverged
+
+
+def test_an_event_that_redis_lost_is_not_called_archived(rewound: Rewound, archive_url: str) -> None:
+    with (
+        opened(rewound.server, archive_url, archiver=False, durability="archived") as writer,
+        opened(rewound.server, archive_url, archiver=False) as other,
+    ):
+        writer.emit("mail.sent", {"n": 0}, subject="x")
+        rewound.note()
+        stream = writer._twin.tiers().stream
+        emit = stream.emit
+
+        async def lost(*arguments: Any) -> Any:
+            written = await emit(*arguments)
+            rewound.rewind()
+            other.emit("mail.sent", {"n": 2}, subject="x")
+            other.archive()
+            return written
+
+        stream.emit = lost  # type: ignore[method-assign]
+        with pytest.raises(DurabilityUnknown, match="lost"):
+            writer.emit("mail.sent", {"n": 1}, subject="x")
+        assert [event.data["n"] for event in other.audit(type="mail.sent")] == [0, 2]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -22,10 +23,20 @@ from distributed_state import (
     Workflow,
     tool,
 )
+from distributed_state.agent.agents import Agent, AsyncAgent, AsyncHost, Host
 from distributed_state.batch import AsyncBatch
+from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
+from distributed_state.changes import Changes
+from distributed_state.events import AsyncEvents
+from distributed_state.lease import AsyncLease
+from distributed_state.records import AsyncRecord
 from distributed_state.session import AsyncSession
 from distributed_state.store import AsyncStateStore
-from distributed_state.typed import AsyncTypedSession
+from distributed_state.sync import Batch, StateStore
+from distributed_state.sync_fleet import Events
+from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.transaction import AsyncTransaction
+from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession
 
 pytestmark = pytest.mark.brief("embedded")
 
@@ -83,6 +94,7 @@ SESSION: dict[str, Case] = {
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
+    "message": (lambda s: s.message(0), [("read", M)]),
     "window": (
         lambda s: s.window(
             max_tokens=9,
@@ -106,6 +118,7 @@ SESSION: dict[str, Case] = {
         lambda s: s.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user"}], phase="q"),
         [("write", "a"), ("read", "n"), ("write", "n"), ("write", P), ("write", M)],
     ),
+    "erase": (lambda s: s.erase(), [("admin", None)]),
     "initialize": (lambda s: s.initialize({"new": 1}), [("read", None), ("write", "new")]),
     "export_state": (
         lambda s: s.export_state(messages=True),
@@ -152,7 +165,10 @@ SESSION: dict[str, Case] = {
     "switch": (lambda s: s.switch(previous_id="t"), [("write", V), ("read", V)]),
     "lifetime": (lambda s: s.lifetime(), [("read", V)]),
     "set_lifetime": (lambda s: s.set_lifetime(idle=60), [("write", None)]),
-    "fork": (lambda s: s.fork("f"), [("read", None), ("write", None), ("write", "a"), ("write", P)]),
+    "fork": (
+        lambda s: s.fork("f"),
+        [("read", None), ("write", None), ("read", "a"), ("read", P), ("read", M), ("write", "a"), ("write", P)],
+    ),
 }
 
 
@@ -192,6 +208,10 @@ async def _hear(store: Any) -> None:
     await store.off(store.on("*", print))
 
 
+async def _announce(store: Any) -> None:
+    store.announce(mood="good")
+
+
 STORE: dict[str, Case] = {
     "get_many": (
         lambda s: s.get_many([s.session("s"), s.session("t")]),
@@ -203,6 +223,8 @@ STORE: dict[str, Case] = {
     "reload_config": (lambda s: s.reload_config({"a": 1}), [("admin", None), ("write", "all")]),
     "audit": (lambda s: s.audit(), [("read", None)]),
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
+    "activate_agent": (lambda s: s.activate_agent("notes"), [("read", None), ("write", None)]),
+    "change_directory": (lambda s: s.change_directory("/b"), [("read", None), ("write", None)]),
     "events": (_listen, [("read", None)]),
     "on": (_hear, [("read", None)]),
     "replicas": (lambda s: s.replicas(), [("admin", None)]),
@@ -216,47 +238,147 @@ STORE: dict[str, Case] = {
     ),
     "upcast": (lambda s: s.upcast(Trip), [("admin", None)]),
     "forget": (lambda s: s.forget("u"), [("admin", None)]),
+    "erase": (lambda s: s.erase("s"), [("admin", None)]),
+    "archive": (lambda s: s.archive(), [("admin", None)]),
+    "doctor": (lambda s: s.doctor(), [("admin", None)]),
+    "stats": (lambda s: s.stats(), [("read", None)]),
+    "announce": (_announce, [("write", None)]),
 }
 LINES = [
     '{"format":"distributed_state/1","scope":"session","id":"x","version":1,"messages":0,"changes":1}',
     '{"version":1,"time_ms":1,"kind":"set","actor":"","token":0,"event":"a.1.b","ops":[["s","a","1"]]}',
 ]
-# What shows and changes nothing of a record: it opens and closes, makes handles, archives, examines the servers.
-FREE = {"session", "user", "app", "task", "archive", "doctor", "stats", "open", "close", "off", "ready"}
-FREE |= {"announce"}
-PLAIN = {
-    "id",
-    "ref",
-    "ephemeral",
-    "invalidate",
-    "acting_as",
-    "hook",
-    "clean",
-    "clean_messages",
-    "settings",
-    "keys",
-    "replica",
-    "form",
-    "guard",
-    "tiers",
-    "after_fork",
-    "dress",
+
+
+async def _saved(turn: Any) -> None:
+    state = AgentState.from_user_input("go", session_id=raw(turn).session.id)
+    await turn.save_state(state.model_copy(update={"history": (*await turn.messages(), *state.history)}))
+
+
+# What a view of the fields asks for while it is open: in a transaction and in a turn, which asked when they opened.
+VIEW: dict[str, Case] = {
+    "__iter__": (lambda v: list(raw(v)), [("read", None), ("read", "a")]),
+    "__len__": (lambda v: len(raw(v)), [("read", None), ("read", "a")]),
+    "__eq__": (lambda v: raw(v) == {}, [("read", None), ("read", "a")]),
+    "__contains__": (lambda v: "a" in raw(v), [("read", "a")]),
+    "__getitem__": (lambda v: v["a"], [("read", "a")]),
+    "__setitem__": (lambda v: raw(v).__setitem__("b", 1), [("write", "b")]),
+    "__delitem__": (lambda v: raw(v).__delitem__("a"), [("read", "a"), ("write", "a")]),
+    "keys": (lambda v: list(raw(v).keys()), [("read", None), ("read", "a")]),
+    "items": (lambda v: list(raw(v).items()), [("read", None), ("read", "a")]),
+    "values": (lambda v: list(raw(v).values()), [("read", None), ("read", "a")]),
+    "get": (lambda v: v.get("a"), [("read", "a")]),
+    "pop": (lambda v: v.pop("a"), [("read", "a"), ("write", "a")]),
+    "popitem": (lambda v: v.popitem(), [("read", None), ("read", "a"), ("write", "a")]),
+    "setdefault": (lambda v: v.setdefault("b", 1), [("read", "b"), ("write", "b")]),
+    "update": (lambda v: v.update(b=1), [("write", "b")]),
+    "clear": (lambda v: v.clear(), [("read", None), ("read", "a"), ("write", "a")]),
+    "append": (lambda v: v.append({"role": "user"}), [("write", M)]),
+    "move_to": (lambda v: v.move_to("q"), [("write", P)]),
+    "phase": (lambda v: v.phase, [("read", P)]),
+}
+TURN: dict[str, Case] = {
+    "transition": (lambda t: t.transition("begin", machine=STEPS), [("read", P), ("write", P)]),
+    "messages": (lambda t: t.messages(), [("read", M)]),
+    "window": (lambda t: t.window(max_tokens=100), [("read", M)]),
+    "load_state": (lambda t: t.load_state(), [("read", None), ("read", M)]),
+    "save_state": (
+        _saved,
+        [("read", M)] + [("write", f"agent.{name}") for name in STATE] + [("write", P), ("write", M)],
+    ),
+    "call": (lambda t: t.call(count, {"amount": 2}), [("read", "a"), ("write", "a")]),
 }
 
 
-def test_every_public_method_is_in_the_table() -> None:
-    """A new method must be put into one of the sets above, and be seen to ask."""
-    session = {name for name in dir(AsyncSession) if not name.startswith("_")}
-    store = {name for name in dir(AsyncStateStore) if not name.startswith("_")}
-    assert session - PLAIN == set(SESSION)
-    assert store - PLAIN == set(STORE) | FREE
-    typed = {name for name in dir(AsyncTypedSession) if not name.startswith("_")}
-    assert typed - session == {"load", "edit", "modify", "is_older", "upcast"}
-    assert {name for name in dir(AsyncBatch) if not name.startswith("_")} == {"on"}
-    view = {name for name, each in vars(Transaction).items() if not name.startswith("_") and callable(each)}
-    assert view == {"append", "move_to"}, "and the methods of a dict, which go through the same doors"
-    turn = {name for name, each in vars(AsyncTurn).items() if not name.startswith("_") and callable(each)}
-    assert turn == {"append", "move_to", "transition", "messages", "window", "load_state", "save_state", "call"}
+def raw(view: Any) -> Any:
+    """The view itself: what asks no server needs no thread of its own."""
+    return getattr(view, "it", view)
+
+
+LOCAL, OPENING, OWN = "of this process alone", "asked when it was opened", "what the caller did here"
+HANDLE, WRITING, STORE_USER = (
+    "makes a handle, which asks",
+    "asked when it is committed",
+    "through the store, which asks",
+)
+# Who has nobody to ask, and why. These and the rows above are one table: what each public method asks of the policy.
+UNASKED: dict[str, dict[str, str]] = {
+    "STORE": dict.fromkeys(("session", "user", "app", "task"), HANDLE)
+    | dict.fromkeys(("open", "close", "off", "ready", "invalidate", "acting_as", "settings", "replica"), LOCAL)
+    | dict.fromkeys(("hook", "tiers", "after_fork"), LOCAL),
+    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate"), LOCAL),
+    "TYPED": {},
+    "VIEW": {"version": OPENING},
+    "TURN": dict.fromkeys(
+        ("version", "token", "epoch", "lost", "suspends", "repeated", "request_id", "session"), OPENING
+    )
+    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written"), OWN),
+    "BATCH": {"on": WRITING, "versions": OWN},
+    "CHANGES": dict.fromkeys(
+        ("append", "clear", "delete", "increment", "label", "leave", "lives", "phase", "put", "reserved", "set"),
+        WRITING,
+    )
+    | dict.fromkeys(("set_many", "tell", "undelete", "wipe"), WRITING)
+    | dict.fromkeys(("copy", "draft", "fields"), OWN),
+    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
+    "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "hand_over"), OPENING)
+    | dict.fromkeys(("handed_over", "lose", "protect", "renewed"), OPENING),
+    "EDIT": {"finish": WRITING},
+    "AGENT": dict.fromkeys((name for name in dir(AsyncAgent) if name.startswith("on_")), "a hook, called by the host")
+    | dict.fromkeys(("conversation", "store", "run", "run_command", "main_loop", "initialize", "cleanup"), STORE_USER)
+    | dict.fromkeys(("activate", "change_directory"), STORE_USER)
+    | dict.fromkeys(("conversation_defaults", "persistent", "persistent_defaults", "status"), STORE_USER)
+    | dict.fromkeys(("Config", "client", "config", "conversation_id", "follow", "limits", "log", "paused"), LOCAL)
+    | dict.fromkeys(("get_invocation_directory", "get_working_directory", "pause", "pause_when_inactive"), LOCAL)
+    | dict.fromkeys(("position", "register_command", "register_section", "reload", "remove_section"), LOCAL)
+    | dict.fromkeys(("resume", "set_description", "set_system_prompt", "shown", "shutdown_timeout", "slow_hook"), LOCAL)
+    | dict.fromkeys(("start", "stop", "stopping", "stuck_hook", "update_section", "wait", "watch_config"), LOCAL),
+    "HOST": dict.fromkeys(
+        ("close", "do", "position", "reload", "run", "status", "stop", "wait", "waiting", "wake"), LOCAL
+    ),
+}
+TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {
+    "STORE": ((AsyncStateStore, StateStore), STORE),
+    "SESSION": ((AsyncSession, Session, AsyncRecord, Record), SESSION),
+    "TYPED": ((AsyncTypedSession, TypedSession, AsyncTypedRecord, TypedRecord), TYPED),
+    "VIEW": ((Transaction,), VIEW),
+    "TURN": ((AsyncTurn, Turn), TURN),
+    "BATCH": ((AsyncBatch, Batch), {}),
+    "CHANGES": ((Changes,), {}),
+    "EVENTS": ((AsyncEvents, Events), {}),
+    "LEASE": ((AsyncLease, Lease), {}),
+    "EDIT": ((AsyncEdit, Edit, AsyncTransaction, TransactionBody), {}),
+    "AGENT": ((AsyncAgent, Agent), {}),
+    "HOST": ((AsyncHost, Host), {}),
+}
+INHERITS = {"TYPED": "SESSION", "TURN": "VIEW"}
+
+
+def methods(face: type) -> set[str]:
+    """What a user can call or read, the operators of a dict included."""
+    found = {name for name in dir(face) if not name.startswith("_")}
+    return found | {name for name in VIEW if name in dir(face) and issubclass(face, Mapping)}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_every_public_method_is_in_the_table(name: str) -> None:
+    """The code's own list of them, on both faces, and the rows are the same: a new one cannot be forgotten."""
+    faces, rows = TABLE[name]
+    known = set(rows) | set(UNASKED[name])
+    if name in INHERITS:
+        known |= set(TABLE[INHERITS[name]][1]) | set(UNASKED[INHERITS[name]])
+    there = set().union(*(methods(face) for face in faces))
+    what = f"of {faces[0].__name__}: what does it ask of the access policy? In {__file__}"
+    missing, gone = sorted(there - known), sorted((set(rows) | set(UNASKED[name])) - there)
+    assert not missing, (
+        f"{', '.join(missing)} {what} add for each either a row to {name}, "
+        f'"{missing[0]}": (lambda it: it.{missing[0]}(...), [("read", "a"), ...]), a call on a record that has a field '
+        f"a, a message and phase p, and each (action, field) that it has to ask for, in order (the tests then see that "
+        f'it asks for just these, and does nothing where one is denied); or "{missing[0]}": "why nobody has to be '
+        f'asked" to UNASKED["{name}"]. The rights: read, write, lock, admin; the fields: see access.Request.'
+    )
+    assert not gone, f"{', '.join(gone)} {what} there is a row, and no such method: take it out of {name} or UNASKED."
+    assert not set(rows) & set(UNASKED[name]), "either it asks, or it does not"
 
 
 class Rules:
@@ -395,10 +517,102 @@ async def test_the_store_asks_for_what_it_does(opener: Any, name: str) -> None:
         assert whole == Request("", "admin", None, None, None, "u")
     if name == "purge":
         assert whole == Request("", "admin", None, None, None, None)
-    if name in ("export", "delete"):
+    if name in ("export", "delete", "erase"):
         assert (whole.scope, whole.id) == ("session", "s")
     if name == "import_":
         assert (whole.scope, whole.id) == ("session", "copy")
+
+
+def opened(session: Any, kind: str) -> Any:
+    return session.turn() if kind == "turn" else session.transaction()
+
+
+@pytest.mark.parametrize(("kind", "rows"), [("transaction", VIEW), ("turn", VIEW | TURN)], ids=("transaction", "turn"))
+async def test_a_view_asks_for_what_is_done_with_it(opener: Any, kind: str, rows: dict[str, Case]) -> None:
+    """Exactly for that, and where one of it is denied nothing is changed."""
+    store, rules = await guarded(opener)
+    for name, (call, expected) in rows.items():
+        rules.allow = lambda request: True
+        session = store.session(f"s-{name}", user="u", actor="a")
+        await session.write(set={"a": 1}, append=[{"role": "user", "content": "x"}], phase="p")
+
+        async def do(session: Any = session, call: Any = call) -> None:
+            rules.asked.clear()
+            async with opened(session, kind) as view:
+                rules.asked.clear()
+                found = call(view)
+                if inspect.isawaitable(found):
+                    await found
+
+        for denied in expected:
+            # What opening asks for is in the rows of `turn` and `transaction`.
+            rules.allow = lambda request, denied=denied: (request.action, request.field) != denied
+            with pytest.raises(AccessDenied):
+                await do()
+        assert await session.version(fresh=True) == 1, name
+        rules.allow = lambda request: True
+        await do()
+        assert list(dict.fromkeys(rules.told())) == expected, name
+
+
+async def test_names_are_not_told_to_who_may_not_read_the_fields(opener: Any) -> None:
+    """Neither by a view, nor to a tool, nor by the history of what was deleted, nor through a fork."""
+
+    @tool(name="names")
+    def names_of(state: Any) -> list[str]:
+        """List the fields."""
+        return list(state)
+
+    store, rules = await guarded(opener)
+    session = store.session("s", user="u", actor="a")
+    await session.set("ssn", 1)
+    await session.delete("ssn")
+    rules.allow = lambda request: (request.action, request.field) != ("read", "ssn")
+    with pytest.raises(AccessDenied, match="'ssn'"):
+        await session.history()
+    rules.allow = lambda request: True
+    await session.set("ssn", 1)
+    rules.allow = lambda request: (request.action, request.field) != ("read", "ssn")
+
+    async def in_a_turn() -> None:
+        async with session.turn() as turn:
+            len(raw(turn))
+
+    for call in (
+        lambda: session.apply(list),
+        lambda: session.apply(len),
+        in_a_turn,
+        lambda: session.call(names_of, {}, call_id="c"),
+        lambda: session.fork("f"),
+        lambda: session.fork("f", version=4),
+    ):
+        with pytest.raises(AccessDenied, match="may not read 'ssn' of session:s"):
+            await call()
+    assert not await store.session("f").exists(fresh=True)
+    await session.fork("f", version=3)
+    rules.allow = lambda request: (request.action, request.field) != ("read", M)
+    with pytest.raises(AccessDenied, match="#messages"):
+        await session.fork("g")
+
+
+async def test_an_import_names_whose_record_it_will_be(opener: Any) -> None:
+    store, rules = await guarded(opener)
+    lines = await store.export("s")
+    await store.purge(older_than=-0.0)
+    rules.asked.clear()
+    await store.import_(lines, id="copy")
+    assert [(each.action, each.id, each.user) for each in rules.asked] == [("admin", "copy", "u")]
+    rules.allow = lambda request: request.user != "u"
+    for file in lines, await _exported(store, rules):
+        with pytest.raises(AccessDenied):
+            await store.import_(file, id="other")
+
+
+async def _exported(store: Any, rules: Rules) -> list[str]:
+    kept, rules.allow = rules.allow, lambda request: True
+    lines: list[str] = await store.export("s")
+    rules.allow = kept
+    return lines
 
 
 async def test_a_hot_read_does_not_get_past_the_policy(opener: Any) -> None:

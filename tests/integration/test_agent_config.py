@@ -145,6 +145,34 @@ async def test_a_config_reaches_every_replica_and_the_agent_it_is_for(opener: An
         assert other.config == {"poll_interval": 4}
 
 
+async def test_the_fleet_is_told_which_names_of_a_config_changed_and_no_value(store: Any) -> None:
+    """Events reach whoever may listen; the record, whoever may read it."""
+    agent = made(Recorder, store)
+    async with hosted(agent):
+        await store.reload_config({"api_key": "sk-5ecret", "level": 1, "same": [1]})
+        await store.reload_config({"api_key": "sk-another", "level": 1, "same": [1]}, agent="notes")
+        await store.reload_config({"api_key": "sk-an0ther", "same": [1]})
+        await until(lambda: agent.saw and agent.saw[-1][1] == {"api_key": "sk-an0ther", "same": [1]})
+    told = [event.data for event in await store.audit(type="config.changed")]
+    assert "sk-" not in str(told)
+    everything = ["api_key", "level", "same"]
+    assert [(each["agent"], each["changed"]) for each in told] == [
+        ("", everything), ("notes", everything), ("", ["api_key", "level"]),
+    ]  # fmt: skip
+    assert len({each["digest"] for each in told}) == 3
+
+
+def test_what_was_given_once_is_not_taken_again_when_the_record_moves_on_for_others() -> None:
+    """Else a later file would be overwritten by it."""
+    from distributed_state.agent.config import Config, Spread
+
+    config = Config("x", None, {"a": 0})
+    assert config.take(Spread({"a": 1}, 1.0, 1)) == {"a"}
+    config._put({"a": "from a later file"})
+    assert config.take(Spread({"a": 1}, 1.0, 2)) == set()
+    assert config.value == {"a": "from a later file"}
+
+
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: Any) -> None:
@@ -158,7 +186,10 @@ async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: An
             for agent in many:
                 await until(lambda agent=agent, before=before: agent._config._version == before + 3)
                 assert agent.config == kept["config"]
-        assert [agent.saw for agent in many].count(many[0].saw) == 3, "and each saw the same ones, in the same order"
+        for agent in many:
+            seen = [(config["round"], config["by"]) for _, config, _ in agent.saw]
+            assert [round for round, _ in seen] == sorted(round for round, _ in seen), "no step back"
+            assert len(set(seen)) == len(seen), "and each at most once"
 
 
 @pytest.mark.replicas

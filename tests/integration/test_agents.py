@@ -9,15 +9,18 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Recorder, ask, hosted, made, now
+from agents import Recorder, ask, entered, hosted, made, now
 from below import names, redis_of, tiers, until
 from faces import core
 
 from distributed_state import (
+    Agent,
     AsyncAgent,
+    ColdUnavailable,
     CommandArgument,
     CommandFailed,
     ConfigurationError,
@@ -27,6 +30,8 @@ from distributed_state import (
     Limits,
     Locked,
     NotFound,
+    WarmUnavailable,
+    audit,
 )
 
 pytestmark = pytest.mark.brief("embedded")
@@ -225,6 +230,56 @@ async def test_deactivated_comes_before_activated(store: Any) -> None:
         assert first.conversation_id == "c", "an event without a conversation changes nothing there"
 
 
+async def test_the_agent_that_a_client_had_is_deactivated_without_being_named(store: Any) -> None:
+    first, second = made(Recorder, store, name="first"), made(Recorder, store, name="second")
+    shared: list[tuple[Any, ...]] = []
+    first.saw = second.saw = shared
+    async with hosted(first, second):
+        told = [
+            await store.activate_agent("first", client="web", conversation_id="c"),
+            await store.activate_agent("first", client="phone"),
+            await store.activate_agent("second", client="web"),
+            await ask(first, "activate", client="web"),
+            await store.activate_agent(None, client="web"),
+        ]
+        await until(lambda: len(shared) == 7)
+        assert shared == [
+            ("activated", "", "c"),
+            ("activated", "", ""),
+            ("deactivated", "second"),
+            ("activated", "first", ""),
+            ("deactivated", "first"),
+            ("activated", "second", ""),
+            ("deactivated", None),
+        ]
+        assert (first.active, second.active) == (True, False), "for the phone"
+    assert [(each.type, each.subject, each.actor) for each in told[2:4]] == [
+        ("agent.switched", "client:web", ""), ("agent.switched", "client:web", "agent:first"),
+    ]  # fmt: skip
+    assert [each.data["previous_agent"] for each in told] == ["", "", "first", "second", "first"]
+    with pytest.raises(InvalidValue, match="client is a str"):
+        await store.activate_agent("first", client=7)
+    assert (await store.activate_agent("x", client="web", previous_agent="")).data["previous_agent"] == ""
+
+
+async def test_a_switch_that_names_no_agent_before_deactivates_the_one_that_the_client_had(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As told by `emit`, or while SQL, which knows the last one, is away."""
+    first, second = made(Recorder, store, name="first"), made(Recorder, store, name="second")
+
+    async def away(*_: Any) -> Any:
+        raise ColdUnavailable("no SQL")
+
+    monkeypatch.setattr(audit, "audit", away)
+    async with hosted(first, second):
+        await store.emit("agent.switched", {"next_agent": "first", "client": "web"})
+        await store.activate_agent("second", client="web")
+        await until(lambda: second.saw)
+        assert first.saw == [("activated", None, ""), ("deactivated", "second")]
+        assert second.saw == [("activated", "first", "")]
+
+
 async def test_an_agent_of_a_client_follows_that_client(store: Any) -> None:
     mine, all_of_them = made(Recorder, store, name="mine", client="web"), made(Recorder, store, name="all")
     async with hosted(mine, all_of_them):
@@ -267,6 +322,18 @@ async def test_folders_reach_the_hook_and_the_getter(store: Any) -> None:
         await until(lambda: agent.saw)
         assert agent.saw == [("directory", "/a", "/b")]
         assert agent.get_invocation_directory() == "/b"
+        told = [
+            await store.change_directory("/c"),
+            await ask(agent, "change_directory", "/d"),
+            await store.change_directory("/e", client="web"),
+            await store.change_directory("/f", client="web", old_path="/x"),
+        ]
+        assert [each.data["old_path"] for each in told] == ["/b", "/c", "", "/x"]
+        assert told[3].subject == "client:web"
+        await until(lambda: len(agent.saw) == 5)
+        assert agent.saw[1:3] == [("directory", "/b", "/c"), ("directory", "/c", "/d")]
+        with pytest.raises(InvalidValue, match="new_path is a str"):
+            await store.change_directory(None)
 
 
 async def test_unknown_and_malformed_events_are_not_fatal(store: Any) -> None:
@@ -648,6 +715,70 @@ async def test_run_ends_with_main_loop_and_waits_while_paused(store: Any) -> Non
     assert await store.session("still").set("open", 1) == 1
 
 
+class Background(Recorder):
+    """Works in the background, and says when it ended."""
+
+    rounds, fails = 0, False
+
+    async def main_loop(self) -> None:
+        it: Any = self
+        while await now(it.wait(0.001)):
+            self.rounds += 1
+            if self.fails:
+                raise LookupError("no more work")
+        self.saw.append(("main_loop ends", it.stopping))
+
+    async def cleanup(self) -> None:
+        self.saw.append(("cleanup",))
+
+
+@pytest.mark.parametrize("way", [entered, hosted])
+async def test_main_loop_runs_inside_a_with_and_ends_with_it(store: Any, way: Any) -> None:
+    agent = made(Background, store)
+    for life in range(2):
+        agent.saw.clear()
+        async with way(agent):
+            rounds = agent.rounds
+            await until(lambda rounds=rounds: agent.rounds > rounds + 2)
+            await store.session(f"c{life}").create()
+            await until(lambda: agent.of("new"))
+        assert agent.saw[-2:] == [("main_loop ends", True), ("cleanup",)]
+        assert agent._host is None
+
+
+async def test_what_main_loop_raises_does_not_end_the_body_of_a_with_but_comes_out_of_it(
+    store: Any, caplog: Any
+) -> None:
+    agent = made(Background, store)
+    agent.fails = True
+    with pytest.raises(LookupError, match="no more work"):
+        async with entered(agent):
+            await until(lambda: [r for r in caplog.records if r.getMessage().startswith("main_loop failed")])
+            assert not agent.stopping
+            await store.session("c").create()
+            await until(lambda: agent.of("new"))
+    assert agent.saw[-1] == ("cleanup",)
+    with pytest.raises(ZeroDivisionError):  # that of the body says more
+        async with entered(agent):
+            await until(lambda: agent.errors == 2)
+            raise ZeroDivisionError
+    agent.fails = False
+    async with entered(agent):
+        """A failure of a former life is over."""
+
+
+async def test_an_agent_stopped_by_its_start_begins_no_main_loop(store: Any) -> None:
+    class Stopped(Background):
+        async def start(self) -> None:
+            it: Any = self
+            it.stop()
+
+    agent = made(Stopped, store)
+    async with entered(agent):
+        assert agent.stopping
+    assert agent.saw == [("cleanup",)]
+
+
 async def test_what_main_loop_raises_comes_out_of_run_after_the_end(store: Any) -> None:
     class Failing(Recorder):
         async def main_loop(self) -> None:
@@ -730,6 +861,37 @@ async def test_an_agent_that_opens_its_store_closes_it(opener: Any) -> None:
         await until(lambda: agent.saw)
     with pytest.raises(ConfigurationError, match="it is closed"):
         core(opened[0]).tiers() if opener.face == "asyncio" else opened[0]._twin.tiers()
+
+
+@pytest.mark.parametrize("base", [Agent, AsyncAgent])
+async def test_an_agent_without_a_store_opens_one_as_the_environment_says(
+    base: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISTRIBUTED_STATE_ARCHIVE", f"sqlite:///{tmp_path}/notes.db")
+    monkeypatch.setenv("DISTRIBUTED_STATE_NAMESPACE", "notes")
+
+    class NoteAgent(Recorder, base):  # type: ignore[misc]  # each face in turn
+        def __init__(self) -> None:
+            super().__init__(name="note_agent")
+
+        async def main_loop(self) -> None:
+            await now(self.store.session("c").set("note", "milk"))
+            await now(self.wait(0.0))
+
+    for agent in NoteAgent(), NoteAgent():
+        await ask(agent, "run")
+        with pytest.raises(ConfigurationError, match="does not run"):
+            agent.store
+    async with entered(NoteAgent()) as agent:
+        assert core(agent.store).settings.namespace == "notes"
+        assert await now(agent.store.session("c").get("note")) == "milk"
+    first, second = made_without_a_store(base, "first"), made_without_a_store(base, "second")
+    async with hosted(first, second):
+        assert first.store is second.store
+
+
+def made_without_a_store(base: Any, name: str) -> Any:
+    return type(name, (Recorder, base), {})(name=name)
 
 
 @pytest.mark.only(warm=("redis", "valkey"))
@@ -1027,6 +1189,26 @@ async def test_a_hook_that_waits_for_what_it_cancelled_ends_no_other(store: Any)
             await store.emit(f"a.{n}", subject="s")
         await until(lambda: agent.errors == 3)
     assert agent.saw == [("a.0",), ("a.1",), ("a.2",)]
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+async def test_a_hook_that_found_a_server_away_is_run_again(store: Any, failures: int, caplog: Any) -> None:
+    """Its event would not come again. After three times it is given up, and the next event comes."""
+
+    class Reading(Recorder):
+        async def on_new_conversation(self, conversation_id: str, is_clear: bool) -> None:
+            self.saw.append(("new", conversation_id))
+            if conversation_id == "a" and self.saw.count(("new", "a")) <= failures:
+                raise WarmUnavailable("the connection was cut")
+
+    agent = made(Reading, store)
+    async with hosted(agent):
+        await store.session("a").create()
+        await store.session("b").create()
+        await until(lambda: agent.saw.count(("new", "a")) == min(failures + 1, 3) and ("new", "b") in agent.saw)
+    assert len(agent.saw) == min(failures + 1, 3) + 1
+    assert agent.errors == (failures == 3)
+    assert len([r for r in caplog.records if "run again" in r.getMessage()]) == min(failures, 2)
 
 
 async def test_a_signal_at_the_very_end_changes_nothing(store: Any) -> None:

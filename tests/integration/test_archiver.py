@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from below import Worker, everything_in_sql, names, redis_of, tiers, until
+from below import Worker, everything_in_sql, names, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core, in_thread
 
@@ -24,6 +26,8 @@ from distributed_state import (
     record,
 )
 from distributed_state.cold import archive as archiving
+from distributed_state.model import Entry, Ref
+from distributed_state.port.blocking import finish
 from distributed_state.servers import PostgresServer, postgres_server, redis_server
 
 
@@ -72,6 +76,22 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
     assert await store.archive() == 0
 
 
+async def last_entry(store: Any, id: str) -> Entry:
+    """The newest entry of the journal that a session is written to."""
+    keys = core(store).keys.partition(names(store, id).partition)
+    [journal] = await in_its_place(store, lambda: tiers(store).warm.journals([(keys, 0)], 1000))
+    found: Entry = journal.onward[-1]
+    return found
+
+
+async def settled(store: Any, id: str, entry: Entry) -> list[Any]:
+    """Let a session be told that it is archived up to this entry, and the journal be trimmed to it."""
+    keys, warm = names(store, id), tiers(store).warm
+    place, epoch = core(store).keys.partition(keys.partition), tiers(store).epoch(keys.partition)
+    told = (place, epoch, entry, [(keys, entry.version, entry.next_message)])
+    return await warm.settle([told]) + await warm.trim([(place, epoch, entry)])
+
+
 async def only_the_archived_have_a_ttl(store: Any) -> None:
     session = store.session("s")
     await session.set("a", 1)
@@ -82,11 +102,9 @@ async def only_the_archived_have_a_ttl(store: Any) -> None:
     assert ttl(store, "s") == -1
     # Settled late, for a version that is not the current one any more.
     await store.archive()
-    settle = tiers(store).warm.settle
+    last = await last_entry(store, "s")
     await session.set("a", 3)
-    with redis_of(store) as client:
-        epoch = client.hget(names(store, "s").meta, "epoch").decode()
-    await settle([(names(store, "s"), epoch, 2, 0)])
+    await settled(store, "s", last)
     assert ttl(store, "s") == -1
     await store.archive()
     assert ttl(store, "s") > 0
@@ -117,11 +135,10 @@ async def test_a_settle_that_comes_late_makes_no_ghost(opener: Any) -> None:
     store = await quiet(opener)
     await store.session("s").set("a", 1)
     await store.archive()
-    keys = names(store, "s")
+    keys, last = names(store, "s"), await last_entry(store, "s")
     with redis_of(store) as client:
-        epoch = client.hget(keys.meta, "epoch").decode()
         client.delete(keys.record)
-        await tiers(store).warm.settle([(keys, epoch, 1, 0)])
+        assert await settled(store, "s", last) == [[b"gone"], [b"ok"]]
         assert not client.exists(keys.record)
     assert await store.session("s").get("a", fresh=True) == 1
 
@@ -214,8 +231,8 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
 
     cold.archive = fail
     if trim_first:
-        [(epoch, _, entries)] = await archiver._warm.journals([core(store).keys.partition(keys.partition)], 100)
-        await archiver._settle({keys.partition: (epoch, entries)})
+        [journal] = await archiver._warm.journals([(core(store).keys.partition(keys.partition), 0)], 100)
+        await archiver._settle({keys.partition: (journal.epoch, journal.onward)})
     with suppress(ColdUnavailable):
         await asyncio.wait_for(store.archive(), 5)
     cold.archive = archive
@@ -293,6 +310,135 @@ async def test_redis_put_back_to_an_older_state_is_noticed(opener: Any, knows_th
     assert ttl(store, "s") == -1
     with redis_of(store) as client:
         assert client.xlen(keys.journal) == 2
+
+
+async def what_has_other_entries_stays(store: Any) -> None:
+    """Redis came back older between the reading of its journal and the settling of that."""
+    session = store.session("s")
+    await session.set("a", 1)
+    await session.set("a", 2)
+    keys, last = names(store, "s"), await last_entry(store, "s")
+    with redis_of(store) as client:
+        rewrite(client, keys.journal, 2, head=lambda head: b"0000." + head)
+        await settled(store, "s", last)
+        assert client.pttl(keys.record) == -1
+        assert client.xlen(keys.journal) == 2
+        assert client.hget(keys.meta, "archived_offset") == b"0"
+
+
+async def test_a_journal_with_other_entries_is_neither_settled_nor_trimmed(opener: Any) -> None:
+    await what_has_other_entries_stays(await quiet(opener))
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.parametrize("script", ["settle", "trim"])
+async def test_without_a_look_at_the_entry_what_is_not_archived_is_let_go(opener: Any, script: str) -> None:
+    """Negative control of the identity that settle and trim ask for."""
+    store = await quiet(opener)
+    with sabotage(script, "if not entry or string.sub", "if false and string.sub"), pytest.raises(AssertionError):
+        await what_has_other_entries_stays(store)
+
+
+@pytest.mark.replicas
+@pytest.mark.parametrize("moment", ["before the journal is read", "after it"])
+async def test_another_archiver_at_any_moment_is_no_divergence(opener: Any, moment: str, caplog: Any) -> None:
+    """It moves the cursor and trims while the first one is between its two reads, or behind them."""
+    await overtaken(opener, moment)
+    assert "do not fit" not in caplog.text
+
+
+async def overtaken(opener: Any, moment: str) -> None:
+    store, other = await quiet(opener, durability="archived"), await quiet(opener)
+    session, archiver = store.session("s"), tiers(store).archiver
+    await session.set("n", 0)
+    journals, passes = archiver._warm.journals, count(1)
+
+    async def held(places: Any, most: int) -> Any:
+        if moment == "after it":
+            found = await journals(places, most)
+        # As another process does: what it writes goes on past what the first one may have read.
+        for number in range(2 if next(passes) % 3 else 0):
+            await goes_on(other, number)
+        return found if moment == "after it" else await journals(places, most)
+
+    archiver._warm.journals = held
+    for number in range(3):
+        await session.set("n", 10 + number)
+        assert not archiver.diverged
+    archiver._warm.journals = journals
+    assert await session.version(fresh=True) == 4
+    assert [change.version for change in await session.history()] == [1, 2, 3, 4]
+    assert core(store)._cold.quarantined() == []
+
+
+async def goes_on(store: Any, number: int) -> None:
+    twin = core(store)
+    names, keys = twin.keys.of(Ref("session", "s")), twin.keys
+    other = next(id for id in map(str, count()) if keys.partition_of(f"session:{id}") == names.partition)
+    await in_its_place(store, lambda: twin.session(other).set("n", number))
+    await in_its_place(store, lambda: twin.archive())
+
+
+async def in_its_place(store: Any, call: Any) -> Any:
+    """Ask something of the core itself, on either face."""
+    return await call() if core(store) is store else finish(call())
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="asyncio")
+async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(opener: Any) -> None:
+    """Two writers of one replica, and another archiver: what one of them learns is newer than what the other read."""
+    store, other = await quiet(opener, durability="archived"), await quiet(opener)
+    await store.session("s").set("n", 0)
+    archiver, cold = tiers(store).archiver, core(store)._cold
+    journals, cursor, calls, turns = archiver._warm.journals, cold.cursor, count(1), count()
+    asked, answered, may_ask = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(partition: int) -> Any:
+        asked.set()
+        assert may_ask.wait(10)
+        found = cursor(partition)
+        answered.set()
+        return found
+
+    async def held(places: Any, most: int) -> Any:
+        found, number = await journals(places, most), next(calls)
+        if number <= 2:
+            await goes_on(other, number)
+        if number == 2 and asked.is_set():
+            may_ask.set()
+            await until(answered.is_set)
+            await until(lambda: next(turns) > 2)  # the first one goes on with it
+        return found
+
+    archiver._warm.journals, cold.cursor = held, slow
+    first = asyncio.create_task(store.session("s").set("n", 1))
+    await until(lambda: asked.is_set() or first.done())
+    second = asyncio.create_task(store.session("s").set("n", 2))
+    await asyncio.gather(first, second)
+    assert not archiver.diverged
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="asyncio")
+async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: Any) -> None:
+    """Negative control of the order of the two reads."""
+    store, other = await quiet(opener), await quiet(opener)
+    await store.session("s").set("n", 0)
+    await store.archive()
+    await store.session("s").set("n", 1)
+    archiver = tiers(store).archiver
+    journals, place = archiver._warm.journals, core(store).keys.partition(names(store, "s").partition)
+    early = await journals([(place, 1)], 100)
+    await goes_on(other, 1)
+    archiver._cursors.clear()
+
+    async def read_before(places: Any, count: int) -> Any:
+        return early
+
+    archiver._warm.journals = read_before
+    with pytest.raises(ColdUnavailable, match="is not archived"):
+        await archiver.reach(place.partition, early[0].epoch, 3, "e")
 
 
 async def test_a_gap_in_the_journal_is_an_error_and_not_a_wait(opener: Any) -> None:
@@ -671,6 +817,57 @@ async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: 
             assert client.info()["evicted_keys"] > 100
         assert total > 400
         await check(list(written))
+        await opener.close()
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+@pytest.mark.parametrize("policy", ["volatile-lru", "noeviction"])
+async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: str) -> None:
+    """It ran full of what only SQL could take. Claims have run out meanwhile, and whoever comes new must get in."""
+    with own_server(opener, "--maxmemory", "6mb", "--maxmemory-policy", policy) as server:
+        given = {"url": server.url, "durability": "memory", "max_staleness": 0, "partitions": 2, "beat": 0.2}
+        store = await opener(archiver=True, archive_every=0.02, **given)
+        cold, archive = core(store)._cold, core(store)._cold.archive
+        await store.session("cold").set("a", 1)
+        await store.archive()
+        lease = store.session("s0").lock(ttl=60)
+        await lease.acquire()
+        with redis_of(store) as client:
+            client.delete(names(store, "cold").record)
+
+            def fail(batches: Any) -> Any:
+                raise ColdUnavailable("away")
+
+            cold.archive = fail
+            written = 0
+            with pytest.raises(Backpressure):
+                while written < 1000:
+                    await store.session(f"s{written + 1}").set("a", "x" * 50_000)
+                    written += 1
+            client.config_set("maxmemory", "1mb")
+            team = core(store).keys.archivers
+            client.delete(team, *(core(store).keys.partition(each).archiver for each in range(2)))
+            tiers(store).archiver._shares._renew_at = 0.0
+            other = await opener(archiver=False, **given)
+            assert await other.session(f"s{written}").get("a") == "x" * 50_000
+            assert await other.session("cold").get("a") == 1
+            assert not client.exists(names(store, "cold").record), "it is full"
+            for refused in (other.session("new").set, other.session("cold").set, other.session("s1").set):
+                with pytest.raises(Backpressure):
+                    await refused("a", "y" * 1000)
+            await lease.release()
+            assert not client.exists(names(store, "s0").lock)
+            await until(lambda: client.zcard(core(store).keys.roll) == 2)
+            began = time.monotonic()
+            cold.archive = archive
+            await until(lambda: all(archived(store, f"s{number}") for number in range(1, written + 1)), 20)
+            assert time.monotonic() - began < 10
+            assert client.zrange(team, 0, -1)
+            client.config_set("maxmemory", "6mb")
+        if policy == "volatile-lru":
+            assert await other.session("new").set("a", 1) == 1
+        assert len(await other.session("s1").history()) == 1
         await opener.close()
 
 

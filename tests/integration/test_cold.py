@@ -118,7 +118,9 @@ class Journal:
         return self.commit(record, *ops, (b"s", START, fields.get(NEXT, b"0")))
 
     def batch(self) -> Batch:
-        return Batch(self.partition, self.epoch, self.offset - len(self.pending), list(self.pending))
+        at, before = self.store.cursor(self.partition), self.offset - len(self.pending)
+        event = at.event if at is not None and at.offset == before else ""
+        return Batch(self.partition, self.epoch, before, list(self.pending), event)
 
     def flush(self) -> set[int]:
         moved = self.store.archive([self.batch()])
@@ -181,7 +183,7 @@ def statements(store: ColdStore) -> list[str]:
 
 
 def shown(store: ColdStore, record: str, window: int = 1000) -> list[bytes]:
-    loaded = store.load(record, window=window, ops_since_ms=0)
+    loaded = store.load(record, window=window)
     assert loaded
     return [data for _, data in loaded.messages]
 
@@ -449,6 +451,8 @@ def test_a_batch_that_does_not_continue_the_cursor_is_left_out(cold: ColdStore, 
     other.commit("session:b", put("k", "1"))
     early = replace(journal.batch(), from_offset=7)
     assert cold.archive([early, other.batch()]) == {1}
+    unlike = replace(journal.batch(), from_event="another history's")
+    assert cold.archive([unlike]) == set()
     assert cold.version("session:a") is None
     assert cold.version("session:b") == 1
 
@@ -524,7 +528,7 @@ def test_two_namespaces_share_a_database(url: str, opened: Opener, tmp_path: Pat
     first, second = (Journal(opened(url)) for _ in range(2))
     first.commit("session:a", put("k", "1"), (b"s", OWNER, b"u"), messages=2)
     first.flush()
-    assert second.store.load("session:a", window=5, ops_since_ms=0) is None
+    assert second.store.load("session:a", window=5) is None
     second.commit("session:a", put("k", "2"), messages=1)
     second.flush()
     second.store.erase(["session:a"])
@@ -554,7 +558,7 @@ def test_every_version_equals_the_fold_of_its_changes(cold: ColdStore, journal: 
     for (record, version), fields in journal.past.items():
         assert cold.state_at(record, version) == State(journal.epoch, version, fields)
     for record, state in journal.states.items():
-        loaded = cold.load(record, window=3, ops_since_ms=0)
+        loaded = cold.load(record, window=3)
         assert loaded
         assert loaded.state == state
         assert [seq for seq, _ in loaded.messages] == list(range(int(state.fields[NEXT])))[-3:]
@@ -566,10 +570,9 @@ def test_a_load_takes_three_statements_and_folds_a_bounded_number_of_changes(jou
         journal.commit("session:a", put("k", str(n)), messages=1)
         journal.flush()
     sent = statements(cold)
-    loaded = cold.load("session:a", window=5, ops_since_ms=0)
+    loaded = cold.load("session:a", window=5)
     assert len([statement for statement in sent if statement.startswith("SELECT")]) == 3
     assert loaded
-    assert [version for _, version, _ in loaded.ops] == list(range(137, 201))
     newest = max(row.version for row in rows(cold, tables.snapshots, record="session:a"))
     assert newest >= 190
 
@@ -592,21 +595,31 @@ def test_history_is_between_exclusive_bounds(cold: ColdStore, journal: Journal) 
     assert cold.history("session:a", after=3, limit=2) == written[3:5]
 
 
-def test_only_recent_op_ids_are_loaded(cold: ColdStore, journal: Journal) -> None:
-    """Oldest first, from the time asked for."""
-    for n in range(10):
+def test_a_commit_is_found_by_its_event_id_however_long_ago_it_was(cold: ColdStore, journal: Journal) -> None:
+    """What a purge may have removed is not said to have never been."""
+    for n in range(300):
         journal.commit("session:a", put("k", str(n)))
+    journal.commit("session:b", put("k", "1"))
     journal.flush()
-    loaded = cold.load("session:a", window=0, ops_since_ms=1008)
-    assert loaded
-    assert loaded.ops == [(f"e{t}", t - 1000, t) for t in (1008, 1009, 1010)]
+    assert [cold.applied("session:a", f"e{1000 + n}", 0) for n in (1, 150, 300)] == [1, 150, 300]
+    assert cold.applied("session:a", "e1301", 0) == 0, "that is another record's"
+    assert cold.applied("session:c", "e1301", 0) == 0
+    cold.purge(1200)
+    assert cold.applied("session:a", "e1299", 0) == 299
+    assert cold.applied("session:a", "other", since_ms=1250) == 0
+    with pytest.raises(NotFound, match="purged"):
+        cold.applied("session:a", "other", since_ms=1100)
+    cold.purge(10_000)
+    assert cold.applied("session:a", "other", since_ms=5_000) == 0
+    with pytest.raises(NotFound, match="purged"):
+        cold.applied("session:a", "other", since_ms=1250)
 
 
 def test_what_is_not_there_is_not_found(cold: ColdStore, journal: Journal) -> None:
     """A missing version is told with those that exist."""
     journal.commit("session:a", put("k", "1"))
     journal.flush()
-    assert cold.load("session:b", window=1, ops_since_ms=0) is None
+    assert cold.load("session:b", window=1) is None
     assert cold.version("session:b") is None
     for record, version in (("session:a", 2), ("session:a", 0), ("session:b", 1)):
         with pytest.raises(NotFound):
@@ -624,7 +637,7 @@ def test_a_new_epoch_replaces_what_redis_lost(cold: ColdStore, journal: Journal)
     journal.states["session:a"] = State(journal.epoch, 8, journal.past["session:a", 8])
     journal.commit("session:a", put("k", "new"), messages=1)
     journal.flush()
-    loaded = cold.load("session:a", window=100, ops_since_ms=0)
+    loaded = cold.load("session:a", window=100)
     assert loaded
     assert loaded.state == journal.states["session:a"]
     assert [seq for seq, _ in loaded.messages] == list(range(9))
@@ -715,7 +728,7 @@ def test_an_entry_that_the_database_refuses_is_bisected_out(
     ]
     assert cold.version("session:a") == 40
     assert len(cold.history("session:a")) == 38
-    loaded = cold.load("session:a", window=0, ops_since_ms=0)
+    loaded = cold.load("session:a", window=0)
     assert loaded
     assert loaded.state.version == 40
     assert len(loaded.state.fields) == 38
@@ -789,7 +802,7 @@ def test_a_live_record_outlives_its_changes(cold: ColdStore, journal: Journal) -
         journal.commit("session:a", put("k", str(n)), messages=1)
     journal.flush()
     assert cold.purge(10**12).changes == 13
-    loaded = cold.load("session:a", window=2, ops_since_ms=0)
+    loaded = cold.load("session:a", window=2)
     assert loaded
     assert loaded.state == journal.states["session:a"]
     assert (cold.version("session:a"), cold.oldest("session:a"), len(loaded.messages)) == (13, 13, 2)
@@ -807,7 +820,7 @@ def test_a_record_deleted_before_the_cutoff_keeps_its_version_only(cold: ColdSto
     assert cold.purge(journal.now + 1).records == 1
     for table in (tables.changes, tables.messages, tables.snapshots, tables.shares):
         assert rows(cold, table) == []
-    loaded = cold.load("session:a", window=5, ops_since_ms=0)
+    loaded = cold.load("session:a", window=5)
     assert loaded
     assert loaded.state == State(journal.epoch, 2, {DELETED: b"1"})
     assert cold.state_at("session:a", 2).deleted
@@ -815,7 +828,7 @@ def test_a_record_deleted_before_the_cutoff_keeps_its_version_only(cold: ColdSto
     journal.states["session:a"] = loaded.state
     journal.commit("session:a", (b"d", DELETED, b""), put("k", "new"), messages=1)
     journal.flush()
-    loaded = cold.load("session:a", window=5, ops_since_ms=0)
+    loaded = cold.load("session:a", window=5)
     assert loaded
     assert (loaded.state.version, loaded.state.deleted, len(loaded.messages)) == (3, False, 1)
 
@@ -929,7 +942,7 @@ def test_erasing_leaves_nothing_but_a_version(cold: ColdStore, journal: Journal)
         for file in path.parent.glob(path.name + "*"):
             assert b"mango" not in file.read_bytes()
     assert cold.owned("mango-user") == []
-    loaded = cold.load("session:mango-id", window=5, ops_since_ms=0)
+    loaded = cold.load("session:mango-id", window=5)
     assert loaded
     assert loaded.state == State(journal.epoch, 2, {DELETED: b"1"})
     assert cold.version("session:mango-id") == 2
@@ -1124,7 +1137,7 @@ def test_the_memory_database_serves_many_threads() -> None:
         for n in range(30):
             journal.commit(f"session:{journal.partition}", put("k", str(n)))
             journal.flush()
-            store.load(f"session:{journal.partition}", window=1, ops_since_ms=0)
+            store.load(f"session:{journal.partition}", window=1)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(writes, journals))

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from faces import core
 from proxy import Proxy
 
 from distributed_state import (
+    Backpressure,
+    ColdUnavailable,
     Conflict,
     Deleted,
+    DurabilityUnknown,
     InvalidValue,
     Message,
     StateError,
@@ -636,11 +640,73 @@ async def applied_once(opener: Any, between: str) -> None:
         await store.close()
 
 
-@pytest.mark.parametrize("between", ["nothing", "expired"])
+@pytest.mark.parametrize(
+    ("between", "guard"),
+    [
+        ("nothing", "      if at then\n"),
+        ("expired", "if since < hydrated then"),
+        ("hydrated and changed", "if since < hydrated then"),
+    ],
+)
 @pytest.mark.only(face="asyncio", warm="redis")
-async def test_without_looking_for_the_op_id_it_is_applied_twice(opener: Any, between: str) -> None:
-    with sabotage("commit", "      if at then\n", "      if false then\n"), pytest.raises((AssertionError, StateError)):
+async def test_without_looking_for_the_op_id_it_is_applied_twice(opener: Any, between: str, guard: str) -> None:
+    where = guard[: len(guard) - len(guard.lstrip())]
+    with sabotage("commit", guard, f"{where}if false then"), pytest.raises((AssertionError, StateError)):
         await applied_once(opener, between)
+
+
+@pytest.mark.brief("servers")
+@real
+@pytest.mark.parametrize("begun", [True, False])
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, begun: bool, stays: bool) -> None:
+    """Its answer was lost, its record stayed or was evicted, and there is no room to bring it back: SQL knows."""
+    with own_server(opener) as server, Proxy(server.url) as proxy:
+        opener.url = server.url
+        given = {"archiver": False, "partitions": 1}
+        store, other = await opener(url=proxy.url, **given), await opener(**given)
+        await other.session("other").set("n", 1)
+        session = store.session()
+        if begun:
+            await session.set("n", 1)
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(session.increment("n", 5))
+        await until(loss.happened.is_set)
+        with redis_of(other) as client:
+            if not stays:
+                await other.archive()
+                client.delete(names(other, session.id).record)
+            client.config_set("maxmemory", "1mb")
+            with pytest.raises(Backpressure, match="maxmemory"):
+                await other.session("full").set("n", 1)
+            loss.go.set()
+            assert await task == 5 + begun
+            client.config_set("maxmemory", "0")
+        assert await other.session(session.id).version(fresh=True) == 1 + begun
+        assert await other.session(session.id).get("n") == 5 + begun
+        await opener.close()
+
+
+@pytest.mark.brief("servers")
+@real
+async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: Any) -> None:
+    with own_server(opener) as server, Proxy(server.url) as proxy:
+        opener.url = server.url
+        store, other = await opener(url=proxy.url, archiver=False), await opener(archiver=False)
+        await store.session("s").set("n", 1)
+        await other.archive()
+        request = proxy.hold(COMMIT.sha)
+        task = asyncio.ensure_future(store.session("s").increment("n"))
+        await until(request.arrived.is_set)
+        with redis_of(other) as client:
+            client.delete(names(other, "s").record)
+            client.config_set("maxmemory", "1mb")
+            proxy.cut()
+            with pytest.raises(Backpressure, match="maxmemory"):
+                await task
+            client.config_set("maxmemory", "0")
+        request.go.set()
+        await opener.close()
 
 
 @real
@@ -670,8 +736,267 @@ async def test_a_batch_whose_replies_were_lost_is_applied_once(opener: Any) -> N
         await store.close()
 
 
+def evicted(store: Any, *ids: str) -> None:
+    """What volatile-lru may do with what is archived."""
+    with redis_of(store) as client:
+        for id in ids or ("s",):
+            assert client.pttl(names(store, id).record) > 0, "only archived records carry a TTL"
+            client.delete(names(store, id).record)
+
+
+@pytest.mark.parametrize("emptied", [False, True], ids=["evicted", "emptied"])
 @real
-@pytest.mark.parametrize("lost", [MINT.sha, b"NX", INSTALL.sha], ids=["mint", "mark", "install"])
+async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis_forgot_them(
+    opener: Any, emptied: bool
+) -> None:
+    """However many they are: what left Redis is in SQL, and so are the ids of the writes that made it."""
+    many = 200 if opener.face == "asyncio" else 24  # there each is a thread with a connection
+    with own_server(opener) as server, Proxy(server.url) as proxy:
+        other = await opener(url=server.url, archiver=False)
+        store = await opener(url=proxy.url, archiver=False)
+        await store.session("s").set("n", 0)
+        losses = [proxy.lose(COMMIT.sha) for _ in range(1 if opener.face == "asyncio" else many)]
+        tasks = [asyncio.ensure_future(store.session("s").increment("n")) for _ in range(many)]
+        await until(lambda: stored(other).get(b"n") == b"%d" % many)
+        await other.archive()
+        if emptied:
+            with redis_of(other) as client:
+                client.flushall()
+        else:
+            evicted(other)
+        assert await other.session("s").increment("other") == 1
+        for loss in losses:
+            loss.go.set()
+        assert sorted(await asyncio.gather(*tasks)) == list(range(1, many + 1))
+        assert await other.session("s").get_all(fresh=True) == {"n": many, "other": 1}
+        assert await other.session("s").version(fresh=True) == many + 2
+        assert [change.version for change in await other.session("s").history()] == list(range(1, many + 3))
+        await store.close()
+        await other.close()
+
+
+@pytest.mark.parametrize("wrong", [-600, 0, 600])
+@real
+async def test_a_write_is_applied_once_however_much_came_after_it_and_whatever_the_workers_clock_says(
+    opener: Any, wrong: float
+) -> None:
+    other = await opener(archiver=False)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        wall = tiers(store).port.wall
+        tiers(store).port.wall = lambda: wall() + wrong  # type: ignore[method-assign]
+        await store.session("s").set("n", 0)
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(store.session("s").increment("n"))
+        await until(lambda: stored(other).get(b"n") == b"1")
+        for _ in range(100 if wrong == 0 else 3):
+            await other.session("s").append(message("between"))
+        await other.archive()
+        evicted(other)
+        loss.go.set()
+        assert await task == 1
+        assert await other.session("s").get("n", fresh=True) == 1
+        await store.close()
+
+
+@real
+async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(opener: Any) -> None:
+    other = await opener(archiver=False)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        ids = ["s0", "s1", "s2"]
+        for id in ids:
+            await store.session(id).set("n", 0)
+
+        async def send() -> Any:
+            async with store.batch() as batch:
+                for id in ids:
+                    batch.on(store.session(id)).increment("n", 1)
+            return batch
+
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(send())
+        await until(lambda: all(stored(other, id).get(b"n") == b"1" for id in ids))
+        for _ in range(70):
+            async with other.batch() as batch:
+                for id in ids:
+                    batch.on(other.session(id)).increment("m", 1)
+        await other.archive()
+        evicted(other, *ids)
+        await other.session("s1").get("n", fresh=True)
+        loss.go.set()
+        assert set((await task).versions.values()) == {2}
+        for id in ids:
+            assert await other.session(id).get_all(fresh=True) == {"n": 1, "m": 70}
+        await store.close()
+
+
+@real
+async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(opener: Any) -> None:
+    """The repetition was applied, and the record left Redis and came back, before the first sending arrives."""
+    other = await opener(archiver=False)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False, timeout=0.5)
+        await other.session("s").set("n", 0)
+        delay = proxy.hold(COMMIT.sha)
+        assert await store.session("s").increment("n") == 1
+        assert delay.arrived.is_set()
+        for _ in range(70):
+            await other.session("s").append(message("between"))
+        await other.archive()
+        evicted(other)
+        assert await other.session("s").get("n", fresh=True) == 1
+        delay.go.set()
+        await until(delay.happened.is_set)
+        assert await other.session("s").get("n", fresh=True) == 1
+        await store.close()
+
+
+@real
+async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied(opener: Any) -> None:
+    """By then nobody need remember that its repetition was applied."""
+    other = await opener(archiver=False, op_window=2, timeout=0.5, retry_for=0.5)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False, op_window=2, timeout=0.5, retry_for=0.5)
+        await other.session("s").set("n", 0)
+        delay = proxy.hold(COMMIT.sha)
+        assert await store.session("s").increment("n") == 1
+        replica = tiers(store).replica.encode()
+
+        async def forgotten() -> bool:
+            await other.session("s").set("other", 1)
+            return replica not in stored(other)[b"#ops"]
+
+        await until(forgotten, every=0.1)
+        delay.go.set()
+        await until(delay.happened.is_set)
+        assert await other.session("s").get("n", fresh=True) == 1
+        await store.close()
+
+
+@real
+async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(opener: Any) -> None:
+    other = await opener(archiver=False, partitions=1)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False, partitions=1, timeout=0.5)
+        await other.session("warm up").set("a", 1)
+        session = store.session()
+        id = core(session)._ref.id  # its `id` would give it away
+        delay = proxy.hold(COMMIT.sha)
+        assert await session.append(message("once")) == 1
+        assert delay.arrived.is_set()
+        await other.archive()
+        evicted(other, id)
+        delay.go.set()
+        await until(delay.happened.is_set)
+        assert stored(other, id) == {}, "it is in SQL, and nowhere else"
+        assert await contents(other.session(id)) == ["once"]
+        assert [change.version for change in await other.session(id).history()] == [1]
+        await store.close()
+
+
+@pytest.mark.parametrize(
+    ("guard", "check"),
+    [
+        ("if since < hydrated then", test_a_request_that_lay_about_is_not_applied_after_its_repetition),
+        (
+            "if now_ms - since > window * 1000 then",
+            test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied,
+        ),
+        (
+            "elseif creation == '*' and since <= tonumber(place[7] or '0') then",
+            test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about,
+        ),
+    ],
+    ids=["hydrated", "late", "fresh"],
+)
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_without_its_time_a_request_that_lay_about_is_applied(opener: Any, guard: str, check: Any) -> None:
+    """Negative controls of the three above."""
+    broken = "elseif false then" if guard.startswith("else") else "if false then"
+    with sabotage("commit", guard, broken), pytest.raises(AssertionError):
+        await check(opener)
+
+
+@real
+async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_repeated(opener: Any) -> None:
+    """Who looks for its op id by then may find it forgotten: whether it was applied is left open, and said."""
+    other = await opener(archiver=False)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        port, cold = tiers(store).port, core(store)._cold
+        monotonic, load = port.monotonic, cold.load
+        await store.session("s").set("n", 0)
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(store.session("s").increment("n"))
+        await until(lambda: stored(other).get(b"n") == b"1")
+        await other.archive()
+        evicted(other)
+
+        def slow(*arguments: Any, **named: Any) -> Any:
+            port.monotonic = lambda: monotonic() + 151
+            return load(*arguments, **named)
+
+        cold.load = slow
+        loss.go.set()
+        with pytest.raises(DurabilityUnknown, match="may have been applied"):
+            await task
+        port.monotonic, cold.load = monotonic, load
+        assert await other.session("s").get("n", fresh=True) == 1
+        assert await store.session("s").get("n") == 1, "hot shows nothing from before it"
+        await store.close()
+
+
+@real
+async def test_while_sql_cannot_say_whether_it_was_applied_a_write_is_not_repeated(opener: Any) -> None:
+    other = await opener(archiver=False)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        await store.session("s").set("n", 0)
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(store.session("s").increment("n"))
+        await until(lambda: stored(other).get(b"n") == b"1")
+        await other.archive()
+        evicted(other)
+
+        def away(*_: Any) -> int:
+            raise ColdUnavailable("it is away")
+
+        core(store)._cold.applied = away
+        loss.go.set()
+        with pytest.raises(DurabilityUnknown, match="only SQL knows: it is away"):
+            await task
+        assert await other.session("s").get("n", fresh=True) == 1
+        await store.close()
+
+
+async def test_a_worker_whose_machine_was_suspended_writes_on(store: Any) -> None:
+    """Its monotonic clock stood still, so that what it takes for the server's time is long past."""
+    await store.session("s").set("n", 0)
+    clock = tiers(store).clock
+    clock._ahead -= 3600
+    assert await store.session("s").increment("n") == 1
+    with redis_of(store) as client:
+        seconds, _ = client.time()
+    assert abs(clock.now() - seconds) < 60
+    assert await store.session("s").get("n", fresh=True) == 1
+
+
+@real
+async def test_a_first_sending_costs_one_round_trip_though_the_record_was_brought_back(opener: Any) -> None:
+    store, other = await opener(archiver=False), await opener(archiver=False)
+    await store.session("s").set("n", 0)
+    await store.archive()
+    evicted(store)
+    await other.session("s").get("n", fresh=True)
+    await asyncio.sleep(0.05)  # or the two are too close to be told apart by the server's clock
+    with asked(store) as seen:
+        await store.session("s").set("n", 1)
+    assert [each.split()[0] for each in seen.sent] == ["EVALSHA"]
+
+
+@real
+@pytest.mark.parametrize("lost", [MINT.sha, b"\r\nGET\r\n", INSTALL.sha], ids=["mint", "mark", "install"])
 async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(opener: Any, lost: bytes) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
@@ -752,7 +1077,7 @@ async def a_late_duplicate_changes_nothing(store: Any) -> None:
     first = await warm.commit(keys, draft, op, listening=b"")
     assert isinstance(first, Committed)
     again = await warm.commit(keys, draft, op, listening=b"")
-    assert again == first._replace(offset=again.offset)  # type: ignore[union-attr]  # it is Committed
+    assert again == first._replace(offset=again.offset, time_ms=None)  # type: ignore[union-attr]  # it is Committed
     warm.end(op)
     for _ in range(3):
         await store.session("s").set("other", 1)
@@ -781,7 +1106,7 @@ async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
     op = warm.begin(draft)
     await warm.commit(keys, draft, op, listening=b"")
     await unchanged(
-        store, lambda: warm.commit(keys, draft, op._replace(digest="0"), listening=b""), StateError, "misused"
+        store, lambda: warm.commit(keys, draft, replace(op, digest="0"), listening=b""), StateError, "misused"
     )
 
 
@@ -937,7 +1262,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
         client.delete(keys.record)
         assert isinstance(await ask(), Cold)
         left = await warm.read(keys)
-        loaded = cold.load(keys.ref.text, window=10, ops_since_ms=0)
+        loaded = cold.load(keys.ref.text, window=10)
         assert await store.session("s").set("n", 2) == 2
         await store.archive()
         client.delete(keys.record)

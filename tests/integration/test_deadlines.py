@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, codec, deadlines
+from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, WarmUnavailable, codec, deadlines
 from distributed_state.deadlines import NEVER
 
 pytestmark = pytest.mark.brief("servers")
@@ -130,12 +131,61 @@ async def test_a_worker_whose_clock_is_wrong_agrees_with_the_others(opener: Any)
 async def test_without_the_servers_clock_they_would_not_agree(opener: Any) -> None:
     """The negative control."""
     right, wrong = await opener(), await opener()
-    port = tiers(wrong).port
-    wall = port.wall
-    port.wall = lambda: wall() + 3600
-    deaf(wrong)
+    later(wrong, 3600)
     await right.session("s").set("a", 1, ttl=60)
     assert await wrong.session("s").get("a") is None
+
+
+def jumped(store: Any, seconds: float) -> None:
+    """Somebody sets the worker's clock. That it hears the server again would put nothing right here: it is deaf."""
+    deaf(store)
+    port = tiers(store).port
+    wall = port.wall
+    port.wall = lambda: wall() + seconds  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+@pytest.mark.parametrize("hot", [True, False])
+@pytest.mark.replicas
+async def test_a_jump_of_the_workers_clock_ends_nothing_and_keeps_nothing_longer(
+    opener: Any, hot: bool, seconds: float
+) -> None:
+    store, other = await opener(**({} if hot else {"max_staleness": 0})), await opener()
+    session = store.session("s")
+    await session.set("otp", 1, ttl=600)
+    await session.set("short", 1, ttl=0.5)
+    if hot:
+        await is_hot(store, session)
+    jumped(store, seconds)
+    assert await session.get("otp") == 1
+    assert await session.get("otp", fresh=True) == 1
+    await session.set("name", "Ana")
+    await session.set("new", 1, ttl=600)
+    assert await session.increment("otp") == 2, "and so it keeps its deadline"
+    with redis_of(store) as client:
+        first, second = (deadlines.split(data)[0] for data in client.hmget(names(store, "s").record, "otp", "new"))
+    assert 0 <= second - first < 30
+
+    async def over() -> bool:
+        return await session.get("short") is None
+
+    await until(over)
+    assert await other.session("s").get_all(fresh=True) == {"otp": 2, "name": "Ana", "new": 1}
+
+
+async def test_a_worker_that_has_not_heard_the_servers_time_asks_before_it_ends_anything(opener: Any) -> None:
+    store = await opener()
+    await store.session("s").set("otp", 1, ttl=600)
+    clock = tiers(store).clock
+    for seconds in (3600, -3600):
+        port = tiers(store).port
+        clock._asked, clock._took, clock._ahead = -math.inf, math.inf, 0.0  # as it is made
+        port.wall = lambda wall=port.wall, seconds=seconds: wall() + seconds
+        if seconds < 0:
+            with pytest.raises(WarmUnavailable, match="what time it is"):
+                clock.now()
+        await store.session("s").set("other", seconds)
+        assert await store.session("s").get_all() == {"otp": 1, "other": seconds}
 
 
 async def test_a_new_value_has_no_deadline_and_a_changed_one_keeps_it(store: Any) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import threading
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from below import Worker, redis_of
-from faces import Blocking
+from crew import agent
+from faces import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore
 
@@ -43,6 +46,18 @@ async def test_what_was_written_is_there_after_opening_again(face: str, tmp_path
         assert [each.content for each in await session.messages()] == ["0", "1", "2"]
         assert [change.version for change in await session.history()] == list(range(1, 13))
         assert [(row.id, row.version) for row in await store.sessions(user="u")] == [("s", 12)]
+
+
+@faces
+async def test_what_is_not_archived_yet_is_archived_when_the_store_is_closed(face: str, tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with opened(face, path, durability="memory", archiver=False) as store:
+        async with store.batch() as batch:
+            for number in range(100):
+                batch.on(store.session(f"s{number}")).set("n", number)
+        assert (await store.stats())["unarchived"] == 100
+    async with opened(face, path) as store:
+        assert [await store.session(f"s{number}").get("n") for number in range(100)] == list(range(100))
 
 
 @faces
@@ -94,6 +109,49 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
             assert len(store.session("s").messages()) >= 1
 
 
+@faces
+async def test_a_second_store_on_the_same_postgresql_archive_is_refused(face: str, postgres_url: str) -> None:
+    """In this process and in another one; it is free again when the first is closed, or killed."""
+
+    async def refused() -> None:
+        with pytest.raises(ConfigurationError, match=r"namespace 'n': another store .*one Redis url"):
+            await in_thread(lambda: StateStore.open(archive=postgres_url, namespace="n"))
+
+    opening: Any = AsyncStateStore.open(archive=postgres_url, namespace="n")
+    if face == "blocking":
+        opening = Blocking(await in_thread(lambda: StateStore.open(archive=postgres_url, namespace="n")))
+    async with opening as store:
+        await store.session("s").set("a", 1)
+        await refused()
+        with await in_thread(lambda: StateStore.open(archive=postgres_url, namespace="another")) as other:
+            other.session("s").set("a", 2)
+        await store.session("s").set("a", 3)
+    with Worker("write", ids=["t"], archive=postgres_url, namespace="n") as first:
+        assert first.line() == "opened"
+        await refused()
+        first.kill()
+        with StateStore.open(archive=postgres_url, namespace="n") as again:
+            assert again.session("s").get("a") == 3
+
+
+@pytest.mark.parametrize("limit", [0, pytest.param(3, marks=pytest.mark.full)])
+async def test_keeping_an_archive_holds_up_nobody_and_ends_with_its_server(postgres_url: str, limit: int) -> None:
+    """A transaction is open for as long as the store is: it sees no old rows, and no limit of the server's ends it."""
+    with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(
+            f"ALTER DATABASE {connection.info.dbname} SET idle_in_transaction_session_timeout = '{limit}s'"
+        )
+        store = StateStore.open(archive=postgres_url)
+        store.session("s").set("a", 1)
+        await asyncio.sleep(limit * 1.2)
+        holding = "SELECT pid, backend_xmin, backend_xid FROM pg_stat_activity WHERE state = 'idle in transaction'"
+        ((pid, *seen),) = connection.execute(holding).fetchall()
+        assert seen == [None, None]
+        connection.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+        store.session("s").set("a", 2)
+        store.close()
+
+
 async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Path) -> None:
     archive, acknowledged = f"sqlite:///{tmp_path}/state.db", dict[str, list[str]]()
     for kill in range(2):
@@ -115,6 +173,15 @@ async def test_a_killed_process_loses_nothing_that_it_acknowledged(tmp_path: Pat
             kept = {f"{change.version} {' '.join(str(change.appended[0].content).split()[1:])}" for change in history}
             assert set(acknowledged.get(id, [])) <= kept
             assert len(store.session(id).messages()) == len(history), "each once, in order"
+
+
+async def test_an_agent_that_was_killed_goes_on_in_the_next_process(tmp_path: Path) -> None:
+    """Which begins with a server that knows no script, and learns to give a lock back before it learns to commit."""
+    archive = f"sqlite:///{tmp_path}/state.db"
+    with Worker("agent", id="s", die=True, archive=archive) as worker:
+        worker.process.wait(30)
+    assert worker.process.returncode == -signal.SIGKILL
+    assert agent("s", die=False, archive=archive) == "done"
 
 
 async def test_memory_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

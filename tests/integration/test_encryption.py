@@ -25,6 +25,7 @@ from distributed_state import (
     TooLarge,
     tool,
 )
+from distributed_state.audit import sought
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -75,6 +76,9 @@ async def tell_secrets(store: Any) -> None:
     assert "my password is" in str(window.messages)
     await session.rollback(label="before")
     await store.session("new").create({"password": "hunter2"})
+    await store.emit("note.made", {"of": "hunter2"}, subject=session)
+    await store.emit("mail.sent", {"to": "tok-5ecret"}, subject="nobody's")
+    await store.reload_config({"api_key": "4111-1111"})
     await store.archive()
 
 
@@ -335,7 +339,7 @@ def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     root = Form(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
     inner.form = root.of
     for home in inner._homes.values():
-        home.form = root.of
+        home.form = home.warm.form = root.of
         home.hot.clear()
     return store
 
@@ -388,13 +392,13 @@ async def test_a_key_can_be_replaced_and_thrown_away(opener: Any) -> None:
     _with(store, NEW)
     assert await everything(store) == before
     planned = await store.reencrypt(dry_run=True)
-    assert planned.records == 5
+    assert planned.records == 6
     assert planned.values > 20
     assert await store.reencrypt(dry_run=True) == planned, "a dry run changes nothing"
     done = await store.reencrypt()
-    assert (done.records, done.values, done.failed) == (5, planned.values, 0)
+    assert (done.records, done.values, done.failed) == (6, planned.values, 0)
     again = await store.reencrypt()
-    assert (again.records, again.values, again.copies, again.failed) == (5, 0, 0, 0)
+    assert (again.records, again.values, again.copies, again.failed) == (6, 0, 0, 0)
     _with(store, ONLY_NEW)
     assert await everything(store) == before
     await store.session("s").set("more", 1)
@@ -418,7 +422,7 @@ async def test_a_plain_store_becomes_an_encrypted_one(opener: Any) -> None:
     before = await everything(store)
     assert found(store, opener.archive) == set(SECRETS)
     refused = await rotate(store, NEW)
-    assert refused.failed == 5, "plain text is not taken for granted"
+    assert refused.failed == 6, "plain text is not taken for granted"
     done = await rotate(store, NEW, accept_plaintext=True)
     assert done.failed == 0
     assert done.copies >= 1
@@ -464,9 +468,9 @@ async def test_re_encryption_goes_on_where_it_was_broken_off(opener: Any) -> Non
     with pytest.raises(ColdUnavailable):
         await store.reencrypt()
     del cold.rewrite
-    assert (await store.reencrypt(dry_run=True)).values == 3
+    assert (await store.reencrypt(dry_run=True)).values == 3 + 5, "and an event each"
     done = await store.reencrypt()
-    assert (done.values, done.records) == (3, 5)
+    assert (done.values, done.records) == (3 + 5, 5)
     _with(store, ONLY_NEW)
     assert [await store.session(f"s{n}").get("a", fresh=True) for n in range(5)] == list(range(5))
 
@@ -479,7 +483,7 @@ async def test_one_record_that_cannot_be_read_does_not_hold_up_the_others(opener
     told: list[Any] = []
     _with(store, NEW)
     done = await store.reencrypt(progress=told.append)
-    assert (done.records, done.failed, done.values) == (2, 1, 1)
+    assert (done.records, done.failed, done.values) == (2, 1, 2)
     assert told
     assert told[-1] == done
     with pytest.raises(DecryptionFailed, match="'lost'"):
@@ -522,6 +526,153 @@ async def test_writers_do_not_stop_for_re_encryption(opener: Any) -> None:
         assert await session.get("n", fresh=True) == count
         assert [m.content for m in await session.messages()] == [str(n) for n in range(count)]
         assert len(await session.history()) == 2 * count + 1
+
+
+# Events
+
+
+DATA = {"of": "hunter2", "lines": "a\nb", "list": [1, {}]}
+
+
+async def read_again(store: Any, count: int) -> list[Any]:
+    """What the audit trail says, then what Redis keeps."""
+    found = [event.data for event in await store.audit(type="note.*")]
+    async with store.events("note.*", "resync", since="oldest") as events:
+        for _ in range(count):
+            found.append((await events.next(timeout=10)).data)
+    return found
+
+
+async def test_what_events_tell_is_read_by_whoever_has_the_keys(opener: Any) -> None:
+    store, heard = await opener(encryption=Encryption(NEW, fields=("ssn",), messages=False)), list[Any]()
+    store.on("note.*", lambda event: heard.append(event.data))
+    await store.ready()
+    with redis_of(store) as client:
+        listener = client.pubsub(ignore_subscribe_messages=True)
+        keys = tiers(store).keys
+        listener.ssubscribe(keys.partition(keys.partition_of("s")).events_channel)
+        listener.get_message(timeout=5)
+        assert (await store.emit("note.made", DATA, subject="s")).data == DATA
+        payloads = []
+        while message := listener.get_sharded_message(timeout=0.5):
+            if message["type"] == "smessage":
+                payloads.append(message["data"])
+        listener.close()
+    assert [b"\x01\x03new" in payload and b"hunter2" not in payload for payload in payloads] == [True]
+    await until(lambda: heard == [DATA])
+    assert await read_again(store, 1) == [DATA, DATA]
+    _with(store, OLD)
+    with pytest.raises(DecryptionFailed, match=r"an event of type note\.made is encrypted with key 'new'"):
+        await store.audit()
+    _with(store, None)
+    async with store.events("note.*", since="oldest") as events:
+        with pytest.raises(DecryptionFailed, match="no keys"):
+            await events.next(timeout=10)
+        await store.emit("note.next", {"n": 1}, subject="s")
+        assert (await events.next(timeout=10)).data == {"n": 1}, "and it goes on"
+
+
+async def test_an_event_from_before_there_were_keys_is_read(opener: Any) -> None:
+    store = await opener()
+    await store.emit("note.made", DATA, subject="s")
+    _with(store, NEW)
+    assert await read_again(store, 1) == [DATA, DATA]
+
+
+async def test_what_an_event_tells_does_not_open_in_another_event(opener: Any) -> None:
+    store = await opener(encryption=Encryption(NEW))
+    for type, subject in (("note.made", "s"), ("note.made", "s"), ("note.kept", "s"), ("note.made", "t")):
+        await store.emit(type, DATA, subject=subject)
+    await store.archive()
+    wanted = sought(None, "note.*", None, None, 9, None)
+    first, *others = await tiers(store).port.sql(tiers(store).cold.audit, wanted)
+    assert len(others) == 3
+    form = tiers(store).form
+    assert form("s").open_event(first.data, first.type, first.id)
+    for each in others:
+        with pytest.raises(DecryptionFailed, match="does not open"):
+            form(each.subject).open_event(first.data, each.type, each.id)
+
+
+@on_disk
+async def test_events_are_encrypted_anew_and_who_has_yet_to_read_them_is_told(opener: Any) -> None:
+    store = await opener(encryption=Encryption(OLD))
+    async with store.events("note.*") as events:
+        behind = events.position
+    for subject in ("s", "", "session:x"):
+        await store.emit("note.made", DATA, subject=subject)
+    _with(store, NEW)
+    planned = await store.reencrypt(dry_run=True)
+    assert (planned.values, planned.copies, planned.failed) == (3, 3, 0)
+    assert await read_again(store, 3) == [DATA] * 6
+    assert await store.reencrypt() == planned
+    assert (await store.reencrypt()).values == 0
+    _with(store, ONLY_NEW)
+    await store.emit("note.last", {"n": 1}, subject="s")
+    assert [event.data for event in await store.audit(type="note.*")] == [*[DATA] * 3, {"n": 1}]
+    async with store.events("note.*", since=behind) as events:
+        assert {(await events.next(timeout=10)).type for _ in range(2)} == {"resync", "note.last"}
+
+
+# Records that never rest
+
+
+@pytest.mark.only(warm=("redis", "valkey"))
+async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: Any) -> None:
+    """It is written between any two looks at it, so there is no moment when all of it is archived."""
+    store = await opener(encryption=Encryption(OLD), archive_every=60)
+    busy = store.session("busy")
+    await busy.write(set={"secret": "hunter2", "n": 0}, append=[{"role": "user", "content": "0"}])
+    await store.session("parent").append(
+        {"role": "user", "content": "shared"}, {"role": "user", "content": "taken back"}
+    )
+    await store.session("parent").fork("busy-too")
+    inherited = store.session("busy-too")
+    await store.archive()
+    with redis_of(store) as client:
+        client.delete(names(store, "busy-too").record)
+    tiers(store).hot.clear()
+    assert len(await inherited.messages()) == 2
+    await inherited.append({"role": "user", "content": "own"})
+    assert await store.session("parent").cleanup(days=0) == 2, "hidden, and still in Redis"
+    archiver, written = tiers(store).archiver, 0
+    drain, reach = archiver.drain, archiver.reach
+
+    async def write() -> None:
+        nonlocal written
+        for id in "busy", "busy-too":
+            await core(store.session(id)).increment("n")
+        written += 1
+
+    async def drained() -> int:
+        done = await drain()
+        await write()
+        return done
+
+    async def reached(*place: Any) -> bool:
+        found = await reach(*place)
+        await write()
+        return found
+
+    _with(store, NEW)
+    archiver.drain, archiver.reach = drained, reached
+    done = await asyncio.wait_for(store.reencrypt(), 20)
+    del archiver.drain, archiver.reach
+    assert (done.records, done.failed, done.copies) == (3, 0, 6), "three records, and the event of each one's creation"
+    with redis_of(store) as client:
+        for id in ("busy", "busy-too", "parent"):
+            assert b"old" not in b"".join(client.hgetall(names(store, id).record).values())
+    _with(store, ONLY_NEW)
+    assert await busy.get_all(fresh=True) == {"secret": "hunter2", "n": written}
+    assert [m.content for m in await busy.messages()] == ["0"]
+    assert [m.content for m in await inherited.messages()] == ["shared", "taken back", "own"]
+    assert await busy.increment("n") == written + 1
+    assert await busy.update("o", {"a": 1}) == written + 3
+    await store.session("parent").rollback(version=1)
+    assert [m.content for m in await store.session("parent").messages()] == ["shared", "taken back"]
+    await store.archive()
+    assert (await store.reencrypt(dry_run=True)).values == 0
+    assert len(await busy.history()) == written + 3
 
 
 # Export and import

@@ -9,9 +9,10 @@ import time
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import names, own_server, redis_of, tiers, until
 from controls import sabotage
 from proxy import Proxy
+from reaping import run
 
 from distributed_state import Conflict, Event, Fenced, InvalidValue, TooLarge
 from distributed_state.feed import RESYNC
@@ -238,11 +239,58 @@ async def test_a_lost_reply_is_asked_for_again_and_the_event_is_written_once(ope
         assert written.data == {"n": 1}
         await answer_lost(COMMIT.sha, other.session("s").write(phase="p"))
         assert await count("session.phase") == 1
-        with sabotage("emit", "if again == '1'", "if again == '2'"):
+        with sabotage("emit", "if string.sub(head, 1, #id + 1) == id .. '\\n' then", "if false then"):
             await other.emit("load", subject="s")
             await answer_lost(EMIT.sha, other.emit("mail.doubled", subject="s"))
         assert await count("mail.doubled") == 2
         await other.close()
+
+
+@pytest.mark.parametrize("how", ["trimmed", "emptied", "dropped"])
+@real
+async def test_an_event_whose_reply_was_lost_is_written_once_though_redis_does_not_keep_it(
+    opener: Any, how: str
+) -> None:
+    """However much is told meanwhile, and though it left the stream: what Redis does not keep, SQL has."""
+    with own_server(opener) as server, Proxy(server.url) as proxy:
+        other = await opener(url=server.url, archiver=False, kept_events=64, partitions=1)
+        store = await opener(url=proxy.url, archiver=False, kept_events=64, partitions=1)
+        await other.emit("first", subject="s")
+        loss = proxy.lose(EMIT.sha)
+        task = asyncio.ensure_future(store.emit("mail.sent", {"n": 1}, subject="s"))
+        await until(loss.happened.is_set)
+        if how == "emptied":
+            await other.archive()
+            with redis_of(other) as client:
+                client.flushall()
+            await other.emit("later", subject="s")
+        elif how == "dropped":  # as reencrypt() does, up to the last that an old worker wrote
+            keys = tiers(other).keys.partition(0)
+            await run(other, tiers(other).stream.drop(keys, lambda told: True, keep=False))
+        else:
+            await asyncio.gather(*(other.emit("later", subject="s") for _ in range(140)))
+        loss.go.set()
+        written = await task
+        [found] = await other.audit(type="mail.sent")
+        assert (written.id, written.sequence, written.epoch, written.time) == (
+            found.id, found.sequence, found.epoch, found.time
+        )  # fmt: skip
+        await store.close()
+        await other.close()
+
+
+@real
+async def test_an_event_that_lay_about_is_not_written_after_its_repetition(opener: Any) -> None:
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False, timeout=0.5)
+        await store.emit("first", subject="s")
+        delay = proxy.hold(EMIT.sha)
+        await store.emit("mail.sent", subject="s")
+        assert delay.arrived.is_set()
+        delay.go.set()
+        await until(delay.happened.is_set)
+        assert len(await store.audit(type="mail.sent", subject="s")) == 1
+        await store.close()
 
 
 # Hearing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from below import redis_of, tiers, until
 from faces import core
 
-from distributed_state import AccessDenied, Event, InvalidValue, StateError
+from distributed_state import AccessDenied, Event, InvalidValue, StateError, events
 
 asynchronous = pytest.mark.only(face="asyncio")
 
@@ -144,9 +145,9 @@ async def test_a_member_that_was_away_longer_than_its_claims_does_not_go_on_wher
     store = await opener(partitions=2)
     for n in range(6):
         await store.emit("a", {"n": n}, subject=f"s{n}")
-    async with store.events("a", group="g", since="oldest") as events:
-        await until(lambda: events.waiting == 6)
-        group = core(events)._group
+    async with store.events("a", group="g", since="oldest") as found:
+        await until(lambda: found.waiting == 6)
+        group = core(found)._group
         await group._job.stop()  # it stands still, as in a process that is paused
         with redis_of(store) as client:
             keys = tiers(store).keys
@@ -155,7 +156,7 @@ async def test_a_member_that_was_away_longer_than_its_claims_does_not_go_on_wher
                 client.set(owner, "another member")
                 client.set(position, str(events_end(store, partition)))
         group._shares.ends = 0.0
-        assert await events.next(0.1) is None
+        assert await found.next(0.1) is None
 
 
 def events_end(store: Any, partition: int) -> str:
@@ -177,6 +178,84 @@ async def test_a_member_whose_clock_is_wrong_takes_no_more_than_its_share(opener
 def core_share(store: Any) -> list[int]:
     group = tiers(store).handlings[0]._events._group
     return list(group._shares.mine)
+
+
+async def hung(opener: Any, monkeypatch: Any, patience: float = 10.0) -> tuple[list[int], list[int]]:
+    """One of two members hangs at the first event that it gets; what each was given when all is handled."""
+    monkeypatch.setattr(events, "_TEAM_SECONDS", 0.6)
+    settings = {"handler_timeout": 1.0, "partitions": 8}
+    stores, given, over = [await opener(**settings) for _ in range(2)], (list[int](), list[int]()), threading.Event()
+
+    def hangs(event: Any) -> None:
+        given[0].append(event.data["n"])
+        over.wait(30)
+
+    stores[0].on("a", hangs, group="g")
+    stores[1].on("a", lambda event: given[1].append(event.data["n"]), group="g")
+    for each in stores:
+        await each.ready()
+    try:
+        await until(lambda: all(each._shares.mine and not each._shares.excess for each in map(group_of, stores)))
+        for n in range(40):
+            await stores[1].emit("a", {"n": n}, subject=f"subject {n}")
+        await until(lambda: given[0])
+        await until(lambda: set(given[1]) == set(range(40)), patience)
+        over.set()
+        await until(lambda: group_of(stores[0])._shares.mine)
+        await until(lambda: not group_of(stores[1])._shares.excess)
+        for n in range(40, 80):
+            await stores[1].emit("a", {"n": n}, subject=f"subject {n}")
+        await until(lambda: {*given[0], *given[1]} == set(range(80)))
+    finally:
+        over.set()
+    return given
+
+
+def group_of(store: Any) -> Any:
+    return tiers(store).handlings[0]._events._group
+
+
+@pytest.mark.replicas
+async def test_a_handler_that_hangs_does_not_stall_its_share_of_a_group(opener: Any, monkeypatch: Any) -> None:
+    hanging, other = await hung(opener, monkeypatch)
+    assert len(other) == len(set(other)), "the other member got each once"
+    assert len([n for n in hanging if n in other]) <= 1, "and of those only what the first one hung at"
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any, monkeypatch: Any) -> None:
+    """Negative control of the test above."""
+
+    async def never(self: Any) -> None:
+        pass
+
+    monkeypatch.setattr(events.Group, "_lapse", never)
+    with pytest.raises(AssertionError, match=r"set\(given\[1\]\)"):
+        await hung(opener, monkeypatch, 3.0)
+
+
+@pytest.mark.brief("servers")
+async def test_a_slow_handler_of_a_group_of_one_still_handles_each_event_once(opener: Any, monkeypatch: Any) -> None:
+    """It loses its share with each event, and takes it back behind it."""
+    monkeypatch.setattr(events, "_TEAM_SECONDS", 0.6)
+    store, given, lapsed = await opener(handler_timeout=0.05), list[int](), list[bool]()
+    home = tiers(store)
+
+    def slow(event: Any) -> None:
+        given.append(event.data["n"])
+        group = home.handlings[0]._events._group
+        end = time.monotonic() + 5
+        while group._shares.mine and time.monotonic() < end:
+            time.sleep(0.01)
+        lapsed.append(not group._shares.mine)
+
+    store.on("a", slow, group="g")
+    await store.ready()
+    for n in range(3):
+        await store.emit("a", {"n": n}, subject="s")
+    await until(lambda: len(lapsed) == 3)
+    assert (given, lapsed) == ([0, 1, 2], [True] * 3)
 
 
 # Who may

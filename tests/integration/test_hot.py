@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import random
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from below import names, own_server, redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
 
-from distributed_state import StateError, WarmUnavailable, link, record
+from distributed_state import StateError, WarmUnavailable, codec, link, record
 from distributed_state.codec import Form
 from distributed_state.hot import Entry, Hot
 from distributed_state.tiers import Tiers
@@ -246,6 +248,58 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
 
         await until(heard, 5)
         await store.close()
+
+
+@pytest.mark.replicas
+async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(opener: Any, monkeypatch: Any) -> None:
+    """The server keeps it for long, so the writer is there twice, and once for what it has come to hear since."""
+    monkeypatch.setattr(link, "_SILENCE", 0.5)
+    with Proxy(opener.url) as proxy:
+        store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
+        await warmed(store.session("before"), store)
+        assert proxy.mute(LINK) == 1
+        home = tiers(store)
+        await until(lambda: home.link.breaks == 1 and home.link.up)
+        with redis_of(other) as client:
+            channels = client.pubsub_shardchannels(f"{opener.namespace}:*")
+            assert names(other, "before").channel in channels, "the server has not noticed"
+        session, theirs = store.session("s"), other.session("s")
+        await session.set("n", 0)
+        await warmed(session, store)
+        await warmed(theirs, other)
+        assert home.link.confirmed(names(store, "s").channel)
+        await session.set("n", 1)
+        fresh_from = time.monotonic() + tiers(other).settings.max_staleness
+
+        async def heard() -> bool:
+            began, found = time.monotonic(), await theirs.get("n")
+            assert found == 1 or began <= fresh_from, "hot shows what was overwritten longer ago than agreed"
+            return bool(found == 1)
+
+        await until(heard)
+        await store.close()
+
+
+@pytest.mark.replicas
+async def test_a_write_on_its_way_while_its_channel_is_left_is_told(opener: Any) -> None:
+    """It says that its writer hears the record, which is over when it arrives."""
+    store, other = await opener(archiver=False), await opener(archiver=False)
+    home, channel, theirs = tiers(store), names(store, "s").channel, other.session("s")
+    await store.session("s").set("n", 0)
+    await warmed(store.session("s"), store)
+    await warmed(theirs, other)
+    said = home.link.heard_on(channel)
+    assert said
+    home._stop_listening("session:s")
+    with redis_of(other) as client:
+        await until(lambda: dict(client.pubsub_shardnumsub(channel))[channel] == 1)
+    home.link.heard_on = lambda _: said  # type: ignore[method-assign]
+    await store.session("s").set("n", 1)
+
+    async def heard() -> bool:
+        return bool(await theirs.get("n") == 1)
+
+    await until(heard, 5)
 
 
 @pytest.mark.replicas
@@ -673,6 +727,62 @@ async def test_hot_is_bounded_by_bytes(opener: Any) -> None:
     for _ in range(5):
         assert len(await store.session("huge").get("n")) == 200_000
     assert hot.bytes <= 100_000
+
+
+async def filled(store: Any, kind: str) -> int:
+    """What the process holds more when hot is full of small values that were read and then overwritten here."""
+    hot, made = tiers(store).hot, 0
+
+    async def write(sessions: list[Any]) -> None:
+        async with store.batch() as batch:
+            for session in sessions:
+                if kind == "fields":
+                    batch.on(session).set_many({f"field-{number}": "x" * 80 for number in range(10)})
+                for _ in range(10 if kind == "messages" else 0):
+                    batch.on(session).append(message("x" * 80))
+
+    async def grow() -> None:
+        nonlocal made
+        sessions = [store.session(f"s{made + number}") for number in range(40)]
+        made += len(sessions)
+        await write(sessions)
+
+        async def hears() -> bool:
+            await store.get_many(sessions)
+            return sessions[-1].ref.text in hot.entries
+
+        await until(hears)
+        await write(sessions)
+        for session in sessions if kind == "fields" else ():
+            for number in range(10):
+                await session.get(f"field-{number}")
+
+    await grow()
+    store.invalidate()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        while hot.bytes < 0.95 * store.settings.hot_bytes:
+            await grow()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.parametrize("kind", ["fields", "messages"])
+async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> None:
+    store = await opener(archiver=False, hot_bytes=2**21)
+    found = await filled(store, kind)
+    assert 0.6 * 2**21 <= found <= 1.5 * 2**21
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_without_compact_values_hot_would_take_many_times_what_it_says(opener: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(codec, "compact", lambda data: data)
+    store = await opener(archiver=False, hot_bytes=2**21)
+    assert await filled(store, "fields") > 3 * 2**21
 
 
 @real

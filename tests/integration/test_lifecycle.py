@@ -177,6 +177,17 @@ async def test_what_a_state_does_not_hold_stays(store: Any) -> None:
     assert (await session.get_all(), await session.phase(), await texts(session)) == ({}, None, [])
 
 
+async def test_what_get_all_returned_is_restored_as_the_fields(store: Any) -> None:
+    session = store.session("s")
+    assert await session.restore_state(await session.get_all()) == 1, "of an empty one, too"
+    await session.write(set={"a": [1], "messages": [], "phase": {"x": 1}}, append=[message("1")], phase="busy")
+    saved = await session.get_all()
+    await session.write(set={"a": 0, "other": 1}, append=[message("2")], phase="idle")
+    assert await session.restore_state(saved) == 4
+    assert await session.get_all(fresh=True) == {"a": [1], "messages": [], "phase": {"x": 1}}
+    assert (await session.phase(), await texts(session)) == ("idle", ["1", "2"])
+
+
 async def test_one_bad_entry_restores_nothing_and_every_bad_one_is_named(store: Any) -> None:
     session = store.session("s")
     await session.write(set={"a": 1}, append=[message("1")], phase="busy")
@@ -192,7 +203,7 @@ async def test_one_bad_entry_restores_nothing_and_every_bad_one_is_named(store: 
     for named in ("circle", "'#x'", "nan", "messages[1]", "messages[2]", "phase", "'good'", "'nobody'", "'extra'"):
         assert named in str(caught.value), named
     assert "messages[0]" not in str(caught.value)
-    for nonsense in (None, [], "x", {}, {"fields": [1]}, {"fields": {}, "messages": {}}, {"a": 1}):
+    for nonsense in (None, [], "x", {"fields": [1]}, {"fields": {}, "messages": {}}, {"#a": 1}, {1: 1}, {"a": {1}}):
         with pytest.raises(InvalidValue):
             await session.restore_state(nonsense)
     assert await session.version(fresh=True) == 1
@@ -363,13 +374,19 @@ async def test_a_read_may_ask_for_more_than_the_setting_gives(opener: Any) -> No
         assert await session.phase(max_staleness=max_staleness) == "busy"
         assert await texts(session, last=1, max_staleness=max_staleness) == ["hi"]
 
-    for seconds, questions in ((None, 0), (4, 0), (100, 0), (0.5, 8), (0, 8)):
+    for seconds, questions in ((None, 0), (4, 0), (5, 0), (0.5, 8), (0, 8)):
         with asked(store) as seen:
             await read_everything(seconds)
         assert len(seen.sent) == questions, seconds
     for nonsense in (-1, "1", True, float("nan")):
         with pytest.raises(InvalidValue, match="max_staleness"):
             await session.get("n", max_staleness=nonsense)
+    for more in (5.1, 300, float("inf")):
+        for read in session.get_all, session.messages:
+            with pytest.raises(InvalidValue, match=rf"max_staleness={more:g} is more than the store's 5"):
+                await read(max_staleness=more)
+    without_hot = (await opener(archiver=False, max_staleness=0)).session("s")
+    assert await without_hot.get("n", max_staleness=300) == 1
 
 
 @real

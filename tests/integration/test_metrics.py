@@ -500,7 +500,7 @@ async def test_a_cancelled_wait_ends_its_span(opener: Any, spans: InMemorySpanEx
 
     async with store.session("s").lock():
         waiting = asyncio.create_task(wait())
-        await until(lambda: tiers(store).leases._waiters)
+        await until(lambda: len(tiers(store).leases.waiters))
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
     assert sorted(each["outcome"] for each in of(spans, "lease.acquire")) == ["cancelled", "ok"]

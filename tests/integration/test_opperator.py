@@ -111,7 +111,7 @@ async def test_a_conversation_that_is_called_new_again_is_not_emptied(store: Any
         assert daemon.ask("list_notes") == {"notes": ["x", "x"]}
         daemon.tell("new_conversation", conversation_id="fresh", is_clear=True)
         assert daemon.ask("list_notes") == {"notes": []}
-        assert daemon.hooks() == [("new", "c", False), ("switched", "c", "", 0), ("new", "fresh", False)]
+        assert daemon.hooks() == [("new", "c", False), ("switched", "c", "", 0), ("new", "fresh", True)]
 
 
 @embedded
@@ -129,7 +129,8 @@ async def test_what_was_deleted_is_deleted_once_and_may_begin_anew(store: Any) -
         daemon.tell("new_conversation", conversation_id="c", is_clear=True)
         assert daemon.ask("add_note", {"note": "z"})["total"] == 1
         begun, end = ("new", "c", False), ("deleted", "c", 0)
-        assert daemon.hooks() == [begun, ("deleted", "c", 1), begun, ("switched", "c", "", 0), end, begun]
+        cleared = ("new", "c", True)
+        assert daemon.hooks() == [begun, ("deleted", "c", 1), begun, ("switched", "c", "", 0), end, cleared]
 
 
 @embedded

@@ -131,8 +131,8 @@ async def test_rollback_brings_fields_messages_and_phase_back(store: Any) -> Non
     second = await now(session)
     assert await session.rollback(steps=1) == 3
     assert await now(session) == first
-    # A rollback is a change like any other, so it can be taken back as well.
-    assert await session.rollback(steps=1) == 4
+    # A rollback is a new version, so it can be taken back as well: by the version that it took away.
+    assert await session.rollback(version=2) == 4
     assert await now(session) == second
     assert await session.rollback(version=1) == 5
     await session.append(said("another two"))
@@ -146,6 +146,114 @@ async def test_rollback_brings_fields_messages_and_phase_back(store: Any) -> Non
     for version, state in ((1, first), (2, second), (3, first), (4, second), (5, first)):
         assert shown(await session.at(version=version)) == state
     assert len(await session.history()) == 8
+
+
+async def test_each_step_back_goes_one_state_further(opener: Any) -> None:
+    """3 -> 2 -> 1: a rollback is a new version, but no step; from it the way leads on from what it restored."""
+    store = await opener(snapshot_every=4)
+    session, past = store.session("s"), {}
+    for number in (1, 2, 3):
+        await session.write(set={"n": number}, append=[said(number)], phase=f"p{number}")
+        past[number] = await now(session)
+    for version, number in ((4, 2), (5, 1)):
+        assert await session.rollback(steps=1) == version
+        assert await now(session) == past[number]
+    with pytest.raises(NotFound, match="1 steps back from version 5 there is nothing, only 0"):
+        await session.rollback(steps=1)
+    assert await session.set("n", 6) == 6
+    assert await session.rollback(steps=1) == 7
+    assert await now(session) == past[1], "what was stepped over is not on the way any more"
+    with pytest.raises(NotFound):
+        await session.rollback(steps=1)
+    assert await session.rollback(version=3) == 8
+    assert await session.rollback(version=8) == 9, "a rollback to a rollback: to what that restored"
+    assert await session.set("n", 10) == 10
+    await evict(store, "s")
+    assert await session.rollback(steps=3) == 11, (
+        "10 -> 9, which is 3 -> 2 -> 1: several at once are as many single ones"
+    )
+    assert await now(session) == past[1]
+    assert [change.kind for change in await session.history(after=3)] == [
+        *["rollback"] * 2, "set", *["rollback"] * 3, "set", "rollback"
+    ]  # fmt: skip
+
+
+async def test_a_commit_that_changes_no_state_is_no_step(store: Any) -> None:
+    session = store.session("s")
+    await session.switch()
+    await session.set("n", 1)
+    await session.checkpoint("one")
+    await session.switch()
+    await session.set_lifetime(idle=3600)
+    await session.set("n", 2)
+    await session.checkpoint("two")
+    assert await session.rollback(steps=1) == 8
+    assert await session.get("n") == 1
+    assert await session.rollback(label="two") == 9
+    assert await session.get("n") == 2
+    assert await session.rollback(steps=2) == 10
+    assert await session.get_all(fresh=True) == {}, "as it began"
+    with pytest.raises(NotFound):
+        await session.rollback(steps=1)
+
+
+async def test_no_step_leads_past_what_is_not_there(store: Any) -> None:
+    """A deletion is a step that nobody can be left at; what was purged, and what a fork inherited, is out of reach."""
+    session = store.session("s")
+    for number in (1, 2):
+        await session.set("n", number)
+    await store.delete("s")
+    assert await session.rollback(steps=1) == 4, "deleted, one step back: not deleted"
+    assert await session.rollback(steps=1) == 5
+    assert await session.get("n") == 1
+    await store.delete("s")
+    await session.create({"n": 7})
+    with pytest.raises(Deleted, match="at version 6"):
+        await session.rollback(steps=1)
+    await session.set("n", 8)
+    await session.fork("f")
+    with pytest.raises(NotFound):
+        await store.session("f").rollback(steps=1)
+    assert await session.rollback(steps=1) == 9
+    begun = time.time()
+    await until(lambda: time.time() > begun + 0.005)
+    await store.purge(older_than=0)
+    with pytest.raises(NotFound, match="1 steps back"):
+        await session.rollback(steps=1)
+    await session.set("n", 10)
+    assert await session.rollback(steps=1) == 11
+    assert await session.get("n") == 7
+    await store.import_(await store.export("s"), id="copy")
+    copy = store.session("copy")
+    with pytest.raises(NotFound):
+        await copy.rollback(steps=1)
+    await copy.set("n", 12)
+    assert await copy.rollback(steps=1) == 13
+    assert await copy.get("n") == 7
+
+
+async def test_a_step_back_costs_the_same_however_long_the_past_is(store: Any) -> None:
+    session, asked = store.session("s"), []
+    for number in range(40):
+        await session.set("n", number)
+    cold = core(store)._cold
+
+    def counted(name: str) -> None:
+        real = getattr(cold, name)
+
+        def call(*given: Any) -> Any:
+            asked.append(name)
+            return real(*given)
+
+        setattr(cold, name, call)
+
+    counted("step_back")
+    counted("state_at")
+    for back in range(1, 10):
+        await session.rollback(steps=1)
+        assert await session.get("n") == 39 - back
+        assert asked == ["step_back", "state_at"]
+        asked.clear()
 
 
 async def test_rollback_brings_back_messages_that_were_cleared(opener: Any) -> None:
@@ -412,7 +520,8 @@ async def test_an_imported_record_is_the_exported_one(store: Any) -> None:
     assert await store.import_(iter([f"{line}\n" for line in lines]), id="copy") == "copy"
     copy = store.session("copy")
     assert await everything(copy) == await everything(session)
-    assert await store.export("copy") == [line.replace('"id":"rich"', '"id":"copy"') for line in lines]
+    named = [line.replace('"id":"rich"', '"id":"copy"').replace("session:rich", "session:copy") for line in lines]
+    assert await store.export("copy") == named
     with pytest.raises(Conflict):
         await store.import_(lines)
     with pytest.raises(Conflict):
@@ -701,3 +810,18 @@ async def test_errors_of_the_past_are_state_errors(store: Any) -> None:
     ):
         with pytest.raises(StateError):
             await call()
+
+
+async def test_no_version_is_too_large_to_be_asked_for(store: Any) -> None:
+    session = store.session("s")
+    await session.set("a", 1)
+    for call in (
+        lambda: session.at(version=2**63),
+        lambda: session.rollback(version=10**30),
+        lambda: session.fork("t", version=2**64),
+        lambda: session.rollback(steps=10**30),
+    ):
+        with pytest.raises(NotFound):
+            await call()
+    with pytest.raises(NotFound, match="has no version"):
+        await session.at(version=2**63 - 1)

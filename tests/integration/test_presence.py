@@ -14,7 +14,7 @@ from below import Worker, names, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 
-from distributed_state import InvalidValue, Replica, TooLarge
+from distributed_state import Fenced, InvalidValue, LockTimeout, Replica, TooLarge
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 
@@ -370,6 +370,52 @@ async def test_locks_that_are_given_back_are_not_lost(opener: Any) -> None:
 
     await until(archived)
     assert await lost_locks(store) == []
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_whoever_waits_in_vain_loses_nothing(opener: Any) -> None:
+    """No lease, no loss: neither an event nor a count, however often a turn is refused, rejected or cancelled."""
+    store = await opener()
+    session = store.session("s")
+
+    async def refused(busy: str, wait: float) -> None:
+        with pytest.raises(LockTimeout):
+            async with session.turn(busy=busy, wait=wait):
+                raise AssertionError("not reached")
+
+    async with session.lock():
+        for busy, wait in ("wait", 0.02), ("reject", 0.0), ("interrupt", 0.02):
+            await asyncio.gather(*(asyncio.create_task(refused(busy, wait)) for _ in range(3)))
+    await store.emit("last.one")
+
+    async def archived() -> bool:
+        return bool(await store.audit(type="last.one"))
+
+    await until(archived)
+    assert (await lost_locks(store), tiers(store).leases.lost) == ([], 0)
+
+
+@real
+@pytest.mark.brief("servers")
+async def test_a_lost_lock_is_told_once_to_whoever_nests_in_it(opener: Any) -> None:
+    store = await opener()
+    session = store.session("s")
+    lease = await session.lock(ttl=30).acquire()
+    with redis_of(store) as client:
+        client.set(names(store, "s").lock, "x99:somebody")
+    with pytest.raises(Fenced):
+        async with session.turn() as turn:
+            turn["a"] = 1
+    await lease.release()
+    await store.emit("last.one")
+
+    async def archived() -> bool:
+        return bool(await store.audit(type="last.one"))
+
+    await until(archived)
+    assert [data["token"] for _, data in await lost_locks(store)] == [lease.token]
+    assert tiers(store).leases.lost == 1
 
 
 async def _turn(session: Any) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 from below import ROOT, until
+from below import Worker as Dying
 from proxy import Proxy
 
 from distributed_state import StateStore
@@ -307,6 +308,38 @@ def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...
         assert sorted(each.pop("repeated") for each in answers) == [False] + [True] * 7
         assert all(each == answers[0] for each in answers)
         assert len(other.get("/conversations/c", params={"fresh": "true"}).json()["messages"]) == 3
+
+
+def test_a_turn_whose_users_part_is_missing_is_to_be_repeated(options: tuple[str, ...]) -> None:
+    """Whoever has its request id repeats it until that is complete, here a turn that a library's worker began."""
+
+    def again() -> httpx.Response:
+        return worker.post("/conversations/c/turns", request_id="r", messages=[HI])
+
+    place = {name.removeprefix("--"): value for name, value in zip(options[::2], options[1::2], strict=True)}
+    with Dying("visit", id="c", user="u1", request_id="r", **place) as dying:
+        dying.process.wait(30)
+    with Worker(*options, "--busy", "0.1").ready() as worker, store_of(options) as store:
+        with store.user("u1").lock():
+            response = again()
+            assert said(response) == (503, "DurabilityUnknown")
+            assert response.headers["retry-after"] == "1"
+            assert "the turn is applied" in response.json()["message"]
+        assert store.user("u1").version(fresh=True) == 0
+        assert again().json()["outcome"] == again().json()["outcome"] == {"version": 1}
+        assert (store.user("u1").get("visits"), store.session("c").version(fresh=True)) == (1, 1)
+
+
+@pytest.mark.parametrize("outcome", [None, "Booked", 7, [1], {"city": "Oslo"}, {"version": "two"}], ids=repr)
+def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tuple[str, ...], outcome: Any) -> None:
+    """Which need not be as the service's own are."""
+    with Worker(*options).ready() as worker, store_of(options) as store:
+        with store.session("c").turn(request_id="r") as turn:
+            turn.append(HI)
+            turn.outcome = outcome
+        response = worker.post("/conversations/c/turns", request_id="r", messages=[HI])
+        assert response.status_code == 200
+        assert response.json() == {"version": 1, "repeated": True, "outcome": outcome}
 
 
 def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[str, ...]) -> None:

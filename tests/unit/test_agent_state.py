@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from distributed_state import (
+    DEFAULT,
+    AgentPhase,
     AgentState,
     InvalidTransition,
     InvalidValue,
@@ -131,8 +133,8 @@ def test_every_tool_call_has_an_id_and_a_time_of_its_own() -> None:
         ({"result": False}, "false"),
         ({"result": 2**70}, str(2**70)),
         ({}, "weather returned nothing"),
-        ({"error": "timeout"}, "weather failed: timeout"),
-        ({"error": "", "result": "half"}, "weather failed: "),
+        ({"error": "timeout"}, "[Tool Error] weather failed: timeout"),
+        ({"error": "", "result": "half"}, "[Tool Error] weather failed: "),
     ],
 )
 def test_the_model_is_told_what_came_of_a_call(fields: dict[str, Any], observation: str) -> None:
@@ -237,7 +239,30 @@ def test_a_transition_follows_the_table_or_raises(move: str, phase: str) -> None
         with pytest.raises(InvalidTransition) as caught:
             change(state)
         assert caught.value.phase == phase
+        possible = str(caught.value).partition("possible methods of the state: ")[2].split(", ")
+        assert set(possible) == ({each for each, (_, some, _) in MOVES.items() if phase in some} or {"none"})
+        assert isinstance(caught.value, ValueError)
     assert state.model_dump_json() == before
+
+
+def test_the_phases_have_names_that_are_equal_to_what_is_stored() -> None:
+    assert set(AgentPhase) == DEFAULT.states
+    assert AgentState().phase == AgentPhase.IDLE
+    state = AgentState(phase=AgentPhase.EXECUTING)
+    assert state == AgentState(**{**state.__dict__, "phase": "executing"})
+    assert state.to_done("42").phase in (AgentPhase.DONE, AgentPhase.ERROR)
+    assert AgentState.model_validate_json(state.model_dump_json()) == state
+    assert type(state.phase) is str
+
+
+def test_a_goal_may_be_called_current_goal() -> None:
+    memory = WorkingMemory(current_goal="fly")  # type: ignore[call-arg]  # the name that others give it
+    assert (memory.goal, memory.current_goal) == ("fly", "fly")
+    assert memory == WorkingMemory(goal="fly")
+    assert "current_goal" not in memory.model_dump()
+    assert AgentState.from_user_input("fly").memory.current_goal == "fly"
+    with pytest.raises(ValidationError):
+        WorkingMemory(goal="fly", current_goal="stay")  # type: ignore[call-arg]
 
 
 def test_a_state_begins_with_what_the_user_said() -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -20,7 +21,7 @@ from distributed_state import StateStore, cli
 from distributed_state.cli import shell
 
 COMMANDS = [
-    *("get", "history", "sessions", "doctor", "set", "delete", "forget", "audit", "replicas", "tail", "send"),
+    *("get", "history", "sessions", "doctor", "set", "delete", "erase", "forget", "audit", "replicas", "tail", "send"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config", "opperator"),
     "serve",
     "demo lifecycle",
@@ -128,6 +129,16 @@ def test_an_error_is_one_line_on_stderr(run: Run, words: tuple[str, ...], said: 
     assert lines(done.err) == 1
 
 
+def test_the_name_of_a_record_is_shown_as_it_is(run: Run, tmp_path: Path) -> None:
+    """Not as the pictures that `:a:` and the like may stand for."""
+    run("set", "a", "x", "1")
+    file = tmp_path / "a.jsonl"
+    file.write_text(run("export", "a").out)
+    assert run("import", str(file)).err == "error: session:a: exists already, at version 1\n"
+    run("set", "c:smile:", "x", "1")
+    assert "c:smile:" in run("sessions").out
+
+
 def test_the_past_is_listed_without_what_a_terminal_would_obey(run: Run, archive: str) -> None:
     with StateStore.open(archive=archive) as store:
         session = store.session("s\x1b[2J", user="u[red]", actor="agent[bold]")
@@ -169,12 +180,20 @@ def test_a_record_moves_with_its_history(run: Run, tmp_path: Path) -> None:
     assert cut.code == 1
     assert "line" in cut.err
     assert run("get", "cut").code == 1
+    (tmp_path / "latin.jsonl").write_bytes(b"\xff\xfe{}")
+    latin = run("import", str(tmp_path / "latin.jsonl"))
+    assert (latin.code, lines(latin.err), "UTF-8" in latin.err) == (1, 1, True)
 
 
 def test_deleting_and_forgetting(run: Run, archive: str) -> None:
     run("set", "s", "a", "1")
     assert run("delete", "s").out == "deleted as version 2\n"
     assert run("get", "s").code == 1
+    assert run("erase", "s", typed="n\n").code == 1
+    assert lines(run("history", "s").out) > 1
+    assert run("erase", "s", typed="y\n").out.strip() == "erased"
+    assert run("erase", "s", "--yes").out == "there was nothing to erase\n"
+    assert "erase" not in run("history", "s").out
     with StateStore.open(archive=archive) as store:
         store.session("mine", user="u").set("a", 1)
     refused = run("forget", "u", typed="n\n")
@@ -253,7 +272,7 @@ def test_bringing_up_ends_cleanly_at_ctrl_c(archive: str, tmp_path: Path) -> Non
 
 
 def _upcast_so_far(archive: str) -> int:
-    with sqlite3.connect(archive.removeprefix("sqlite:///")) as connection:
+    with closing(sqlite3.connect(archive.removeprefix("sqlite:///"))) as connection:
         return int(connection.execute("SELECT count(*) FROM changes WHERE kind = 'upcast'").fetchone()[0])
 
 
@@ -419,6 +438,8 @@ def test_operators_tell_the_fleet(run: Run, archive: str) -> None:
     assert run("send", "switch", "c1", "--previous", "c0", "--client", "web").out.startswith("conversation.switched c1")
     told = json.loads(run("send", "activate", "notes", "--previous", "search", "--client", "web").out)
     assert (told["type"], told["subject"]) == ("agent.switched", "client:web")
+    told = [json.loads(run("send", "activate", agent, "--client", "web").out) for agent in ("mail", "notes")]
+    assert [each["data"]["previous_agent"] for each in told] == ["notes", "mail"], "the one that this client had"
     assert json.loads(run("send", "directory", "/a", "/b").out)["subject"] == "client:"
     assert json.loads(run("send", "event", "mail.sent", "--data", '{"id": [7]}').out)["data"] == {"id": [7]}
     assert run("send", "delete", "c1").out == "conversation.deleted c1 version 4\n"
@@ -435,6 +456,7 @@ def test_operators_tell_the_fleet(run: Run, archive: str) -> None:
             "agent.switched",
             {"previous_agent": "search", "next_agent": "notes", "conversation_id": "", "client": "web"},
         ),
+        *[("agent.switched", each["data"]) for each in told],
         ("directory.changed", {"old_path": "/a", "new_path": "/b", "client": ""}),
         ("mail.sent", {"id": [7]}),
         ("conversation.deleted", {}),

@@ -161,7 +161,7 @@ def test_no_bytes_make_decode_raise_anything_else(data: bytes) -> None:
 @always
 @given(st.text(letters, max_size=200), st.text(letters, max_size=200))
 def test_field_names_come_back_and_stay_apart(one: str, other: str) -> None:
-    names = [name for name in (one, other) if not name.startswith("#")]
+    names = [name for name in (one, other) if name and not name.startswith("#")]
     encoded = [codec.encode_key(name) for name in names]
     assert [codec.decode_key(data) for data in encoded] == names
     assert len(set(encoded)) == len(set(names))
@@ -171,6 +171,11 @@ def test_field_names_come_back_and_stay_apart(one: str, other: str) -> None:
 def test_reserved_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match="reserved"):
         codec.encode_key(name)
+
+
+def test_a_field_without_a_name_is_refused() -> None:
+    with pytest.raises(InvalidValue, match="a field needs a name"):
+        codec.encode_key("")
 
 
 @pytest.mark.parametrize("name", [None, 1, b"a", ("a",), ["a"]])

@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from distributed_state import Event, InvalidValue
+from distributed_state.agent.config import digest
 from distributed_state.demo import notebook
 from distributed_state.demo.lifecycle import Plan, Report, Shown
 from distributed_state.demo.notebook import Account, Called, Heard, account
@@ -33,7 +34,7 @@ STREAM = [
     event(3, "conversation.switched", "session:a", conversation_id="a", previous_id="b", message_count=2),
     event(4, "conversation.cleared", "session:a", messages=True),
     event(5, "conversation.deleted", "session:a"),
-    event(6, "config.changed", "app:agent-config", config={"model": "large"}),
+    event(6, "config.changed", "app:agent-config", digest=digest({"model": "large"})),
     event(7, "replica.lost", "replica:x", replica="x"),
 ]
 NEW, SWITCHED, DELETED = "on_new_conversation", "on_conversation_switched", "on_conversation_deleted"
@@ -105,8 +106,10 @@ def test_hooks_in_another_order_or_with_other_arguments_are_named() -> None:
 
 def test_the_config_is_followed_but_by_who_was_away() -> None:
     assert found(replace(BEN, models=("small", "large", "large"), lives=2, called=HOOKS[:5] + HOOKS[6:])) == []
-    assert found(replace(BEN, models=("small",))) == ["ben: configs were none; expected large"]
-    assert found(replace(BEN, models=("small", "small"), lives=2)) == ["ben: ended with the config small, not large"]
+    assert found(replace(BEN, models=("small",))) == ["ben: configs were none, not the 1 that the fleet was given"]
+    assert found(replace(BEN, models=("small", "small"), lives=2)) == [
+        "ben: ended with the config small, not with the fleet's last"
+    ]
 
 
 def test_just_the_deleter_finds_the_conversation_and_all_its_last_state() -> None:

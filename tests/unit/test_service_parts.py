@@ -12,7 +12,7 @@ import pytest
 from below import until
 
 from distributed_state import errors
-from distributed_state.errors import StateError, Unavailable, WarmUnavailable
+from distributed_state.errors import DurabilityUnknown, StateError, Unavailable, WarmUnavailable
 from distributed_state.service.answers import STATUS, encode, refusal
 from distributed_state.service.readiness import Probe
 from distributed_state.service.work import Work
@@ -35,6 +35,12 @@ def test_every_error_has_a_status(kind: type[StateError]) -> None:
     assert json.loads(bytes(response.body)) == {"error": kind.__name__, "message": "what was asked"}
     assert (response.headers.get("retry-after") == "1") == (response.status_code in (423, 429, 503))
     assert STATUS.keys() <= set(ALL)
+
+
+def test_only_a_turn_with_a_request_id_that_is_not_complete_is_to_be_repeated() -> None:
+    for request_id, status, after in ("r", 503, "1"), (None, 500, None):
+        response = refusal(DurabilityUnknown("applied", version=3, request_id=request_id))
+        assert (response.status_code, response.headers.get("retry-after")) == (status, after)
 
 
 def test_what_went_wrong_inside_is_told_to_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -74,7 +74,7 @@ def test_a_wrong_argument_is_named(arguments: dict[str, Any], place: str) -> Non
         book.bind(arguments)
 
 
-@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "\ud800", [1]])
+@pytest.mark.parametrize("arguments", ["{", "[1]", '"x"', "\ud800", [1], [], "null", 0, {"city": {1}}])
 def test_arguments_that_are_no_object_are_refused(arguments: Any) -> None:
     with pytest.raises(InvalidValue, match="book"):
         book.read(arguments)
@@ -91,6 +91,38 @@ def test_what_cannot_be_called_by_name_is_no_tool() -> None:
             tool(function)
     with pytest.raises(InvalidValue, match="function"):
         tool(5)  # type: ignore[call-overload]
+
+
+def test_a_parameter_without_an_annotation_is_refused_when_the_tool_is_made() -> None:
+    def guess(state, agent_state, user_state, session, city: str, nights=1):  # type: ignore[no-untyped-def]
+        return city
+
+    with pytest.raises(InvalidValue, match=r"guess: parameter 'nights' has no annotation.*agent_state"):
+        tool(guess)
+    with pytest.raises(InvalidValue, match="other: parameter 'nights'"):
+        tool(name="other")(guess)
+    guess.__annotations__["nights"] = int
+    made = tool(guess)
+    assert set(made.parameters["properties"]) == {"city", "nights"}
+    assert made.wants == {"state", "agent_state", "user_state", "session"}
+
+
+def test_a_scratch_updates_as_a_dict_and_as_a_record() -> None:
+    below: dict[str, Any] = {"user": {"name": "Ana", "age": 1}, "n": 1}
+    scratch = Scratch(below)
+    scratch.update("user", {"age": 2})
+    scratch.update("new", {"x": 1})
+    scratch.update({"n": 2}, values=3)
+    scratch.update([("pair", 4)])
+    scratch.update(key=5)
+    for key, values in ("n", {"a": 1}), ("user", 7), ("user", None), (["user"], {}):
+        with pytest.raises((InvalidValue, TypeError)):
+            scratch.update(key, values)
+    assert below == {"user": {"name": "Ana", "age": 1}, "n": 1}
+    scratch.keep()
+    assert below == {
+        "user": {"name": "Ana", "age": 2}, "n": 2, "new": {"x": 1}, "values": 3, "pair": 4, "key": 5,
+    }  # fmt: skip
 
 
 def test_a_scratch_is_kept_whole_or_not_at_all() -> None:

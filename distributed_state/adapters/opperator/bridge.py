@@ -201,12 +201,15 @@ class Bridge:
 
     def _new(self, said: wire.NewConversation, previous_id: str) -> None:
         session = self._agent.store.session(said.id)
-        if said.is_clear and self._ask(session.exists, fresh=True):
+        while said.is_clear:
             try:
-                self._wait(self._ask(session.clear, messages=True), "conversation.cleared", session)
+                if self._ask(session.exists, fresh=True):
+                    self._wait(self._ask(session.clear, messages=True), "conversation.cleared", session)
+                else:
+                    self._wait(self._ask(session.create, is_clear=True), "conversation.created", session)
                 return
-            except Deleted:
-                """Just now, by somebody else: it begins anew, below."""
+            except (Conflict, Deleted):
+                """Just now, by somebody else: looked at again."""
         try:
             self._wait(self._ask(session.create), "conversation.created", session)
         except Conflict:

@@ -1,4 +1,4 @@
-"""The table of lifecycle events, and the lifetimes of records."""
+"""The table of lifecycle events, the lifetimes of records, and which records are being erased."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ def upgrade() -> None:
         ["namespace", "partition", "record"],
         postgresql_where=sa.text("lifetime IS NOT NULL"),
         sqlite_where=sa.text("lifetime IS NOT NULL"),
+    )
+    op.create_table(
+        "erasures",
+        sa.Column("namespace", TEXT, primary_key=True),
+        sa.Column("record", TEXT, primary_key=True),
+        sa.Column("partition", sa.Integer, nullable=False),
+        sa.Column("owner", TEXT, nullable=True),
+        sa.Column("forks", sa.Boolean, nullable=False),
+        sa.Column("version", sa.BigInteger, nullable=False),
     )
 
 

@@ -1,0 +1,22 @@
+--[[
+  Store values of a record in another form, each only if it still is what was found. The record's version stays.
+  KEYS  record  hydration  channel
+  ARGV  epoch  replica
+        then triples: field, the bytes that were found, the bytes to store, '' to drop the field
+  Returns {'ok', 1 if some of the record is not archived yet} | {'absent'}
+]]
+local record, hydration, channel = KEYS[1], KEYS[2], KEYS[3]
+local epoch, replica = ARGV[1], ARGV[2]
+-- The token goes in any case: whoever read SQL before must not bring back what he read.
+redis.call('DEL', hydration)
+local version = redis.call('HGET', record, '#v')
+if not version then return {'absent'} end
+for i = 3, #ARGV, 3 do
+  local name, found, again = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  if redis.call('HGET', record, name) == found then
+    if again == '' then redis.call('HDEL', record, name) else redis.call('HSET', record, name, again) end
+  end
+end
+-- As a change after the present one, so that it is a gap: what is kept hot is read anew.
+redis.call('SPUBLISH', channel, epoch .. ' ' .. string.format('%d', version + 1) .. ' ' .. replica .. ' -')
+return {'ok', redis.call('PTTL', record) == -1 and 1 or 0}

@@ -1,0 +1,57 @@
+"""The one place for patience: what gets no answer is sent again for `retry_for` seconds.
+
+Law: whoever has a caller waiting asks through this, and only what may be carried out twice. What has a loop of its own
+uses the port, which tries once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from distributed_state.errors import WarmUnavailable
+from distributed_state.port import Call, Port, Script, Words
+
+
+class Patience:
+    """A port that is asked again while Redis does not answer."""
+
+    def __init__(self, port: Port, retry_for: float) -> None:
+        self.port, self._retry_for, self.retried = port, retry_for, 0
+
+    async def command(self, *words: Any) -> Any:
+        """One command, patiently; one that may be carried out twice."""
+        return await self.patiently(self.port.command, *words)
+
+    async def commands(self, commands: Sequence[Words]) -> list[Any]:
+        """Commands in one round trip, patiently. Raises the first answer that is an error."""
+        return await self.patiently(self.port.commands, commands)  # type: ignore[no-any-return]  # a list, as there
+
+    async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+        """One script, patiently; one that may be carried out twice."""
+        return await self.patiently(self.port.script, script, keys, arguments)
+
+    async def scripts(self, calls: Sequence[Call]) -> list[Any]:
+        """Scripts in one round trip, patiently. An answer that is an error is returned in its place."""
+        return await self.patiently(self.port.scripts, calls)  # type: ignore[no-any-return]  # a list, as there
+
+    async def patiently(self, call: Any, *arguments: Any) -> Any:
+        """Repeat while Redis does not answer, with jitter, for `retry_for` seconds."""
+        try:
+            return await call(*arguments)
+        except WarmUnavailable as error:
+            if self._retry_for == 0:
+                raise
+            first = error
+        deadline = self.port.monotonic() + self._retry_for
+        pause = 0.02
+        while True:
+            self.retried += 1
+            await self.port.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, 0.5)
+            try:
+                return await call(*arguments)
+            except WarmUnavailable:
+                if self.port.monotonic() >= deadline:
+                    raise first from None

@@ -1,0 +1,332 @@
+"""What is imported. Law: nothing in a file is believed; it is refused and changes nothing, or all of it reads well."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from below import names, redis_of, tiers
+from faces import core
+
+from distributed_state import DecryptionFailed, InvalidValue, TooLarge
+
+VICTIM = "what the victim said"
+DEEP = "[" * 100_000 + "]" * 100_000
+HOSTILE: list[Any] = [
+    -3, -1, 0, 1, 7, 2**31, 2**53, 2**63, 2**70, 10**400, 0.5, 1e308, float("nan"), float("inf"), True, False, None, "",
+    "1", "-3", "\ud800", "\udc80\udcff", "a\x00b", "x" * 5000, "#", "#mn", "#v", "session:victim", "session:victim@2",
+    "planet:x", DEEP[:400], [], {}, [[]], [1, 2], {"a": 1}, "s", "d", "c", "m", "w", "l", "e", "x",
+]  # fmt: skip
+STEPS: list[list[Any]] = [
+    ["s", "#segments", '[["session:victim",0,2]]'],
+    ["s", "#segments", '[["session:s",0,1],["session:victim",1,2]]'],
+    ["s", "#segments", '[["session:s",0,1000000000000]]'],
+    ["s", "#segments", '[["session:s",0,1e400]]'],
+    ["s", "#segments", '[["session:s",-3,1]]'],
+    ["s", "#segments", '[["session:s",0,1],["session:s",0,1]]'],
+    ["s", "#segments", "[]"],
+    ["d", "#segments", ""],
+    ["s", "#segments", "null"],
+    ["s", "#segments", DEEP],
+    ["s", "#mn", "1000000000000"],
+    ["s", "#mn", "0"],
+    ["d", "#mn", ""],
+    ["s", "#ms", "0"],
+    ["s", "#ms", "99"],
+    ["d", "#ms", ""],
+    ["s", "#ms", "9" * 5000],
+    ["w", "", "0"],
+    ["w", "", "99"],
+    ["w", "", "many"],
+    ["c", "", ""],
+    ["c", "x", "y"],
+    ["m", "0", '{"role":"user","content":"again"}'],
+    ["m", "99", '{"role":"user","content":"later"}'],
+    ["m", "-1", '{"role":"user","content":"before"}'],
+    ["m", "5", '{"content":"nobody"}'],
+    ["m", "5", '{"role":"user","content":' + DEEP + "}"],
+    ["l", "", "\udcff"],
+    ["l", "", ""],
+    ["l", "", "x" * 501],
+    ["s", "#phase", "\udcff"],
+    ["s", "#phase", ""],
+    ["s", "#owner", "a:b"],
+    ["s", "#owner", "\udcff"],
+    ["s", "#owner", ""],
+    ["s", "#parent", "session:victim@-1"],
+    ["s", "#parent", "victim"],
+    ["s", "#parent", "\udcff@1"],
+    ["s", "#schema", "x"],
+    ["s", "#schema", "0"],
+    ["s", "#deleted", "1"],
+    ["s", "#deleted", ""],
+    ["s", "#timed", "1"],
+    ["s", "#lifetime", "-5 x"],
+    ["s", "#lifetime", "5 5"],
+    ["s", "#summary", "1"],
+    ["s", "#summary", '{"text":1,"start":0,"stop":9}'],
+    ["s", "#summary", '{"text":"t","start":0,"stop":9}'],
+    ["s", "#summary", '{"text":"t","start":1e400,"stop":9}'],
+    ["s", "#qr", "1"],
+    ["s", "#qr", "[]"],
+    ["s", "#qr", '["x",1,"r",null]'],
+    ["s", "#qr", '[1,1,"r",{"user":"victim","version":0,"mark":"m","fields":{"a":{"mine":"forged"}}}]'],
+    ["s", "#q\udcff", "[1]"],
+    ["s", "a", DEEP],
+    ["s", "a", " " + DEEP],
+    ["s", "a", " NaN"],
+    ["s", "a", " 1e999"],
+    ["s", "a", "!" + "9" * 400 + " 1"],
+    ["s", "a", "!5 1"],
+    ["s", "a", "\u0001\u0003keyxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx"],
+    ["s", "\udcff", "1"],
+    ["s", "k" * 1025, "1"],
+    ["s", "k", '"' + "v" * 3000 + '"'],
+    ["d", "k", "x"],
+    ["e", "x y z", "{}"],
+    [],
+    ["s"],
+    ["s", "a", "1", "2"],
+]
+
+
+def mutated(lines: list[str], dice: random.Random) -> list[str]:
+    """The file with one thing in it changed, or a few."""
+    rows = [json.loads(line) for line in lines]
+    for _ in range(dice.choice((1, 1, 1, 2, 3))):
+        how = dice.random()
+        at = dice.randrange(len(rows))
+        if how < 0.4:
+            owners: list[tuple[Any, Any]] = []
+            _places(rows[at], owners)
+            if owners:
+                owner, key = dice.choice(owners)
+                owner[key] = dice.choice(HOSTILE)
+        elif how < 0.8:
+            step = dice.choice(STEPS)
+            changes = [row for row in rows if isinstance(row, dict) and isinstance(row.get("ops"), list)]
+            bases = [row for row in rows if isinstance(row, dict) and isinstance(row.get("fields"), dict)]
+            if bases and step[:1] == ["s"] and len(step) == 3 and dice.random() < 0.5:
+                dice.choice(bases)["fields"][step[1]] = step[2]
+            elif changes:
+                ops = dice.choice(changes)["ops"]
+                ops.insert(dice.randint(0, len(ops)), list(step))
+        elif how < 0.87:
+            rows.insert(dice.randint(0, len(rows)), json.loads(json.dumps(dice.choice(rows))))
+        elif how < 0.94 and len(rows) > 1:
+            del rows[at]
+        else:
+            other = dice.randrange(len(rows))
+            rows[at], rows[other] = rows[other], rows[at]
+    return [json.dumps(row) for row in rows]
+
+
+def _places(value: Any, found: list[tuple[Any, Any]]) -> None:
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in pairs:
+        found.append((value, key))
+        _places(item, found)
+
+
+async def exports(store: Any) -> list[list[str]]:
+    """Of a session with everything in it, of a fork of it, of both when their past is purged, of a user's record."""
+    session = store.session("s", user="bob", actor="w")
+    await session.write(set={"a": 1, "b": [None]}, append=[{"role": "user", "content": "one"}], phase="p")
+    await session.append({"role": "assistant", "content": "two", "tool_calls": [{"id": "c"}]})
+    async with session.turn(request_id="r") as turn:
+        turn["c"] = 2
+        turn.outcome = {"x": 1}
+    await session.checkpoint("here")
+    await session.set("t", 1, ttl=3600)
+    await session.clear(messages=True)
+    await session.append({"role": "user", "content": "three"})
+    await session.rollback(version=2)
+    await session.fork("f")
+    fork = store.session("f")
+    await fork.append({"role": "user", "content": "four"})
+    await store.user("bob").set("x", 1)
+    whole = [await store.export("s"), await store.export("f"), await store.export("bob", scope="user")]
+    await store.archive()
+    await store.purge(older_than=0)
+    for each in (session, fork):
+        await each.append({"role": "user", "content": "later"})
+        await each.rollback(steps=1)
+    return [*whole, await store.export("s"), await store.export("f")]
+
+
+async def read_whole(store: Any, handle: Any, id: str, scope: str) -> list[str]:
+    """Everything that can be read of a record, and then some; its export."""
+    told: list[Any] = []
+    with redis_of(store) as client:
+        client.delete(names(store, id, scope).record)
+    tiers(store).hot.forget(names(store, id, scope).ref.text)
+    told += [await handle.get_all(), await handle.version(), await handle.exists(), await handle.checkpoints()]
+    history = await handle.history()
+    told += history
+    for version in range(history[0].version if history else await handle.version(), await handle.version() + 1):
+        told.append(await handle.at(version=version))
+    if scope == "session":
+        told += [await handle.messages(), await handle.phase(), await handle.messages(last=2, fresh=True)]
+        told.append(await handle.window(max_tokens=100))
+        told.append(await handle.export_state(messages=True))
+    lines: list[str] = await store.export(id, scope=scope)
+    assert VICTIM not in repr(told) + repr(lines)
+    return lines
+
+
+async def goes_on(store: Any, handle: Any, id: str, scope: str) -> None:
+    """It is a record as any other from here on."""
+    if not await handle.exists():
+        return
+    await handle.set("more", 1)
+    if scope == "session":
+        await handle.fork(f"{id} fork")
+        told = [message.content for message in await store.session(f"{id} fork").messages()]
+        assert VICTIM not in told
+        assert told == [message.content for message in await handle.messages()]
+        async with handle.turn(request_id="r") as turn:
+            assert turn.messages is not None
+    await store.archive()
+
+
+@pytest.mark.brief
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_file_that_was_tampered_with_is_refused_or_reads_well(opener: Any, seed: int) -> None:
+    store = await opener(partitions=1, archiver=False, beat=0, max_field_bytes=2000, durability="memory")
+    victim = store.session("victim")
+    await victim.append(*[{"role": "user", "content": VICTIM} for _ in range(6)])
+    await store.user("victim").set("a", "untouched")
+    files = await exports(store)
+    taken = refused = 0
+    for number in range(50):
+        dice = random.Random(f"{seed} {number}")
+        file = dice.choice(files)
+        lines, id = mutated(file, dice), f"i{number}"
+        scope = "user" if file is files[2] else "session"
+        what = f"seed {seed}, number {number}"
+        try:
+            await store.import_(lines, id=id)
+        except (InvalidValue, DecryptionFailed):
+            refused += 1
+            for each in ("session", "user", "app", "task"):
+                assert core(store)._cold.version(f"{each}:{id}") is None, what
+            continue
+        taken += 1
+        handle = store.session(id) if scope == "session" else store.user(id)
+        if core(store)._cold.version(f"{scope}:{id}") is None:
+            continue  # as a record of another scope
+        try:
+            first = await read_whole(store, handle, id, scope)
+            await store.import_(first, id=f"{id}b")
+            again = await store.export(f"{id}b", scope=scope)
+            assert [line.replace(f'{id}b"', f'{id}"').replace(f'{id}b\\"', f'{id}\\"') for line in again] == first
+            await goes_on(store, handle, id, scope)
+        except Exception as error:
+            raise AssertionError(f"{what}: {error!r}") from error
+    assert taken > 1
+    assert refused > 10
+    assert core(store)._cold.quarantined() == []
+    assert await store.user("victim").get_all(fresh=True) == {"a": "untouched"}
+    assert [message.content for message in await victim.messages()] == [VICTIM] * 6
+
+
+HEAD = {"format": "distributed_state/1", "namespace": "n", "scope": "session", "id": "x", "version": 1}
+
+
+def based(fields: dict[str, str], messages: int = 0, **more: Any) -> list[str]:
+    """A file that begins with this state and some messages."""
+    base = {"base": 1, "epoch": "1-a", "fields": fields} | more
+    rows: list[Any] = [HEAD | {"messages": messages, "changes": 0}, base]
+    rows += [{"message": n, "data": '{"role":"user","content":"said"}'} for n in range(messages)]
+    return [json.dumps(row) for row in rows]
+
+
+def changed(*ops: list[str], **more: Any) -> list[str]:
+    """A file of one change."""
+    row = {"version": 1, "time_ms": 1, "kind": "set", "actor": "", "token": 0, "event": "a.1.b", "ops": list(ops)}
+    return [json.dumps(HEAD | {"messages": 0, "changes": 1}), json.dumps(row | more)]
+
+
+REFUSED = {
+    "messages of somebody else": changed(["s", "#segments", '[["session:victim",0,1]]'], ["s", "#mn", "1"],
+                                         ["s", "#ms", "1"]),
+    "messages that are nowhere": based({"#mn": "3", "#ms": "0"}, 2),
+    "more messages than can be counted": based({"#mn": "999999999999999", "#ms": "0"}),
+    "messages before the first": based({"#segments": '[["session:x",-1,1]]', "#mn": "1", "#ms": "1"}, 1),
+    "the same message twice": based({"#segments": '[["session:x",0,1],["session:x",0,1]]', "#mn": "1", "#ms": "1"}, 1),
+    "a message that was never appended": based({"#mn": "1", "#ms": "0"}, 2),
+    "a version before the first": based({"a": "1"}, base=-3),
+    "a version that is no int": based({"a": "1"}, base=True),
+    "a line that is too deep": [changed()[0], DEEP],
+    "a value that is too deep": changed(["s", "a", " " + "[" * 5000 + "]" * 5000]),
+    "a value nested deeper than a write may": changed(["s", "a", " " + "[" * 300 + "]" * 300]),
+    "a phase that is no text": changed(["s", "#phase", "\udcff"]),
+    "a label that is no text": changed(["l", "", "\udcff"]),
+    "a deadline without an end": changed(["s", "a", "!" + "9" * 400 + " 1"]),
+    "a time that no calendar has": changed(["s", "a", "1"], time_ms=2**62),
+    "an owner who is none": changed(["s", "#owner", "a:b"]),
+    "an outcome that is none": changed(["s", "#qr", "7"]),
+    "a message without a role": changed(["m", "0", '{"content":"x"}']),
+    "a step that is none": changed([]),
+    "an id of a commit that is none": changed(["s", "a", "1"], event="a.1.b_c"),
+}  # fmt: skip
+LARGE = {
+    "a field": changed(["s", "a", '"' + "x" * 3000 + '"']),
+    "a message": changed(["m", "0", '{"role":"user","content":"' + "x" * 3000 + '"}']),
+    "a record": changed(*(["s", f"a{n}", '"' + "x" * 1500 + '"'] for n in range(4))),
+    "a name": changed(["s", "a" * 2000, "1"]),
+}
+
+
+@pytest.mark.brief
+async def test_what_no_store_has_written_is_refused(opener: Any) -> None:
+    store = await opener(max_field_bytes=2000, max_record_bytes=5000, max_message_bytes=2000)
+    await store.session("victim").append({"role": "user", "content": VICTIM})
+    await store.archive()
+    for kind, files in ((InvalidValue, REFUSED), (TooLarge, LARGE)):
+        for what, lines in files.items():
+            try:
+                await store.import_(lines)
+                taken = True
+            except kind:
+                taken = False
+            assert not taken, what
+            assert core(store)._cold.version("session:x") is None, what
+    await store.import_(changed(["s", "a", '"' + "x" * 1900 + '"']))
+
+
+async def test_an_import_takes_over_no_reference_to_another_record(opener: Any) -> None:
+    """What it shows is its own: a fork of it does not look at a record that the file names, nor does a turn."""
+    store = await opener(partitions=1)
+    await store.session("victim").append({"role": "user", "content": VICTIM})
+    await store.user("victim").set("a", 1)
+    effect = {"user": "victim", "version": 1, "mark": "m", "fields": {"a": {"base": 1, "mine": 9}}}
+    outcome = json.dumps([1, "done", "r", effect])
+    fields = {"#segments": '[["session:victim",0,1]]', "#mn": "1", "#ms": "1", "#qr": outcome}
+    await store.import_(based(fields, 1))
+    session = store.session("x")
+    assert [message.content for message in await session.messages()] == ["said"]
+    await session.fork("y")
+    assert [message.content for message in await store.session("y").messages()] == ["said"]
+    async with session.turn(request_id="r") as turn:
+        assert (turn.repeated, turn.outcome) == (True, "done")
+    assert await store.user("victim").get("a", fresh=True) == 1
+
+
+async def test_a_record_of_many_messages_that_went_costs_what_is_left(opener: Any) -> None:
+    """The server does not walk over every number between an old message that is shown and the next one."""
+    store = await opener(partitions=1, recent_messages=2, timeout=2.0, retry_for=0)
+    number = str(10**15 - 10)
+    fields = {"#segments": '[["session:x",0,3]]', "#mn": number, "#ms": number}
+    await store.import_(based(fields, 3))
+    session = store.session("x")
+    for text in ("four", "five", "six"):
+        await session.append({"role": "user", "content": text})
+    await store.archive()
+    assert [message.content for message in await session.messages(fresh=True)][2:] == ["said", "four", "five", "six"]
+    with redis_of(store) as client:
+        kept = [name for name in client.hkeys(names(store, "x").record) if name[2:].isdigit() and name[:2] == b"#m"]
+    assert len(kept) == 2

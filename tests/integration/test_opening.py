@@ -1,0 +1,250 @@
+"""Opening a store: several at once, and openings that are left before they are done.
+
+That SQL connections are left unclosed is what Python warns of from 3.13 on; here it is seen by the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+import pytest
+from below import ROOT, everything_in_sql
+from faces import Blocking, in_thread
+
+import distributed_state.port.asyncio as asyncio_face
+import distributed_state.port.blocking as blocking_face
+from distributed_state import AsyncStateStore, StateStore, WarmUnavailable
+from distributed_state.cold import schema
+from distributed_state.cold.engine import Database
+from distributed_state.cold.tables import HEAD, metadata
+
+TABLES = {*metadata.tables, "alembic_version"}
+
+
+async def opened(face: str, url: str | None = None, **settings: Any) -> Any:
+    """An open store of a face."""
+    if face == "asyncio":
+        return await AsyncStateStore.open(url, **settings)
+    return Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
+
+
+@pytest.fixture(scope="module")
+def two_databases(servers: Any) -> list[str]:
+    """Made once: PostgreSQL takes its time for a database."""
+    return [servers.database(), servers.database()]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def new_archives(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], list[str]]:
+    """Gives the URLs of two archives that are as nobody opened them yet, each time."""
+    if request.param == "sqlite":
+        return lambda: [f"sqlite:///{tmp_path}/{uuid.uuid4().hex}.db" for _ in range(2)]
+    databases: list[str] = request.getfixturevalue("two_databases")
+
+    def emptied() -> list[str]:
+        for url in databases:
+            with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+                connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        return databases
+
+    return emptied
+
+
+def complete(archive: str) -> bool:
+    found = everything_in_sql(archive, "")
+    return found.keys() == TABLES and found["alembic_version"] == [(HEAD,)]
+
+
+# Several at once
+
+
+@pytest.mark.parametrize("rounds", [2, pytest.param(25, marks=pytest.mark.full)])
+@pytest.mark.parametrize("faces", [("blocking", "blocking"), ("asyncio", "asyncio"), ("asyncio", "blocking")], ids=str)
+async def test_stores_may_be_opened_at_once_in_one_process(
+    faces: tuple[str, ...], rounds: int, new_archives: Callable[[], list[str]]
+) -> None:
+    """On new archives: what brings their tables up to date is one for the whole process, and knows no threads."""
+
+    async def use(face: str, archive: str) -> None:
+        store = await opened(face, archive=archive)
+        try:
+            assert await store.session("s").set("a", 1) == 1
+        finally:
+            await store.close()
+
+    for _ in range(rounds):
+        archives = new_archives()
+        await asyncio.gather(*map(use, faces, archives))
+        assert all(map(complete, archives))
+
+
+async def test_one_store_that_two_tasks_open_at_once_is_open_once(servers: Any, tmp_path: Path, namespace: str) -> None:
+    archive = f"sqlite:///{tmp_path}/a.db"
+    store = AsyncStateStore.open(servers.redis("valkey").url, archive=archive, namespace=namespace)
+    await asyncio.gather(store, store)
+    assert await store.session("s").set("a", 1) == 1
+    await store.close()
+    assert open_files(tmp_path) == []
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_forked_while_another_thread_opens_may_open_too(tmp_path: Path) -> None:
+    """It inherits no lock that nobody is there to give back."""
+    with schema._alembic:
+        child = os.fork()
+        if child == 0:
+            with suppress(BaseException):
+                StateStore.open(archive=f"sqlite:///{tmp_path}/child.db").session("s").set("a", 1)
+                os._exit(0)
+            os._exit(1)
+        until_ended(child)
+    assert complete(f"sqlite:///{tmp_path}/child.db")
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def until_ended(child: int) -> None:
+    """Wait for a forked child, which has to end well."""
+    deadline = time.monotonic() + 20
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        if time.monotonic() > deadline:
+            os.kill(child, 9)
+            os.waitpid(child, 0)
+            pytest.fail("the child waits for ever")
+        time.sleep(0.01)
+    assert ended[1] == 0
+
+
+# Left before it is done
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The first opening of an archive tells when it has a connection, and goes on when it is told to."""
+    begun, go_on = threading.Event(), threading.Event()
+    migrate = schema.migrate
+
+    def waiting(database: Any) -> None:
+        migrate(database)
+        if not begun.is_set():
+            begun.set()
+            assert go_on.wait(20)
+
+    monkeypatch.setattr(schema, "migrate", waiting)
+    yield begun, go_on
+    go_on.set()
+
+
+def open_files(folder: Path) -> list[str]:
+    return [file.path for file in psutil.Process().open_files() if file.path.startswith(str(folder))]
+
+
+async def test_a_cancelled_opening_leaves_nothing_open(slowly: Any, tmp_path: Path) -> None:
+    begun, go_on = slowly
+    archive = f"sqlite:///{tmp_path}/a.db"
+    opening = asyncio.ensure_future(opened("asyncio", archive=archive))
+    await asyncio.to_thread(begun.wait, 20)
+    assert open_files(tmp_path)
+    opening.cancel()
+    asyncio.get_running_loop().call_later(0.05, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert open_files(tmp_path) == []
+    await (await opened("asyncio", archive=archive)).close()
+
+
+def test_an_interrupted_opening_leaves_nothing_open(slowly: Any, tmp_path: Path) -> None:
+    """Ctrl-C ends the caller; the thread that opens for it ends a moment later."""
+    begun, go_on = slowly
+
+    def interrupt() -> None:
+        begun.wait(20)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        StateStore.open(archive=f"sqlite:///{tmp_path}/a.db")
+    thread.join()
+    assert open_files(tmp_path)
+    go_on.set()
+    until(lambda: open_files(tmp_path) == [])
+    with StateStore.open(archive=f"sqlite:///{tmp_path}/a.db") as store:
+        assert store.session("s").set("a", 1) == 1
+
+
+@pytest.mark.parametrize("face", ["asyncio", "blocking"])
+async def test_an_opening_that_fails_at_its_last_step_leaves_nothing_open(
+    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = {"asyncio": asyncio_face.AsyncioPort, "blocking": blocking_face.BlockingPort}[face]
+
+    async def fail(_: Any) -> None:
+        raise WarmUnavailable("gone again")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "open", fail)
+        with pytest.raises(WarmUnavailable, match="gone again"):
+            await opened(face, archive=f"sqlite:///{tmp_path}/a.db")
+    assert open_files(tmp_path) == []
+    await (await opened(face, archive=f"sqlite:///{tmp_path}/a.db")).close()
+
+
+def test_what_is_connected_while_it_is_closed_is_closed_too(tmp_path: Path) -> None:
+    """By a thread that looked just before; nobody else would close that connection."""
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+
+    @contextmanager
+    def closing() -> Iterator[None]:
+        database.close()
+        yield
+
+    database._gate = closing()
+    with database.read() as connection:
+        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
+    assert open_files(tmp_path) == []
+
+
+LEAVING = """
+import gc, os, sys
+from distributed_state.cold.store import ColdStore
+
+store = ColdStore.open(sys.argv[1], "n")
+store.register(4)
+if os.fork():
+    os.wait()
+    sys.exit(store.close())
+store.abandon()
+store.aside()
+store.close()
+if sys.argv[2] == "dropped":
+    del store
+    gc.collect()
+    os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("how", ["dropped", "exited"])
+def test_a_forked_child_never_closes_what_it_inherited(how: str, tmp_path: Path) -> None:
+    """SQLite forbids it; Python, from 3.13 on, warns where a destructor does it."""
+    words = [sys.executable, "-W", "always", "-c", LEAVING, f"sqlite:///{tmp_path}/a.db", how]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert done.stderr == ""
