@@ -292,7 +292,7 @@ async def test_a_look_is_not_put_off_over_a_change_that_came_between(opener: Any
 
 
 async def rounds(store: Any, guard: bool, count: int) -> tuple[int, int]:
-    """Writes in the moment in which sessions expire, until one is lost: whether it was, and how many sessions went on."""
+    """Writes in the moment in which sessions expire, until one is lost: whether one was, how many sessions went on."""
     sweeps = Sweeps(store)
     if not guard:
         end = sweeps.reaper._end
