@@ -11,7 +11,9 @@ from distributed_state.errors import AccessDenied, ConfigurationError
 from distributed_state.model import INITIALIZED, PHASE, REQUEST, SUMMARY, TIMED, Ref, unescape
 
 Action = Literal["read", "write", "lock", "admin"]
-MESSAGES, MOVES, VERSION = "#messages", "#phase", "#version"
+MESSAGES = "#messages"
+MOVES = "#phase"
+VERSION = "#version"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ class Attempts(Generic[T]):
         change: Callable[[Transaction], T | Awaitable[T]],
         policies: Mapping[str, merging.Merge] | None,
     ) -> None:
-        self._handle, self._change = handle, change
+        self._handle = handle
+        self._change = change
         self._policies = None if policies is None else merging.check(policies)
         self._refused: tuple[Transaction, T] | None = None
 

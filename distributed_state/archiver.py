@@ -25,8 +25,11 @@ from distributed_state.telemetry import observed, several
 from distributed_state.warm import Committed, Place, Warm
 
 log = logging.getLogger(__name__)
-_ENTRIES_A_PASS, _BYTES_A_PASS, _BYTES_TOGETHER = 8000, 32 * 2**20, 2**20
-_ASIDE_SECONDS, _SHORTEST = 15.0, 0.001
+_ENTRIES_A_PASS = 8000
+_BYTES_A_PASS = 32 * 2**20
+_BYTES_TOGETHER = 2**20
+_ASIDE_SECONDS = 15.0
+_SHORTEST = 0.001
 
 
 @dataclass(slots=True)
@@ -49,7 +52,11 @@ class Archiver:
     """Carries commits of some partitions to SQL. Two on one partition are harmless, only wasteful."""
 
     def __init__(self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings) -> None:
-        self._port, self._warm, self._cold, self._keys, self._settings = port, warm, cold, keys, settings
+        self._port = port
+        self._warm = warm
+        self._cold = cold
+        self._keys = keys
+        self._settings = settings
         self._cursors: dict[int, Cursor] = {}
         self._driven: dict[int, Pass] = {}
         self._mutex = port.mutex()
@@ -108,7 +115,8 @@ class Archiver:
                 return True
             passed = self._driven.get(partition)
             if passed is None:
-                passed, later = await self._port.shield(self._drive([partition])), True
+                passed = await self._port.shield(self._drive([partition]))
+                later = True
             else:
                 await passed.done.wait()
             if event in passed.carried.get(partition, ()):
@@ -130,7 +138,8 @@ class Archiver:
     async def drain(self, partitions: Iterable[int] | None = None) -> int:
         """Archive everything written so far; how many commits that were. What others write meanwhile does not count."""
         wanted = range(self._keys.partitions) if partitions is None else partitions
-        before, goals = self.archived, await self._unarchived(wanted)
+        before = self.archived
+        goals = await self._unarchived(wanted)
         while goals:
             passed = await self._port.shield(self._drive(list(goals)))
             if not passed.count:
@@ -216,7 +225,8 @@ class Archiver:
                     batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
         moved = await self._port.sql(self._cold.archive, [batch for _, batch in batches]) if batches else set()
         for cursor, batch in batches:
-            partition, last = batch.partition, batch.entries[-1]
+            partition = batch.partition
+            last = batch.entries[-1]
             self.oldest.pop(partition, None)
             if partition in moved:
                 passed.fits[partition] = self._cursors[partition] = replace(
@@ -265,7 +275,8 @@ class Archiver:
             size += place.waiting if place else 0
             if size > _BYTES_TOGETHER:
                 yield group
-                group, size = [], 0
+                group = []
+                size = 0
         if group:
             yield group
 
@@ -307,7 +318,8 @@ class Archiver:
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
                 await self._look_aside()
             except StateError as error:
-                moved, pause = 0, min(max(pause, longest) * 2, 5.0)
+                moved = 0
+                pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.

@@ -41,7 +41,8 @@ def sought(
         raise InvalidValue(f"a type is one as 'conversation.deleted', or some as 'conversation.*', not {type!r:.80}")
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
         raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r:.80}")
-    since_ms, until_ms = _time_ms("since", since, 0), _time_ms("until", until, _FOREVER_MS)
+    since_ms = _time_ms("since", since, 0)
+    until_ms = _time_ms("until", until, _FOREVER_MS)
     if since_ms > until_ms:
         raise InvalidValue(f"since={since!r} is later than until={until!r}")
     place = None if after is None else _place(after)

@@ -18,7 +18,8 @@ class AsyncBatch:
     """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
 
     def __init__(self, store: Home) -> None:
-        self._store, self._batch = store, Batch()
+        self._store = store
+        self._batch = Batch()
         self.versions: dict[Ref, int] = {}
 
     def on(self, handle: Any) -> Any:

@@ -35,8 +35,11 @@ class Changes:
         prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
-        self._settings, self._form, self._now = settings, form, now
-        self._prepare, self._prepare_message = prepare, prepare_message
+        self._settings = settings
+        self._form = form
+        self._now = now
+        self._prepare = prepare
+        self._prepare_message = prepare_message
         self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
@@ -50,8 +53,11 @@ class Changes:
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
         other = copy(self)
-        other._fields, other._first, other._last = dict(self._fields), list(self._first), list(self._last)
-        other.sums, other._told = list(self.sums), list(self._told)
+        other._fields = dict(self._fields)
+        other._first = list(self._first)
+        other._last = list(self._last)
+        other.sums = list(self.sums)
+        other._told = list(self._told)
         return other
 
     @property
@@ -78,7 +84,8 @@ class Changes:
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""
         if len(data) > self._settings.max_field_bytes:
-            key, limit = codec.decode_key(name), self._settings.max_field_bytes
+            key = codec.decode_key(name)
+            limit = self._settings.max_field_bytes
             raise TooLarge(f"{key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
         before = self._fields.get(name)
         self._size += len(name) + len(data) - (len(name) + len(before[2]) if before else 0)
@@ -191,7 +198,8 @@ def added_here(draft: Draft, swap: Swap, now: float) -> bool:
     if deadline == deadlines.NEVER:
         return False
     if deadline <= now:
-        deadline, number = deadlines.NEVER, b"0"
+        deadline = deadlines.NEVER
+        number = b"0"
     if not re.fullmatch(rb"-?\d{1,15}", number):
         return False
     at, by = next(

@@ -22,7 +22,10 @@ class ServerClock:
     """This process's monotonic clock, set by what Redis was last heard to say."""
 
     def __init__(self, port: Port) -> None:
-        self._port, self._ahead, self._asked, self._took = port, 0.0, -math.inf, math.inf
+        self._port = port
+        self._ahead = 0.0
+        self._asked = -math.inf
+        self._took = math.inf
 
     @property
     def known(self) -> bool:
@@ -52,7 +55,8 @@ class ServerClock:
         if isinstance(answer, list) and (took <= self._took or received - self._asked > _STALE):
             server = int(answer[0]) + int(answer[1]) / 1e6
             self._ahead = server + took / 2 - received
-            self._asked, self._took = received, took
+            self._asked = received
+            self._took = took
 
     async def know(self) -> None:
         """Ask, if nothing was heard for a minute."""

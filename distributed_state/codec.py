@@ -198,7 +198,8 @@ class Form:
     seals = False  # whether anything is encrypted
 
     def __init__(self, namespace: str, record: str) -> None:
-        self.namespace, self.record = namespace, record
+        self.namespace = namespace
+        self.record = record
 
     def of(self, record: str, namespace: str | None = None) -> Form:
         """The form of another record of the same store."""

@@ -38,7 +38,8 @@ async def check_server(port: Port) -> list[Finding]:
     info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     version = info.get("valkey_version") or info.get("redis_version", "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    policy, limit = info.get("maxmemory_policy", "noeviction"), int(info.get("maxmemory", 0))
+    policy = info.get("maxmemory_policy", "noeviction")
+    limit = int(info.get("maxmemory", 0))
     role = info.get("role", "master")
     persistent = info.get("aof_enabled") == "1"
     return [

@@ -22,7 +22,8 @@ from distributed_state.tiers import Tiers
 from distributed_state.warm import DROP, Draft
 
 log = logging.getLogger(__name__)
-_AT_ONCE, _ROUNDS = 200, 20
+_AT_ONCE = 200
+_ROUNDS = 20
 
 
 async def forget(tiers: Tiers, owner: str) -> int:
@@ -41,7 +42,8 @@ async def forget(tiers: Tiers, owner: str) -> int:
 
 async def erase(tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]]) -> bool:
     """Erase one record; False if there was nothing of it. `hooks` are awaited if it is there and not deleted."""
-    text, found = names.ref.text, False
+    text = names.ref.text
+    found = False
     entry = await record.read(tiers, names, fresh=True)
     if entry.version and not entry.deleted:
         for hook in tuple(hooks):
@@ -102,7 +104,8 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
 async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     """Leave nothing in Redis, or in this process, of what SQL has erased up to these versions."""
     partitions = sorted({names.partition for names in done})
-    patiently, last = tiers.warm.patiently, {names.text: version for names, version in done.items()}
+    patiently = tiers.warm.patiently
+    last = {names.text: version for names, version in done.items()}
     places = await patiently(tiers.warm.places, [tiers.keys.partition(each) for each in partitions])
     calls = []
     for names, version in done.items():

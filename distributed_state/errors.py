@@ -43,7 +43,8 @@ class Conflict(StateError):
 
     def __init__(self, message: str, *, version: int = 0, found: tuple[bytes | None, ...] = ()) -> None:
         super().__init__(message)
-        self.version, self.found = version, found
+        self.version = version
+        self.found = found
 
 
 class Locked(StateError):
@@ -82,7 +83,8 @@ class InvalidTransition(StateError, ValueError):
 
     def __init__(self, message: str, *, phase: str = "", event: str = "") -> None:
         super().__init__(message)
-        self.phase, self.event = phase, event
+        self.phase = phase
+        self.event = event
 
 
 class InvalidValue(StateError, ValueError):
@@ -98,7 +100,8 @@ class CorruptState(StateError):
 
     def __init__(self, message: str, *, field: str = "", data: bytes = b"") -> None:
         super().__init__(message)
-        self.field, self.data = field, data
+        self.field = field
+        self.data = data
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _corrupt, (str(self), self.field, self.data)
@@ -116,7 +119,8 @@ class DecryptionFailed(CorruptState):
 
     def __init__(self, message: str, *, record: str = "", field: str = "", key: str = "") -> None:
         super().__init__(message, field=field)
-        self.record, self.key = record, key
+        self.record = record
+        self.key = key
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _undecrypted, (str(self), self.record, self.field, self.key)
@@ -139,7 +143,8 @@ class SchemaMismatch(StateError):
 
     def __init__(self, message: str, *, stored: int = 0, known: int = 0) -> None:
         super().__init__(message)
-        self.stored, self.known = stored, known
+        self.stored = stored
+        self.known = known
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _mismatch, (str(self), self.stored, self.known)
@@ -175,7 +180,8 @@ class DurabilityUnknown(StateError):
 
     def __init__(self, message: str, *, version: int = 0, request_id: str | None = None) -> None:
         super().__init__(message)
-        self.version, self.request_id = version, request_id
+        self.version = version
+        self.request_id = request_id
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _unconfirmed, (str(self), self.version, self.request_id)

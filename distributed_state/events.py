@@ -24,7 +24,11 @@ from distributed_state.tiers import Tiers
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
-_TEAM_SECONDS, _TOGETHER, _SAVE_EVERY, _PATIENCE, _HANGING = 6.0, 64, 0.5, 5.0, 5.0
+_TEAM_SECONDS = 6.0
+_TOGETHER = 64
+_SAVE_EVERY = 0.5
+_PATIENCE = 5.0
+_HANGING = 5.0
 _TYPE = re.compile(r"[\w.-]{1,200}", re.ASCII)
 
 
@@ -32,7 +36,9 @@ class Group:
     """One member of consumers that share the events: each partition is one member's, up to a position in Redis."""
 
     def __init__(self, tiers: Tiers, name: str, subscription: Subscription) -> None:
-        self._tiers, self._name, self._subscription = tiers, name, subscription
+        self._tiers = tiers
+        self._name = name
+        self._subscription = subscription
         self._shares = Shares(
             tiers.port,
             tiers.warm,
@@ -50,12 +56,14 @@ class Group:
         self._overdue: dict[int, tuple[Position, Position]] | None = None
         self._leaving: set[int] = set()
         self._left: set[int] = set()
-        self._unsaved, self._save_at = 0, 0.0
+        self._unsaved = 0
+        self._save_at = 0.0
         self._job: Job | None = None
 
     async def join(self, since: str | None) -> None:
         """Begin where the group is; a new group at `since`, or now."""
-        keys, port = self._tiers.keys, self._tiers.port
+        keys = self._tiers.keys
+        port = self._tiers.port
         begin = await self._tiers.feed.positions(since)
         await port.exchange(
             [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
@@ -81,7 +89,8 @@ class Group:
     async def done(self) -> None:
         """The consumer is done with what it was given."""
         with self._mutex:
-            self._handed, late = None, self._overdue
+            self._handed = None
+            late = self._overdue
         if late is not None:
             # Said even now, unless another member is past it: else one slow event would go round for ever.
             calls = [
@@ -110,7 +119,8 @@ class Group:
         """Take part in the sharing. What is to be given back is so only when the consumer is done with it."""
         await self._shares.hold()
         with self._mutex:
-            left, self._left = self._left, set()
+            left = self._left
+            self._left = set()
         await self._shares.give_back(left)
         mine = set(self._shares.mine)
         self._drop(self._saved.keys() - mine)
@@ -154,14 +164,16 @@ class Group:
     async def save(self, current: Waiting | None, *, now: bool = False) -> None:
         """Note how far we are, now and then; `current` is being handled still."""
         with self._mutex:
-            leaving, self._leaving = self._leaving, set()
+            leaving = self._leaving
+            self._leaving = set()
         clock = self._tiers.port.monotonic()
         self._unsaved += 1
         rests = not len(self._subscription) or self._unsaved >= _TOGETHER or clock >= self._save_at + _SAVE_EVERY
         over = clock >= self._shares.ends
         if not (now or leaving or rests or over):
             return
-        self._unsaved, self._save_at = 0, clock
+        self._unsaved = 0
+        self._save_at = clock
         reached = self._subscription.handed_over()
         if current is not None:
             reached.update((at, position) for at, position in current.before.items() if at in reached)
@@ -204,7 +216,8 @@ class AsyncEvents:
     def __init__(self, tiers: Tiers, types: Iterable[str], group: str | None, since: str | None) -> None:
         if group is not None and (not isinstance(group, str) or not 0 < len(group) <= 200):
             raise InvalidValue(f"group is a str of 1 to 200 characters, not {group!r:.80}")
-        self._tiers, self._since = tiers, since
+        self._tiers = tiers
+        self._since = since
         self._subscription = Subscription(tiers.port, types)
         self._group = None if group is None else Group(tiers, group, self._subscription)
         self._current: Waiting | None = None
@@ -236,7 +249,8 @@ class AsyncEvents:
         await self.join()
         if self._group is not None:
             await self._group.done()
-        subscription, self._current = self._subscription, None
+        subscription = self._subscription
+        self._current = None
         if subscription.made_room():
             self._tiers.feed.stir(range(self._tiers.keys.partitions))
         clock = self._tiers.port.monotonic
@@ -248,7 +262,8 @@ class AsyncEvents:
             if waiting is not None:
                 if self._group is not None:
                     self._group.hand(waiting)
-                self._current, event = waiting, waiting.event(self._tiers.form)
+                self._current = waiting
+                event = waiting.event(self._tiers.form)
                 if event.version:
                     # Whoever hears of a change must not read what was there before it.
                     self._tiers.hot.expect(event.subject, event.epoch, event.version)
@@ -320,12 +335,17 @@ class Handling:
         )
         if self._awaits and not port.suspends:
             raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
-        self.handler, self._events, self._port, self._feed = handler, events, port, tiers.feed
-        self._slow, self.telemetry = tiers.settings.slow_handler, tiers.warm.telemetry
+        self.handler = handler
+        self._events = events
+        self._port = port
+        self._feed = tiers.feed
+        self._slow = tiers.settings.slow_handler
+        self.telemetry = tiers.warm.telemetry
         self._at: tuple[float, Event] | None = None  # since when which event is being handled
         self._noticed: Any = None
         self._feed.watching.append(self._notice_hanging)
-        self.joined, self._idle = port.signal(), port.signal()
+        self.joined = port.signal()
+        self._idle = port.signal()
         self._idle.set()
         self._owner: object = None
         self._closing = False
@@ -333,7 +353,8 @@ class Handling:
         self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
     async def _run(self) -> None:
-        pause, self._owner = 0.05, self._port.owner()
+        pause = 0.05
+        self._owner = self._port.owner()
         while not self._closing:
             try:
                 await self._events.join()

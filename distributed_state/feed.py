@@ -28,7 +28,10 @@ from distributed_state.stream import BEGINNING, Head, Position, Stream, Told, co
 
 log = logging.getLogger(__name__)
 RESYNC = "resync"
-_CHECK, _ROOM, _ROOM_BYTES, _AT_ONCE = 3.0, 2000, 16 * 2**20, 400
+_CHECK = 3.0
+_ROOM = 2000
+_ROOM_BYTES = 16 * 2**20
+_AT_ONCE = 400
 _HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
@@ -82,7 +85,9 @@ class Subscription:
 
     def __init__(self, port: Port, types: Iterable[str]) -> None:
         self.patterns = [pattern(each) for each in types]
-        self.ready, self.closed, self.starved = port.signal(), False, False
+        self.ready = port.signal()
+        self.closed = False
+        self.starved = False
         self.resyncs = self.handed = self.replayed = 0
         self._mutex = port.mutex()
         self._taken: dict[int, Position] = {}
@@ -202,7 +207,10 @@ class Feed:
     def __init__(
         self, port: Port, stream: Stream, keys: Keys, link: Link, epochs: Callable[[], Awaitable[dict[int, int]]]
     ) -> None:
-        self._port, self._stream, self._keys, self._link = port, stream, keys, link
+        self._port = port
+        self._stream = stream
+        self._keys = keys
+        self._link = link
         self._epochs = epochs  # how many each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
@@ -240,7 +248,8 @@ class Feed:
         if since is not None and since != "oldest":
             return dict.fromkeys(self._all(), BEGINNING) | self._parsed(since)
         partitions = [self._keys.partition(each) for each in self._all()]
-        heads, over = await self._stream.heads(partitions), dict[int, int]()
+        heads = await self._stream.heads(partitions)
+        over = dict[int, int]()
         if not all(head.epoch for head in heads):
             # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, is over.
             over = await self._epochs()
@@ -332,7 +341,8 @@ class Feed:
             for look in list(self.watching):
                 look()
             with self._mutex:
-                behind, self._behind = self._behind, set()
+                behind = self._behind
+                self._behind = set()
             try:
                 await self._catch_up(behind)
                 pause = 0.05
@@ -371,7 +381,8 @@ class Feed:
         return "trimmed" if at.offset < head.floor else "rewound" if at.offset > head.offset else ""
 
     def _tell_lost(self, subscription: Subscription, places: dict[int, tuple[Position, Head]]) -> None:
-        gaps, reasons = {}, set()
+        gaps = {}
+        reasons = set()
         for partition, (at, head) in places.items():
             reason = self._lost(at, head)
             if reason:

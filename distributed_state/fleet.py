@@ -48,7 +48,8 @@ class AsyncFleet(AsyncHandles):
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
         about the record whose lock was lost, by a turn that another request took over, too.
         """
-        text, tiers = checked_subject(subject), self.tiers()
+        text = checked_subject(subject)
+        tiers = self.tiers()
         ref, _ = audit.about(None, subject.ref if isinstance(subject, AsyncRecord) else text)
         self._allow("write", ref, scope="session")
         if not isinstance(data or {}, Mapping):
@@ -60,7 +61,8 @@ class AsyncFleet(AsyncHandles):
                 f"{checked_type(type)}: {len(encoded)} bytes are more than the {MAX_EVENT_BYTES} of an event"
             )
         await self.ready()
-        partition, actor = tiers.keys.partition_of(text), acting.present()
+        partition = tiers.keys.partition_of(text)
+        actor = acting.present()
         keys = tiers.keys.partition(partition)
         for _ in range(_ROUNDS):
             written = await tiers.stream.emit(keys, checked_type(type), text, actor, encoded)
@@ -167,7 +169,8 @@ class AsyncFleet(AsyncHandles):
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
         chosen = list(types) if isinstance(types, Iterable) and not isinstance(types, str) else [types]
-        tiers, events = self.tiers(), self.events(*chosen, group=group, since=since)
+        tiers = self.tiers()
+        events = self.events(*chosen, group=group, since=since)
         tiers.handlings.append(Handling(tiers, events, handler))
         return handler
 
@@ -210,10 +213,12 @@ class AsyncFleet(AsyncHandles):
         """
         ref = Ref("app", RECORD)
         self._allow("admin", ref)
-        handle, tiers = self.app(ref.id), self.tiers()
+        handle = self.app(ref.id)
+        tiers = self.tiers()
         found = await tiers.port.thread(of_fleet, config)
         await tiers.clock.know()
-        field, form = field_of(agent), self.form(ref.text)
+        field = field_of(agent)
+        form = self.form(ref.text)
 
         def changed(raw: bytes | None) -> tuple[Changes, bytes]:
             try:

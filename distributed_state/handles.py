@@ -57,8 +57,10 @@ class AsyncHandles(Home):
         depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
         store's own hooks come after them.
         """
-        ref, fresh = Ref("session", secrets.token_hex(16) if id is None else id), id is None
-        idle, lifetime = options.pop("idle", None), options.pop("lifetime", None)
+        ref = Ref("session", secrets.token_hex(16) if id is None else id)
+        fresh = id is None
+        idle = options.pop("idle", None)
+        lifetime = options.pop("lifetime", None)
         lives = (
             deadlines.span_ms("idle", self.settings.session_idle if idle is None else idle),
             deadlines.span_ms("lifetime", self.settings.session_lifetime if lifetime is None else lifetime),

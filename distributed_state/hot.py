@@ -23,7 +23,9 @@ MISSING: Any = object()
 _KEEP_DECODED = 1024
 # Measured, in bytes: an entry with its keys, its channel and who hears that; a field or a message with its place; the
 # memo of a value with its name.
-_ENTRY, _PIECE, _MEMO = 1200, 150, 150
+_ENTRY = 1200
+_PIECE = 150
+_MEMO = 150
 
 
 class Entry:
@@ -53,7 +55,11 @@ class Entry:
         messages: dict[int, bytes],
         fields_size: int = -1,
     ) -> None:
-        self.form, self.epoch, self.version, self.fields, self.messages = form, epoch, version, fields, messages
+        self.form = form
+        self.epoch = epoch
+        self.version = version
+        self.fields = fields
+        self.messages = messages
         self.values: dict[str, Any] = {}
         self.used = False
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
@@ -69,7 +75,9 @@ class Entry:
     @classmethod
     def read(cls, form: Form, epoch: str, pairs: Sequence[bytes]) -> Entry:
         """From the answer of HGETALL."""
-        version, fields, messages = 0, {}, {}
+        version = 0
+        fields = {}
+        messages = {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
             if is_state(name):
                 fields[name] = value
@@ -127,7 +135,8 @@ class Entry:
 
     def after(self, version: int, ops: Iterable[Op], recent: int) -> Entry:
         """The entry that follows this one."""
-        fields, messages = dict(self.fields), dict(self.messages)
+        fields = dict(self.fields)
+        messages = dict(self.messages)
         ops = list(ops)
         fold(fields, ops)
         for kind, name, value in ops:
@@ -161,7 +170,9 @@ class Flight:
     __slots__ = ("done", "floor", "keepable", "open", "result")
 
     def __init__(self, done: Any, keepable: bool, open: bool) -> None:
-        self.done, self.keepable, self.open = done, keepable, open
+        self.done = done
+        self.keepable = keepable
+        self.open = open
         self.floor = ("", 0)
         self.result: Entry | None = None
 
@@ -174,8 +185,12 @@ class Hot:
         self.good_until = 0.0
         self.hits = self.misses = self.bytes = 0
         self.clock = port.monotonic
-        self._port, self._mutex = port, port.mutex()
-        self._most, self._size, self._recent, self._evicted = entries, size, recent, evicted
+        self._port = port
+        self._mutex = port.mutex()
+        self._most = entries
+        self._size = size
+        self._recent = recent
+        self._evicted = evicted
         self._flights: dict[str, list[Flight]] = {}
 
     def get(self, text: str) -> Entry | None:

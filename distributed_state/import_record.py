@@ -84,7 +84,8 @@ def _record_text(text: str) -> Ref:
 
 def _runs(value: bytes) -> list[tuple[str, int, int]]:
     """What `#segments` holds, in order and without gaps of its own making."""
-    runs, at = [], 0
+    runs = []
+    at = 0
     for source, start, stop in orjson.loads(value):
         _record_text(source)
         if type(start) is not int or type(stop) is not int or not at <= start <= stop <= _MOST:
@@ -270,7 +271,8 @@ class Import:
 
     def _fold(self, op: Op) -> None:
         """Take one step, and keep count of how large the state is."""
-        name, ours = op.name, op.name[:1] == b"#"
+        name = op.name
+        ours = op.name[:1] == b"#"
         counts = op.kind in (b"s", b"d") and name not in (SEGMENTS, START, NEXT)
         if counts and name in self._fields:
             self._sizes[ours] -= len(name) + len(self._fields[name])
@@ -365,9 +367,11 @@ class Import:
             if not is_value(name):
                 return value
             key = codec.decode_key(name)
-            data, hidden = source.carry(value, key, target), _sealed(value)
+            data = source.carry(value, key, target)
+            hidden = _sealed(value)
             if hidden or name[:2] == REQUEST:
-                deadline, text = deadlines.split(data)[0], target.open(data, key)
+                deadline = deadlines.split(data)[0]
+                text = target.open(data, key)
                 if hidden:
                     _check_text(name, text)
                 kept = codec.decode(text, key) if name[:2] == REQUEST else [None]
@@ -406,7 +410,8 @@ async def import_(tiers: Tiers, given: Import) -> str:
         raise
     except _WRONG as error:
         raise InvalidValue(f"{given.ref.text[:200]}: an encrypted value is none that was written ({error})") from error
-    ref, rows = given.ref, given.entries
+    ref = given.ref
+    rows = given.entries
     names = tiers.keys.of(ref)
     # Alone: nobody may create the record between the look and the transaction.
     async with tiers.lock(names, wait=10.0, ttl=30.0) as lease:

@@ -76,7 +76,8 @@ class Keys:
             raise ConfigurationError(f"namespace {namespace!r}: use 1 to 64 letters, digits, '.', '_' or '-'")
         if not 1 <= partitions <= 1024:
             raise ConfigurationError(f"{partitions} partitions: use 1 to 1024")
-        self.namespace, self.partitions = namespace, partitions
+        self.namespace = namespace
+        self.partitions = partitions
         self.store = f"{namespace}:meta".encode()
         self.archivers = f"{namespace}:archivers".encode()
         # With the events of partition 0, which tell who is lost.

@@ -45,12 +45,16 @@ class Leases:
     def __init__(
         self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], told: Callable[[AsyncLease], None]
     ) -> None:
-        self.port, self.warm, self.start, self._told = port, warm, start, told
+        self.port = port
+        self.warm = warm
+        self.start = start
+        self._told = told
         self._held: dict[str, AsyncLease] = {}
         self.waiters = Waiters(port, link)
         self._count = itertools.count(1)
         self._mutex = port.mutex()
-        self._kept, self._watched = port.signal(), port.signal()
+        self._kept = port.signal()
+        self._watched = port.signal()
         self._jobs: list[Job] = []
         self.lost = self.timeouts = 0
         self.abandoned = False  # set in a forked child: what its parent holds is not the child's to release
@@ -106,7 +110,8 @@ class Leases:
 
     def _end_span(self, lease: AsyncLease, outcome: str) -> None:
         """Tell that it is held no more."""
-        span, lease.span = lease.span, None
+        span = lease.span
+        lease.span = None
         self.warm.telemetry.finish(span, outcome)
 
     async def _renew(self) -> None:
@@ -185,7 +190,8 @@ class Leases:
 
     async def close(self) -> None:
         """Stop renewing; what is still held runs out by itself."""
-        jobs, self._jobs = self._jobs, []
+        jobs = self._jobs
+        self._jobs = []
         for job in jobs:
             await job.stop()
 
@@ -218,18 +224,32 @@ class AsyncLease:
                 _check(name, seconds)
         if ttl < 0.05:
             raise ConfigurationError(f"a lease of {ttl} s is too short; use at least 0.05")
-        self.names, self.text, self.ttl, self.ttl_ms = names, names.ref.text, ttl, int(ttl * 1000)
-        self.grip, self.token, self.holder = "", 0, ""
+        self.names = names
+        self.text = names.ref.text
+        self.ttl = ttl
+        self.ttl_ms = int(ttl * 1000)
+        self.grip = ""
+        self.token = 0
+        self.holder = ""
         self.released = True  # also before it is held: what was never held is neither given back nor lost
         self.deadline = self.renew_at = 0.0
         self.ends = math.inf  # when it is given up, however alive its holder
         self.owner: object = None
-        self._leases, self.wait, self._mode, self._expect = leases, wait, "a" if advisory else "x", expect
-        self._limit, self._turn, self._seize = limit, turn, "" if turn is None or not seize else f".{turn}!"
-        self._lost, self.seized, self.told, self._handed_over = False, False, False, False
+        self._leases = leases
+        self.wait = wait
+        self._mode = "a" if advisory else "x"
+        self._expect = expect
+        self._limit = limit
+        self._turn = turn
+        self._seize = "" if turn is None or not seize else f".{turn}!"
+        self._lost = False
+        self.seized = False
+        self.told = False
+        self._handed_over = False
         self._outer: AsyncLease | None = None
         self._guard: Guard | None = None
-        self.telemetry, self.span = leases.warm.telemetry, None
+        self.telemetry = leases.warm.telemetry
+        self.span = None
         self._order = b""  # our place in the queue
 
     @property
@@ -239,7 +259,8 @@ class AsyncLease:
 
     def renewed(self, sent: float) -> None:
         """The server confirmed the lease when asked at `sent`; a tenth is kept as a margin for slow clocks."""
-        self.deadline, self.renew_at = sent + self.ttl * 0.9, sent + self.ttl / 3
+        self.deadline = sent + self.ttl * 0.9
+        self.renew_at = sent + self.ttl / 3
 
     def gone(self, consequence: str) -> Fenced:
         """The error that says so."""
@@ -265,10 +286,15 @@ class AsyncLease:
                 raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
             if outer.lost:
                 raise outer.gone("it cannot be nested")
-            self._outer, self.token, self.grip = outer, outer.token, outer.grip
+            self._outer = outer
+            self.token = outer.token
+            self.grip = outer.grip
             return None
         self.holder = self._leases.name() + ("" if self._turn is None else f".{self._turn}!")
-        self._lost, self.seized, self.told, self._handed_over = False, False, False, False
+        self._lost = False
+        self.seized = False
+        self.told = False
+        self._handed_over = False
         try:
             found = await self._take(behind)
         except BaseException:
@@ -281,8 +307,10 @@ class AsyncLease:
 
     @observed("lease.acquire", "warm", _facts)
     async def _take(self, behind: Call | None) -> Any:
-        leases, names = self._leases, self.names
-        channel, port = names.lock_channel, leases.port
+        leases = self._leases
+        names = self.names
+        channel = names.lock_channel
+        port = leases.port
         keys = [names.lock, names.wait, names.meta, names.record, names.channel, channel]
         deadline = port.monotonic() + self.wait
         place = self.holder if self.wait > 0 else ""
@@ -364,7 +392,8 @@ class AsyncLease:
     @observed("lease.release", "warm", _facts)
     async def _give_back(self) -> bool:
         """False if somebody else holds the record."""
-        leases, asked = self._leases, [self.holder, self._order, waiters.GRACE_MS, "", ""]
+        leases = self._leases
+        asked = [self.holder, self._order, waiters.GRACE_MS, "", ""]
 
         async def once(tries: Iterator[int]) -> bool:
             if next(tries) and leases.port.monotonic() >= self.deadline:
@@ -394,7 +423,8 @@ class AsyncLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        nested, cause = self._outer is not None, error
+        nested = self._outer is not None
+        cause = error
         try:
             await self.release()
         except BaseException as late:  # noqa: BLE001 - the interruption may arrive only now, at this await

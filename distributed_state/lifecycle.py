@@ -67,7 +67,8 @@ class AsyncLifecycle(Handle):
                 changes.leave(name)
             changes.reserved(INITIALIZED, b"\n".join([*done, mark]))
             draft = changes.draft("initialize")
-            draft.expected, draft.epoch = entry.version, entry.epoch
+            draft.expected = entry.version
+            draft.epoch = entry.epoch
             try:
                 await self._commit(draft)
             except Conflict:
@@ -83,7 +84,8 @@ class AsyncLifecycle(Handle):
         It holds `fields`, `phase`, `expires` (times in seconds since 1970) if a field has a deadline, `messages`.
         """
         self._allow("read", MOVES, *([MESSAGES] if messages else []))
-        entry, tiers = await self._entry(fresh=True), self._home.tiers()
+        entry = await self._entry(fresh=True)
+        tiers = self._home.tiers()
         if not messages:
             return backup.export(entry, self._fields(entry), None)
         # One look at the record for both: a later one might show another conversation.
@@ -100,7 +102,8 @@ class AsyncLifecycle(Handle):
         is.
         """
         self._allow("write", None)
-        changes, clock = self._changes(), self._home.tiers().clock
+        changes = self._changes()
+        clock = self._home.tiers().clock
         await clock.know()
         backup.restore(changes, state, clock.now())
         return (await self._commit(changes.draft("restore"))).version
@@ -191,11 +194,13 @@ class AsyncLifecycle(Handle):
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
         """
-        tiers, target = self._home.tiers(), self._home.keys.of(Ref(self.ref.scope, new_id))
+        tiers = self._home.tiers()
+        target = self._home.keys.of(Ref(self.ref.scope, new_id))
         self._allow("read", None)
         self._allow("write", None, ref=target.ref)
         draft = await timeline.fork(tiers, self._names, target, self._changes(), version)
         self._allow("read", *timeline.copied(draft))
         self._allow_steps(draft, target.ref)
-        draft.actor, draft.lifetime = self._actor, self._lifetime
+        draft.actor = self._actor
+        draft.lifetime = self._lifetime
         return (await record.commit(tiers, target, draft)).version

@@ -61,16 +61,19 @@ def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
 
 def between(runs: Iterable[Segment], after: int | None, before: int | None) -> list[Segment]:
     """The runs cut down to the messages whose numbers are between these two, both exclusive."""
-    first, end = 0 if after is None else after + 1, 2**63 if before is None else before
+    first = 0 if after is None else after + 1
+    end = 2**63 if before is None else before
     cut = (Segment(run.source, max(run.start, first), min(run.stop, end)) for run in runs)
     return [run for run in cut if run.start < run.stop]
 
 
 def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:
     """The runs cut down to the messages at the places `start` to `stop` (exclusive), counted from 0."""
-    kept, at = [], 0
+    kept = []
+    at = 0
     for run in runs:
-        first, end = max(start - at, 0), min(stop - at, run.stop - run.start)
+        first = max(start - at, 0)
+        end = min(stop - at, run.stop - run.start)
         if first < end:
             kept.append(Segment(run.source, run.start + first, run.start + end))
         at += run.stop - run.start

@@ -32,8 +32,12 @@ class Link:
     def __init__(
         self, port: Port, *, own: bytes, store_key: bytes, max_staleness: float, lost: Callable[[], None]
     ) -> None:
-        self._port, self._echoes, self._store_key, self._lost = port, own, store_key, lost
-        self._own, self._count = b"", 0
+        self._port = port
+        self._echoes = own
+        self._store_key = store_key
+        self._lost = lost
+        self._own = b""
+        self._count = 0
         self._named: set[bytes] = set()  # channels that a write was said to be heard on, under the present name
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = self._since = 0.0
@@ -199,7 +203,9 @@ class Link:
         """End the link."""
         with self._mutex:
             self._closed = True
-            jobs, self._jobs, wire = self._jobs, [], self._wire
+            jobs = self._jobs
+            self._jobs = []
+            wire = self._wire
             self._handlers.clear()
         if wire is not None:
             wire.close()

@@ -80,7 +80,8 @@ def three_way(
         return None
     merged = {}
     for name, (kind, _, wanted) in mine.items():
-        before, found = base.get(name), theirs.get(name)
+        before = base.get(name)
+        found = theirs.get(name)
         if found == before or name[:1] == b"#" or found == (wanted if kind == b"s" else None):
             continue
         key = codec.decode_key(name)

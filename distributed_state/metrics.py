@@ -68,7 +68,8 @@ def _fill(tiers: Tiers) -> float:
 
 
 def _lags(tiers: Tiers) -> dict[int, float]:
-    now, oldest = tiers.clock.now() if tiers.clock.known else 0.0, tiers.archiver.oldest
+    now = tiers.clock.now() if tiers.clock.known else 0.0
+    oldest = tiers.archiver.oldest
     return {
         each: max(0.0, now - oldest.get(each, now * 1000) / 1000) if count else 0.0
         for each, (count, _) in _journals(tiers).items()
@@ -173,7 +174,8 @@ class StoreCollector(Collector):
     """What prometheus_client asks at each scrape. May be used from any thread."""
 
     def __init__(self, store: AsyncStateStore, by_partition: bool) -> None:
-        self._store, self._figures = store, FIGURES + (BY_PARTITION if by_partition else ())
+        self._store = store
+        self._figures = FIGURES + (BY_PARTITION if by_partition else ())
         self._homes()
 
     def _homes(self) -> list[Tiers]:
@@ -261,7 +263,8 @@ def _histogram(what: tuple[str, str, tuple[str, ...]], times: dict[Any, Times]) 
     name, text, labels = what
     family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
     for key, each in sorted(times.items()):
-        sofar, buckets = 0, []
+        sofar = 0
+        buckets = []
         for limit, count in zip([*map(str, BUCKETS), "+Inf"], each.counts, strict=True):
             sofar += count
             buckets.append((limit, sofar))

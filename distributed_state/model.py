@@ -20,16 +20,23 @@ SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
 MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
 
 # Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
-PHASE, OWNER, DELETED, PARENT, SCHEMA = b"#phase", b"#owner", b"#deleted", b"#parent", b"#schema"
-SEGMENTS, START, NEXT = b"#segments", b"#ms", b"#mn"
+PHASE = b"#phase"
+OWNER = b"#owner"
+DELETED = b"#deleted"
+PARENT = b"#parent"
+SCHEMA = b"#schema"
+SEGMENTS = b"#segments"
+START = b"#ms"
+NEXT = b"#mn"
 SUMMARY = b"#summary"  # of messages that a model is not sent any more
-TIMED, INITIALIZED = b"#timed", b"#initialized"  # some field has or had a deadline; defaults were set
+# some field has or had a deadline; defaults were set
+TIMED = b"#timed"
+INITIALIZED = b"#initialized"
 RESTORED = b"#restored"  # set by each rollback: the version whose state it is
 LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
-FORGET, ERASE = (
-    "forget",
-    "erase",
-)  # kinds of tombstones that ask for more: to erase the record, with its forks or without
+# kinds of tombstones that ask for more: to erase the record, with its forks or without
+FORGET = "forget"
+ERASE = "erase"
 STATE_FIELDS = frozenset(
     {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME}
 )
@@ -110,7 +117,9 @@ def pack(ops: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
 
 def unpack(data: bytes) -> list[Op]:
     """Read back what `pack` wrote. Raises CorruptState if the bytes are anything else."""
-    ops, at, end = [], 0, len(data)
+    ops = []
+    at = 0
+    end = len(data)
     try:
         while at < end:
             first = data.index(b":", at)

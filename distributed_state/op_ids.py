@@ -63,7 +63,11 @@ class OpIds:
     """Those of one replica."""
 
     def __init__(self, port: Port, clock: ServerClock, replica: str, count: itertools.count[int], window: float):
-        self._port, self._clock, self._replica, self._count, self._window = port, clock, replica, count, window
+        self._port = port
+        self._clock = clock
+        self._replica = replica
+        self._count = count
+        self._window = window
         self._unanswered: dict[int, None] = {}
         self._mutex = port.mutex()
 

@@ -18,7 +18,9 @@ class Patience:
     """A port that is asked again while Redis does not answer."""
 
     def __init__(self, port: Port, retry_for: float) -> None:
-        self.port, self._retry_for, self.retried = port, retry_for, 0
+        self.port = port
+        self._retry_for = retry_for
+        self.retried = 0
 
     async def command(self, *words: Any) -> Any:
         """One command, patiently; one that may be carried out twice."""

@@ -49,12 +49,19 @@ class Presence:
         start: Callable[[int], Any],
         figures: Callable[[], Figures],
     ) -> None:
-        self._port, self._warm, self._stream, self._keys = port, warm, stream, keys
-        self._start, self._figures = start, figures
-        self._every, self._ttl_ms = settings.beat, int(settings.beat * _BEATS * 1000)
-        self._started, self._judges_from = port.wall(), 0.0
+        self._port = port
+        self._warm = warm
+        self._stream = stream
+        self._keys = keys
+        self._start = start
+        self._figures = figures
+        self._every = settings.beat
+        self._ttl_ms = int(settings.beat * _BEATS * 1000)
+        self._started = port.wall()
+        self._judges_from = 0.0
         self._status: dict[str, Any] = {}
-        self._reached, self.lost = True, 0
+        self._reached = True
+        self.lost = 0
         self._job: Job | None = None
 
     def begin(self) -> None:
@@ -97,7 +104,8 @@ class Presence:
 
     async def _beat(self) -> list[str]:
         """Tell that we are there; the replicas that we see to be lost."""
-        keys, replica = self._keys, self._warm.replica
+        keys = self._keys
+        replica = self._warm.replica
         told = codec.encode(self._card(), "replica")
         answer = await self._port.script(
             BEAT, [keys.roll, keys.replica(replica)], [replica, told, self._ttl_ms, self._ttl_ms + _KEPT_MS]

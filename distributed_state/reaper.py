@@ -23,8 +23,13 @@ from distributed_state.tiers import Tiers
 from distributed_state.warm import DEFER, DUE, FILL, PRUNE, Committed, Draft
 
 log = logging.getLogger(__name__)
-_AT_ONCE, _PAGE, _PRUNED = 1000, 1000, 1000
-_EMPTY_SECONDS, _TROUBLE_SECONDS, _PRUNE_SECONDS, _ERASE_SECONDS = 60.0, 30.0, 60.0, 2.0
+_AT_ONCE = 1000
+_PAGE = 1000
+_PRUNED = 1000
+_EMPTY_SECONDS = 60.0
+_TROUBLE_SECONDS = 30.0
+_PRUNE_SECONDS = 60.0
+_ERASE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,8 @@ class Reaper:
     """Looks after some partitions, or all of them; several on one partition are harmless, only wasteful."""
 
     def __init__(self, tiers: Tiers) -> None:
-        self._tiers, self._port = tiers, tiers.port
+        self._tiers = tiers
+        self._port = tiers.port
         self._job: Job | None = None
         self._empty: dict[int, float] = {}
         self._prune_at = self._erase_at = 0.0
@@ -61,9 +67,11 @@ class Reaper:
         # With a fifth to spare, so that what a sweep takes does not make the end late.
         pause = every = self._tiers.settings.sweep * 0.8
         while True:
-            begun, more = self._port.monotonic(), False
+            begun = self._port.monotonic()
+            more = False
             try:
-                more, pause = await self.sweep(list(self._tiers.archiver.mine)), every
+                more = await self.sweep(list(self._tiers.archiver.mine))
+                pause = every
             except StateError as error:
                 pause = min(pause * 2, max(every, 5.0))
                 log.warning("reaper: %s; trying again in %.1f s", error, pause)
@@ -131,10 +139,12 @@ class Reaper:
         await self._send(calls)
 
     def _end(self, each: Due, version: int, lifetime: bytes) -> Draft:
-        tiers, until_ms = self._tiers, deadlines.parse_lifetime(lifetime)[1]
+        tiers = self._tiers
+        until_ms = deadlines.parse_lifetime(lifetime)[1]
         reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
         draft = upkeep.tombstone(tiers.settings, tiers.form(each.names.ref.text), "expire", expired=reason)
-        draft.expected, draft.epoch = version, each.epoch
+        draft.expected = version
+        draft.epoch = each.epoch
         return draft
 
     def _outcome(self, each: Due, result: Committed | StateError) -> list[Call]:
@@ -157,7 +167,8 @@ class Reaper:
         """Version, time of the last commit, lifetime and whether it is deleted; what was evicted is brought back."""
         found = await self._read_heads(due)
         absent = [at for at, head in enumerate(found) if head[0] is None]
-        gone, calls = set(), []
+        gone = set()
+        calls = []
         for at in absent:
             try:
                 if not (await record.present(self._tiers, due[at].names)).version:
@@ -185,7 +196,8 @@ class Reaper:
 
     async def _fill(self, epochs: dict[int, str]) -> None:
         """Put into the sets what SQL knows, once in an epoch."""
-        after, page = "", _PAGE
+        after = ""
+        page = _PAGE
         while epochs and page == _PAGE:
             rows = await self._mortal(epochs, after)
             page = len(rows)
@@ -230,7 +242,8 @@ class Reaper:
         self._erase_at = now + _ERASE_SECONDS
         found = await self._port.sql(partial(self._tiers.cold.pending, partitions=partitions, limit=_PAGE))
         # Not those of a moment ago: who asked for them is probably at it.
-        left, self._unfinished = [each for each in found if each in self._unfinished], set(found)
+        left = [each for each in found if each in self._unfinished]
+        self._unfinished = set(found)
         try:
             await erasing.finish(self._tiers, left)
         except Unavailable:
@@ -242,7 +255,8 @@ class Reaper:
 
     async def _prune(self, partitions: Sequence[int]) -> bool:
         """Drop events that are too old, some of each partition; whether there are more of them."""
-        now, settings = self._port.monotonic(), self._tiers.settings
+        now = self._port.monotonic()
+        settings = self._tiers.settings
         if now < self._prune_at:
             return False
         keys = [self._tiers.keys.partition(each) for each in partitions]

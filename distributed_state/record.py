@@ -38,7 +38,9 @@ from distributed_state.tiers import Tiers
 from distributed_state.warm import READ, Cold, Committed, Draft, Swap, Uninitialised
 
 T = TypeVar("T")
-_ROUNDS, _OVERTAKEN, _FLIGHT_SECONDS = 100, 20, 15.0
+_ROUNDS = 100
+_OVERTAKEN = 20
+_FLIGHT_SECONDS = 15.0
 
 
 # Reading
@@ -46,7 +48,8 @@ _ROUNDS, _OVERTAKEN, _FLIGHT_SECONDS = 100, 20, 15.0
 
 async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Entry:
     """The record as it is, from the nearest tier that knows; version 0: never written. `fresh` asks the server."""
-    hot, text = tiers.hot, names.ref.text
+    hot = tiers.hot
+    text = names.ref.text
     entry = hot.get(text)
     if entry is not None and not fresh:
         return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
@@ -114,7 +117,8 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[Entry]:
 
 async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> Entry:
     """Take a lease and read the record as its holder sees it: one round trip if nobody else holds it."""
-    hot, text = tiers.hot, names.ref.text
+    hot = tiers.hot
+    text = names.ref.text
     known = hot.entries.get(text)
     tiers.listen(names)
     # Private: who only wants to read must not wait for our lease.
@@ -211,7 +215,9 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
 async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
     """Ask whether a change would be applied now. Raises what the server would refuse it for; nothing is changed."""
     _sign(tiers, names, draft)
-    op, kind, draft.kind = tiers.warm.begin(draft), draft.kind, ""
+    op = tiers.warm.begin(draft)
+    kind = draft.kind
+    draft.kind = ""
     try:
         answer = await tiers.warm.commit(names, draft, op, listening=b"")
         await _carry_through(tiers, names, draft, op, answer)
@@ -226,17 +232,20 @@ async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Com
     if entry is None or entry.expires == NEVER:
         return await commit(tiers, names, draft)
     await tiers.clock.know()
-    now, touched = tiers.clock.now(), {name for _, name, _ in draft.steps}
+    now = tiers.clock.now()
+    touched = {name for _, name, _ in draft.steps}
     gone = {name: data for name, data in entry.fields.items() if deadlines.over(data, now) and name not in touched}
     if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
         return await commit(tiers, names, draft)
-    steps, expectations = draft.steps, draft.expectations
+    steps = draft.steps
+    expectations = draft.expectations
     draft.steps = [*steps, *((b"d", name, b"") for name in gone)]
     draft.expectations = [*expectations, *gone.items()]
     try:
         return await commit(tiers, names, draft)
     except Conflict:
-        draft.steps, draft.expectations = steps, expectations
+        draft.steps = steps
+        draft.expectations = expectations
         return await commit(tiers, names, draft)
 
 
@@ -359,7 +368,9 @@ def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) ->
     known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
     if here and known:
         assert done.first_message is not None and done.results is not None
-        ops, number, sums = [], done.first_message, iter(done.results)
+        ops = []
+        number = done.first_message
+        sums = iter(done.results)
         for step, name, value in draft.steps:
             if step == b"i":
                 ops.append(Op(b"s", name, b"%d" % next(sums)))
@@ -395,7 +406,8 @@ async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, k
         fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
     else:
         await reach(tiers, names)
-        before, after = done.version + 1, done.version - 1
+        before = done.version + 1
+        after = done.version - 1
         rows = await tiers.port.sql(partial(tiers.cold.history, names.ref.text, after=after, before=before))
         fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
     return {key: int(deadlines.split(fields[codec.encode_key(key)])[1]) for key in keys}

@@ -40,11 +40,16 @@ class AsyncRecord(AsyncLifecycle):
         lifetime: tuple[int, int] = (0, 0),
         **options: Unpack[Sanitizing],
     ) -> None:
-        self._ref, self._fresh, self._lifetime = ref, fresh, lifetime
+        self._ref = ref
+        self._fresh = fresh
+        self._lifetime = lifetime
         # Given the error, the field's name and the default, it returns what stands for a field that cannot be read.
         self.unreadable: Callable[[CorruptState, str, Any], Any] | None = None
-        self._home, self._names, self._text = home, home.keys.of(ref), ref.text
-        self._owner, self._actor = "" if user is None else escape(Ref("user", user).id), acting.noted(actor)
+        self._home = home
+        self._names = home.keys.of(ref)
+        self._text = ref.text
+        self._owner = "" if user is None else escape(Ref("user", user).id)
+        self._actor = acting.noted(actor)
         chosen = sanitizer(options, home.clean, home.clean_messages)
         self._prepare = chosen.field if chosen else None
         self._prepare_message = chosen.message if chosen else None
@@ -185,11 +190,14 @@ class AsyncRecord(AsyncLifecycle):
         self._own(draft)
         if self._fresh:
             # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
-            self._fresh, draft.creation = False, "*"
+            self._fresh = False
+            draft.creation = "*"
         return draft
 
     def _own(self, draft: Draft) -> Draft:
-        draft.owner, draft.actor, draft.lifetime = self._owner, self._actor, self._lifetime
+        draft.owner = self._owner
+        draft.actor = self._actor
+        draft.lifetime = self._lifetime
         return draft
 
     async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
@@ -309,7 +317,8 @@ class AsyncRecord(AsyncLifecycle):
         return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        name, form = codec.encode_key(key), self._home.form(self._text)
+        name = codec.encode_key(key)
+        form = self._home.form(self._text)
         self._allow("write", key)
 
         def changed(raw: bytes | None) -> Changes:
@@ -317,7 +326,8 @@ class AsyncRecord(AsyncLifecycle):
             if raw is not None and deadlines.marked(raw):
                 until = deadlines.split(raw)[0]
                 if until <= self._now():
-                    until, raw = deadlines.NEVER, None
+                    until = deadlines.NEVER
+                    raw = None
             changes = self._changes()
             changes.set(key, change(empty if raw is None else form.decode(raw, key)), until=until)
             return changes

@@ -56,7 +56,9 @@ async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> R
 
 class _Run:
     def __init__(self, tiers: Tiers, dry_run: bool, progress: Progress) -> None:
-        self._tiers, self._dry_run, self._progress = tiers, dry_run, progress
+        self._tiers = tiers
+        self._dry_run = dry_run
+        self._progress = progress
         self._unreadable: set[str] = set()
         self._told_unreadably: set[str] = set()  # what events are about
         self.done = Reencrypted()
@@ -75,7 +77,8 @@ class _Run:
             self.done = replace(self.done, records=self.done.records + 1)
 
     async def _rewrite(self, text: str) -> None:
-        tiers, form = self._tiers, self._tiers.form(text)
+        tiers = self._tiers
+        form = self._tiers.form(text)
 
         def again(source: str, name: str, data: bytes) -> bytes:
             own = form if source == text else form.of(source)
@@ -104,7 +107,8 @@ class _Run:
 
     async def events(self) -> None:
         """The audit trail."""
-        tiers, unreadable = self._tiers, self._told_unreadably
+        tiers = self._tiers
+        unreadable = self._told_unreadably
         after: tuple[int, str, int] | None = (-1, "", 0)
 
         def again(subject: str, name: str, data: bytes) -> bytes:
@@ -157,9 +161,12 @@ class _Run:
 
     def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
         """What is stored otherwise than it would be now: field, bytes, and the bytes that it should be."""
-        form, runs, old = self._tiers.form(text), lineage.segments(text, stored), list[bytes]()
+        form = self._tiers.form(text)
+        runs = lineage.segments(text, stored)
+        old = list[bytes]()
         for name, data in stored.items():
-            key, own = codec.MESSAGE, form
+            key = codec.MESSAGE
+            own = form
             if is_value(name):
                 key = codec.decode_key(name)
             elif name[:2] != b"#m" or not name[2:].isdigit():

@@ -46,14 +46,17 @@ class Sanitizer:
     def __init__(self, on_invalid: str, clean: list[Clean], clean_messages: list[CleanMessage]) -> None:
         if on_invalid not in ("error", "stringify"):
             raise InvalidValue(f"on_invalid is 'error' or 'stringify', not {on_invalid!r:.80}")
-        self._stringify, self._clean, self._clean_messages = on_invalid == "stringify", clean, clean_messages
+        self._stringify = on_invalid == "stringify"
+        self._clean = clean
+        self._clean_messages = clean_messages
 
     def field(self, key: str, value: Any) -> Any:
         """The value that is stored in place of this one."""
         if self._stringify:
             value = stringified(value, repr(key))
         for hook in self._clean:
-            given, value = value, _call(hook, repr(key), key, value)
+            given = value
+            value = _call(hook, repr(key), key, value)
             if value is None and given is not None:
                 raise InvalidValue(f"{key!r}: the clean hook returned None; it must return the value to store")
         return value

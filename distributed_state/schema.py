@@ -70,9 +70,13 @@ class Schema(Generic[M]):
         if type(write_version) is not int or not 1 <= write_version <= version:
             text = f"{model.__name__}: write_version is an int from 1 to {version}, not {write_version!r}"
             raise InvalidValue(text)
-        self.model, self.version = model, version
-        self.write_version, self.stamp, self._newest = write_version, b"%d" % write_version, b"%d" % version
-        self._upcasters, self._downcasters = dict(upcasters or {}), dict(downcasters or {})
+        self.model = model
+        self.version = version
+        self.write_version = write_version
+        self.stamp = b"%d" % write_version
+        self._newest = b"%d" % version
+        self._upcasters = dict(upcasters or {})
+        self._downcasters = dict(downcasters or {})
         if self._upcasters.keys() != set(range(1, version)):
             found = ", ".join(map(repr, self._upcasters)) or "none"
             raise InvalidValue(f"{self}: needs upcasters from each of 1 to {version - 1}, has them from {found}")
@@ -253,9 +257,11 @@ class Schema(Generic[M]):
             what = f"the downcaster from version {step + 1} to {step}"
             lower = self._cast(text, what, self._downcasters[step], lower, self.version)
         back = dict(self._upcast(text, copy.deepcopy(lower), self.write_version))
-        wanted, found = dict(fields), back
+        wanted = dict(fields)
+        found = back
         with suppress(ValidationError):  # not whole yet: then as it is stored
-            wanted, found = self.dump(self.parse(fields)), self.dump(self.parse(back))
+            wanted = self.dump(self.parse(fields))
+            found = self.dump(self.parse(back))
         for key in [*wanted, *found]:
             if wanted.get(key) != found.get(key):
                 what = (
@@ -341,7 +347,8 @@ def _opened(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, boo
     """The schemas of a model's fields, what they refer to, its config, and whether it validates fields together."""
     core: Any = model.__pydantic_core_schema__
     definitions: list[Any] = []
-    config, together = None, False
+    config = None
+    together = False
     while core["type"] != "model-fields":
         definitions = core.get("definitions", definitions)
         config = core.get("config", config)

@@ -220,7 +220,8 @@ class Sealed(Form):
             if strict and self.covers(name):
                 raise self.failed(data, name, "as it must be; accept_plaintext allows it during a migration")
             return data
-        keys, key = self._encryption.keys, codec.key_id(data)
+        keys = self._encryption.keys
+        key = codec.key_id(data)
         if key not in keys.ids:
             raise self.failed(data, name, f"and the key ring has {', '.join(keys.ids)}")
         text = keys.decrypt(key, data[2 + len(key) :], self._place(name))
@@ -239,7 +240,8 @@ class Sealed(Form):
         return codec.key_id(data) != self._encryption.keys.current
 
     def carry(self, data: bytes, name: str, to: Form) -> bytes:
-        text, deadline = self.open(data, name), deadlines.split(data)[0]
+        text = self.open(data, name)
+        deadline = deadlines.split(data)[0]
         same = (self.namespace, self.record) == (to.namespace, to.record)
         if same and not self.stale(data, name):
             return data

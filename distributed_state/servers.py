@@ -167,7 +167,8 @@ class RedisServer(Server):
 
     def __init__(self, binary: str, options: Sequence[str], directory: Path) -> None:
         super().__init__(directory)
-        self.binary, self._options = binary, options
+        self.binary = binary
+        self._options = options
 
     @property
     def url(self) -> str:
@@ -193,7 +194,8 @@ class PostgresServer(Server):
 
     def __init__(self, binaries: Path, options: Sequence[str], directory: Path) -> None:
         super().__init__(directory)
-        self._options, self._data = options, directory / "data"
+        self._options = options
+        self._data = directory / "data"
         if os.geteuid() == 0:
             shutil.chown(directory, "nobody")
             binaries = _binaries_for_nobody(binaries, directory)

@@ -111,7 +111,8 @@ class AsyncSession(AsyncRecord):
         """
         self._allow("read", MOVES)
         self._allow("write", MOVES)
-        tiers, extra = self._home.tiers(), set or {}
+        tiers = self._home.tiers()
+        extra = set or {}
         return await transition(
             tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
         )
@@ -159,7 +160,9 @@ class AsyncSession(AsyncRecord):
         if message_count is not None and (type(message_count) is not int or message_count < 0):
             raise InvalidValue(f"message_count is an int from 0 on or None, not {message_count!r:.80}")
         self._allow("write", VERSION)
-        entry, changes, count = await self._entry(field=VERSION), self._changes(), message_count
+        entry = await self._entry(field=VERSION)
+        changes = self._changes()
+        count = message_count
         if count is None:
             count = 0 if entry.deleted else lineage.count(lineage.segments(self._text, entry.fields))
         place = {"conversation_id": self._ref.id, "previous_id": previous_id}

@@ -29,8 +29,13 @@ class Shares:
         claim: Callable[[int], bytes],
         seconds: float = SECONDS,
     ) -> None:
-        self._port, self._warm, self._keys = port, warm, keys
-        self._team, self.member, self._claim, self._seconds = team, member, claim, seconds
+        self._port = port
+        self._warm = warm
+        self._keys = keys
+        self._team = team
+        self.member = member
+        self._claim = claim
+        self._seconds = seconds
         self._renew_at = self.ends = 0.0  # `ends`: when what is ours may be somebody else's, if nothing is heard
         self.mine: list[int] = []
         self.excess: list[int] = []
@@ -48,10 +53,13 @@ class Shares:
             start = random.randrange(len(others)) if others else 0
             rotated = others[start:] + others[:start]
             while rotated and len(kept) < share:
-                some, rotated = rotated[: share - len(kept)], rotated[share - len(kept) :]
+                some = rotated[: share - len(kept)]
+                rotated = rotated[share - len(kept) :]
                 kept += await self._claimed(some)
-        self.mine, self.excess = kept, kept[share:]
-        self._renew_at, self.ends = now + self._seconds / 3, now + self._seconds
+        self.mine = kept
+        self.excess = kept[share:]
+        self._renew_at = now + self._seconds / 3
+        self.ends = now + self._seconds
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""

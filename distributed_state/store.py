@@ -69,7 +69,8 @@ class AsyncStateStore(AsyncFleet):
         root = Form(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         self.form: Callable[[str], Form] = root.of
         self.guard = None if access is None else Guard(access)
-        self._make_port, self._here = make_port, here
+        self._make_port = make_port
+        self._here = here
         self._connections = Connections(settings.url, settings.timeout)
         parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
         self._homes: dict[Any, Tiers] = {}
@@ -115,7 +116,8 @@ class AsyncStateStore(AsyncFleet):
     def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
         """Clean everything that is stored from now on."""
         sanitizer({}, clean, clean_messages)
-        self.clean, self.clean_messages = clean, clean_messages
+        self.clean = clean
+        self.clean_messages = clean_messages
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._opened().__await__()
@@ -240,7 +242,8 @@ class AsyncStateStore(AsyncFleet):
     async def _let_go(self) -> None:
         with self._mutex:
             self._openings.clear()
-            cold, self._cold = self._cold, None
+            cold = self._cold
+            self._cold = None
         if cold is not None:
             cold.close()
 

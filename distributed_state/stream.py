@@ -19,7 +19,9 @@ from distributed_state.warm import ADVANCE, EMIT, REDACT, SHED, Warm
 
 log = logging.getLogger(__name__)
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
-_PAGE, _REMARKS, _PATIENCE = 200, 1000, 1.0
+_PAGE = 200
+_REMARKS = 1000
+_PATIENCE = 1.0
 
 
 class Position(NamedTuple):
@@ -93,7 +95,9 @@ class Stream:
     archived: Callable[[int, str, int], Awaitable[Happened | None]]
 
     def __init__(self, port: Port, warm: Warm) -> None:
-        self._port, self._warm, self.telemetry = port, warm, warm.telemetry
+        self._port = port
+        self._warm = warm
+        self.telemetry = warm.telemetry
 
     @observed("event.emit", "warm", _facts)
     async def emit(
@@ -131,7 +135,8 @@ class Stream:
         if answer[0] == b"uninitialised":
             return None
         if answer[0] == b"backpressure":
-            entries, size = int(answer[1]), int(answer[2])
+            entries = int(answer[1])
+            size = int(answer[2])
             raise Backpressure(f"{subject[:200]}: {entries} commits, {size} bytes of its partition are not archived")
         _, epoch, offset, time_ms = answer if answer[0] == b"ok" else (b"", b"", b"0", b"0")
         return epoch.decode(), int(offset), int(time_ms), _id(self._warm, op)
@@ -175,7 +180,8 @@ class Stream:
 
     async def events(self, wanted: Sequence[tuple[PartitionKeys, int, int]]) -> list[tuple[Head, Head, list[Told]]]:
         """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
-        fields, commands = (b"epoch", b"event", b"event_floor"), list[Words]()
+        fields = (b"epoch", b"event", b"event_floor")
+        commands = list[Words]()
         for keys, after, count in wanted:
             commands.append((b"HMGET", keys.meta, *fields))
             commands.append((b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count))
@@ -190,7 +196,8 @@ class Stream:
 
     async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
         """Take the events with these heads out of a partition. Nobody is told; offsets stay as they are."""
-        after, count = 0, _PAGE
+        after = 0
+        count = _PAGE
         while count == _PAGE:
             ((before, behind, told),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
             if before.epoch != behind.epoch:
@@ -207,7 +214,11 @@ class Stream:
 
         Who has yet to read them is told to resync.
         """
-        after, last, seen, passed, epoch = 0, 0, 0, 0, ""
+        after = 0
+        last = 0
+        seen = 0
+        passed = 0
+        epoch = ""
         told = [Told(0, b"", b"")]
         while told:
             ((before, behind, told),) = await self.events([(keys, after, _PAGE)])
@@ -215,9 +226,11 @@ class Stream:
                 return 0  # Redis was emptied meanwhile
             epoch = before.epoch
             for each in told:
-                after, passed = each.offset, passed + 1
+                after = each.offset
+                passed = passed + 1
                 if old(each):
-                    last, seen = each.offset, passed
+                    last = each.offset
+                    seen = passed
         if last and not keep:
             await self._port.script(SHED, [keys.meta, keys.events], [epoch, last])
         return seen
@@ -237,9 +250,12 @@ class Remarks:
     """Events whose writers cannot wait: each is tried once, in the background, and only logged if that fails."""
 
     def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
-        self._port, self._stream, self._keys = port, stream, keys
+        self._port = port
+        self._stream = stream
+        self._keys = keys
         self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_REMARKS)
-        self._mutex, self._done = port.mutex(), port.signal()
+        self._mutex = port.mutex()
+        self._done = port.signal()
         self._job: Job | None = None
 
     def make(self, type: str, subject: str, data: dict[str, Any]) -> None:

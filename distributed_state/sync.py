@@ -275,4 +275,5 @@ def _blocking(text: str) -> str:
 
 
 _share_docstrings()
-AsyncAgent._opens, Agent._opens = AsyncStateStore.open, StateStore.open
+AsyncAgent._opens = AsyncStateStore.open
+Agent._opens = StateStore.open

@@ -61,7 +61,8 @@ class Times:
     __slots__ = ("counts", "seconds")
 
     def __init__(self) -> None:
-        self.counts, self.seconds = [0] * (len(BUCKETS) + 1), 0.0
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(BUCKETS, seconds)] += 1
@@ -72,9 +73,11 @@ class Telemetry:
     """Of one replica. Spans are switched on by settings, times by whoever collects them."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
-        self._clock, self._ids = clock, settings.trace_ids
+        self._clock = clock
+        self._ids = settings.trace_ids
         self._tracer: Any = trace.get_tracer("distributed_state") if settings.traces and trace is not None else None
-        self.measures, self.on = False, self._tracer is not None
+        self.measures = False
+        self.on = self._tracer is not None
         self.times: dict[tuple[str, str, str], Times] = {}
 
     def measure(self) -> None:
@@ -83,7 +86,10 @@ class Telemetry:
 
     async def watch(self, operation: str, tier: str, facts: Callable[[], Facts], work: Coroutine[Any, Any, T]) -> T:
         """Do the work, as a span, and note how long it took and what came of it."""
-        began, outcome, span, inside = self._clock(), "ok", None, None
+        began = self._clock()
+        outcome = "ok"
+        span = None
+        inside = None
         if self._tracer is not None:
             span = self._span(operation, tier, facts())
             inside = context.attach(trace.set_span_in_context(span))

@@ -79,10 +79,15 @@ class Tiers:
         replica: str,
         layout: dict[str, Any],
     ) -> None:
-        self.port, self.settings, self.keys, self.cold, self.replica = port, settings, keys, cold, replica
+        self.port = port
+        self.settings = settings
+        self.keys = keys
+        self.cold = cold
+        self.replica = replica
         self.form = form
         self.warm = Warm(port, settings, replica, form)
-        self.clock, self.telemetry = self.warm.clock, self.warm.telemetry
+        self.clock = self.warm.clock
+        self.telemetry = self.warm.telemetry
         self.hot = Hot(
             port,
             entries=settings.hot_entries,
@@ -93,7 +98,8 @@ class Tiers:
         self.link = Link(
             port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
         )
-        self.link.heard, self.link.told = self._heard, self.clock.heard
+        self.link.heard = self._heard
+        self.link.told = self.clock.heard
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
@@ -222,7 +228,8 @@ class Tiers:
 
     def figures(self) -> Figures:
         """What this replica knows of itself without asking anybody."""
-        feed, handlings = self.feed, list(self.handlings)
+        feed = self.feed
+        handlings = list(self.handlings)
         return Figures(
             positions={
                 "archived": self.archiver.archived,

@@ -103,7 +103,8 @@ def told(changes: Sequence[Change]) -> dict[str, None]:
 def as_change(form: Form, entry: Any) -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
-    deleted, appended = [], []
+    deleted = []
+    appended = []
     phase = label = None
     for kind, name, value in unpack(entry.data):
         if kind == b"s" and name[:1] != b"#":
@@ -174,7 +175,8 @@ async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) ->
         try:
             found = await visible(tiers, names, entry, runs)
         except StateError as error:
-            seen, entry = entry, await record.read(tiers, names, fresh=True)
+            seen = entry
+            entry = await record.read(tiers, names, fresh=True)
             if type(error) is not StateError or (seen.epoch, seen.version) == (entry.epoch, entry.version):
                 raise
             # It was erased, or purged, since that look at it.
@@ -266,14 +268,18 @@ async def rollback(
     changes.undelete()  # and a change even where nothing differs
     changes.tell("session.rollback", {"version": version})
     draft = changes.draft("rollback")
-    draft.expected, draft.epoch, draft.deleted = present.version, present.epoch, "revive"
+    draft.expected = present.version
+    draft.epoch = present.epoch
+    draft.deleted = "revive"
     return draft
 
 
 def _restore(changes: Changes, present: Entry, target: State) -> None:
     """Only what differs. Messages come back by reference: their numbers are never used twice."""
-    form, text = present.form, present.form.record
-    past, now = lineage.segments(text, target.fields), lineage.segments(text, present.fields)
+    form = present.form
+    text = present.form.record
+    past = lineage.segments(text, target.fields)
+    now = lineage.segments(text, present.fields)
     if past != now:
         changes.wipe()
         changes.reserved(SEGMENTS, lineage.close(text, target.fields))
@@ -290,7 +296,8 @@ def _restore(changes: Changes, present: Entry, target: State) -> None:
 
 async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
     """The change that hides messages committed before a time, None if there are none; and how many it hides."""
-    present, text = await record.read(tiers, names, fresh=True), names.ref.text
+    present = await record.read(tiers, names, fresh=True)
+    text = names.ref.text
     shown = [] if present.deleted else lineage.segments(text, present.fields)
     if not shown:
         return None, 0
@@ -306,7 +313,8 @@ async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: flo
     changes.reserved(SEGMENTS, lineage.dump(kept[:-1] if opened else kept))
     changes.reserved(SUMMARY, None)  # it tells what they said
     draft = changes.draft("cleanup")
-    draft.expected, draft.epoch = present.version, present.epoch
+    draft.expected = present.version
+    draft.epoch = present.epoch
     return draft, hidden
 
 
@@ -333,7 +341,8 @@ async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Cha
     # forks of forks would be made as fast as they are erased.
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
-    fields, form = state.fields, tiers.form(target.ref.text)
+    fields = state.fields
+    form = tiers.form(target.ref.text)
     for name, value in fields.items():
         if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED):
             changes.reserved(name, _carried(present.form, form, name, value))

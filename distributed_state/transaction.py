@@ -25,7 +25,9 @@ class Transaction(MutableMapping[str, Any]):
     """
 
     def __init__(self, entry: Entry, changes: Changes, allow: Callable[..., None]) -> None:
-        self._entry, self._changes, self._allow = entry, changes, allow
+        self._entry = entry
+        self._changes = changes
+        self._allow = allow
         self._now: dict[str, Any] = {}  # what the caller was given or gave, _GONE if deleted
         self._over = False
 
@@ -95,7 +97,8 @@ class Transaction(MutableMapping[str, Any]):
         if not self._changes:
             return None
         draft = self._changes.draft(kind)
-        draft.expected, draft.epoch = self._entry.version, self._entry.epoch
+        draft.expected = self._entry.version
+        draft.epoch = self._entry.epoch
         return draft
 
     def _rebased(self, newest: Entry, policies: Mapping[str, merging.Merge]) -> Draft | None:
@@ -110,12 +113,14 @@ class Transaction(MutableMapping[str, Any]):
         for key, value in merged.items():
             changes.set(key, value)
         draft = changes.draft("transaction")
-        draft.expected, draft.epoch = newest.version, newest.epoch
+        draft.expected = newest.version
+        draft.epoch = newest.epoch
         return draft
 
     def _notice(self, key: str, value: Any) -> None:
         """A list or object that may have been changed in place; its deadline stays, unless it was set anew."""
-        name, form = codec.encode_key(key), self._entry.form
+        name = codec.encode_key(key)
+        form = self._entry.form
         given = self._changes.fields.get(name)
         stored = given[2] if given else self._entry.fields.get(name)
         try:

@@ -29,7 +29,8 @@ from distributed_state.warm import Committed, Draft
 
 _ROUNDS = 100
 _UNWRITTEN = Entry(Form("", ""), "", 0, {}, {})
-_PAGE, _SHOWN = 500, 100
+_PAGE = 500
+_SHOWN = 100
 
 
 class AsyncTypedRecord(AsyncRecord, Generic[M]):
@@ -93,7 +94,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     # Changing
 
     def _changes(self) -> TypedChanges:
-        settings, form = self._home.settings, self._home.form(self._text)
+        settings = self._home.settings
+        form = self._home.form(self._text)
         return TypedChanges(settings, form, self._schema, self._prepare, self._prepare_message, self._now)
 
     def _unchecked(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
@@ -144,7 +146,9 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return super()._counts(key) and self._schema.countable(key)
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        name, empty, fresh = codec.encode_key(key), self._schema.default(key, empty), False
+        name = codec.encode_key(key)
+        empty = self._schema.default(key, empty)
+        fresh = False
         self._allow("write", key)
 
         async def once() -> tuple[bytes, Committed]:
@@ -167,7 +171,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     # The guard
 
     async def _send(self, draft: Draft) -> Committed:
-        known, lowers = self._known(draft), self._lowers(draft)
+        known = self._known(draft)
+        lowers = self._lowers(draft)
         for lost in range(_ROUNDS):
             if known is not None and self._behind(known) and draft.deleted != "revive":
                 await self._upcast_for(draft)
@@ -183,7 +188,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
                 if not self._ours(draft, attempt, conflict):
                     raise
                 if conflict.version == 0:
-                    known, draft.creation = _UNWRITTEN, attempt.creation
+                    known = _UNWRITTEN
+                    draft.creation = attempt.creation
                     continue
             if lowers:  # plain writes that meet at one record give way to one another
                 await self._home.tiers().port.sleep(random.uniform(0, min(0.1, 0.001 * 2 ** min(lost, 10))))
@@ -235,9 +241,13 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     def _lowered(self, draft: Draft, known: Entry) -> tuple[Draft, tuple[int, ...]]:
         """The change as the version that is written has it, and what its increments come to; it holds for `known`."""
-        form, view = self._home.form(self._text), self._schema.view(self._text, known)
+        form = self._home.form(self._text)
+        view = self._schema.view(self._text, known)
         stored, fields = ({}, {}) if known.deleted else (known.all(), view.all())
-        first, last, given, sums = [], [], dict[str, bytes](), list[int]()
+        first = []
+        last = []
+        given = dict[str, bytes]()
+        sums = list[int]()
         for step, name, value in draft.steps:
             if step in (b"c", b"w"):
                 first.append((step, name, value))
@@ -252,7 +262,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
                     fields[key] = add(fields.get(key, 0), int(value), key)
                     sums.append(fields[key])
                 else:
-                    fields[key], given[key] = form.decode(value, key), value
+                    fields[key] = form.decode(value, key)
+                    given[key] = value
         lower = self._schema.lowered(self._text, fields)
         changes = Changes(self._home.settings, form)
         for key, value in lower.items():
@@ -341,7 +352,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         changes.reserved(SCHEMA, self._schema.stamp)
         draft = changes.draft("upcast")
         self._own(draft)
-        draft.expected, draft.epoch = entry.version, entry.epoch
+        draft.expected = entry.version
+        draft.epoch = entry.epoch
         draft.expectations.append((SCHEMA, entry.fields.get(SCHEMA)))
         return draft
 
@@ -354,7 +366,8 @@ class AsyncEdit(Generic[M]):
     """The `async with` around a model that is edited."""
 
     def __init__(self, handle: AsyncTypedRecord[M]) -> None:
-        self._handle, self._schema = handle, handle._schema
+        self._handle = handle
+        self._schema = handle._schema
 
     async def __aenter__(self) -> M:
         self._entry = await self._handle._entry(fresh=True)
@@ -374,7 +387,8 @@ class AsyncEdit(Generic[M]):
         changes = self._handle._unchecked(fields, self._before)
         if changes:
             draft = changes.draft("edit")
-            draft.expected, draft.epoch = self._entry.version, self._entry.epoch
+            draft.expected = self._entry.version
+            draft.epoch = self._entry.epoch
             await self._handle._commit(draft)
         return self._schema.parse(fields)
 
@@ -404,7 +418,10 @@ async def upcast_many(
     """Bring the archived records of a scope up, the last changed first. A server that is away ends it."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
-    schema, tiers, sofar, after = Schema.of(schema), home.tiers(), Upcast(), None
+    schema = Schema.of(schema)
+    tiers = home.tiers()
+    sofar = Upcast()
+    after = None
     owner = None if user is None else escape(Ref("user", user).id)
     Ref(scope, "any")
     await tiers.archiver.drain()

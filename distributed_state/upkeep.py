@@ -93,7 +93,8 @@ async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
 
 
 def _export(tiers: Tiers, ref: Ref) -> list[str]:
-    cold, text = tiers.cold, ref.text
+    cold = tiers.cold
+    text = ref.text
     version = cold.version(text)
     if version is None:
         raise NotFound(f"{text[:200]}: there is nothing to export")

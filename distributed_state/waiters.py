@@ -19,7 +19,9 @@ class Waiter:
     """When one who waits should ask again."""
 
     def __init__(self, port: Port) -> None:
-        self._port, self._signal, self._at = port, port.signal(), math.inf
+        self._port = port
+        self._signal = port.signal()
+        self._at = math.inf
 
     def ask(self, at: float = 0.0) -> None:
         """Ask at this time instead; who was to ask at once still does."""
@@ -41,7 +43,9 @@ class Waiters:
     """The waiters of one replica, by the channel of their lock and the name under which they ask."""
 
     def __init__(self, port: Port, link: Link) -> None:
-        self._port, self._link, self._mutex = port, link, port.mutex()
+        self._port = port
+        self._link = link
+        self._mutex = port.mutex()
         self._waiting: dict[bytes, dict[str, Waiter]] = {}
 
     def __len__(self) -> int:

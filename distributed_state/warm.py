@@ -35,13 +35,31 @@ from distributed_state.telemetry import Telemetry, observed, several
 
 log = logging.getLogger(__name__)
 
-COMMIT, READ, HYDRATE = Script("commit"), Script("read"), Script("hydrate")
-SETTLE, TRIM, MARK, TAIL = Script("settle"), Script("trim"), Script("mark"), Script("tail")
-CLAIM, JOIN = Script("claim"), Script("join")
-MINT, INSTALL, DROP, REWRITE = Script("mint"), Script("install"), Script("drop"), Script("rewrite")
-EMIT, ADVANCE, BEAT, PRUNE = Script("emit"), Script("advance"), Script("beat"), Script("prune")
-DUE, DEFER, FILL, REDACT = Script("due"), Script("defer"), Script("fill"), Script("redact")
-ACQUIRE, RELEASE, RENEW, SHED = Script("acquire"), Script("release"), Script("renew"), Script("shed")
+COMMIT = Script("commit")
+READ = Script("read")
+HYDRATE = Script("hydrate")
+SETTLE = Script("settle")
+TRIM = Script("trim")
+MARK = Script("mark")
+TAIL = Script("tail")
+CLAIM = Script("claim")
+JOIN = Script("join")
+MINT = Script("mint")
+INSTALL = Script("install")
+DROP = Script("drop")
+REWRITE = Script("rewrite")
+EMIT = Script("emit")
+ADVANCE = Script("advance")
+BEAT = Script("beat")
+PRUNE = Script("prune")
+DUE = Script("due")
+DEFER = Script("defer")
+FILL = Script("fill")
+REDACT = Script("redact")
+ACQUIRE = Script("acquire")
+RELEASE = Script("release")
+RENEW = Script("renew")
+SHED = Script("shed")
 
 _TOKEN_MS = 30_000
 _REFUSALS = (
@@ -128,8 +146,11 @@ class Warm(Patience):
 
     def __init__(self, port: Port, settings: Settings, replica: str, form: Callable[[str], Form]) -> None:
         super().__init__(port, settings.retry_for)
-        self._settings, self.replica, self.form = settings, replica, form
-        self.clock, self.count = ServerClock(port), itertools.count(1)
+        self._settings = settings
+        self.replica = replica
+        self.form = form
+        self.clock = ServerClock(port)
+        self.count = itertools.count(1)
         self.ops = OpIds(port, self.clock, replica, self.count, settings.op_window)
         self.telemetry = Telemetry(settings, port.monotonic)
         self.refused = Counter(dict.fromkeys(_REFUSALS, 0))  # writes, by the word that the server answered
@@ -213,7 +234,8 @@ class Warm(Patience):
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
-        form, writer = self.form(names.ref.text), f"{self.replica}.{op.sequence}"
+        form = self.form(names.ref.text)
+        writer = f"{self.replica}.{op.sequence}"
         for kind, type, data in told:
             # Only now the id is known that an event's data is sealed under.
             arguments += (kind, type, form.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
@@ -406,7 +428,8 @@ def _shown(name: bytes, raw: bytes | None) -> str:
 
 def _refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     """The error for what commit.lua refused."""
-    word, rest = answer[0].decode(), answer[1:]
+    word = answer[0].decode()
+    rest = answer[1:]
     record = names.ref.text[:200]
     if word == "epoch":
         return Conflict(f"{record}: read under epoch {draft.epoch}, now it is {rest[0].decode()}")

@@ -38,7 +38,9 @@ class Worker:
     def __init__(self, url: str, commands: Commands) -> None:
         pool = redis.asyncio.BlockingConnectionPool.from_url(url, max_connections=64, timeout=None)
         self._client = redis.asyncio.Redis.from_pool(pool)
-        self._commands, self._shas, self._versions = commands, dict[str, str](), count(2)
+        self._commands = commands
+        self._shas = dict[str, str]()
+        self._versions = count(2)
         routes = [Route("/conversations", self._create, methods=["POST"])]
         routes += [Route("/conversations/{id}/turns", self._turn, methods=["POST"]), Route("/healthz", self._healthz)]
         self.app = Starlette(routes=routes)

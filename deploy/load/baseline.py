@@ -24,7 +24,9 @@ import redis.asyncio
 
 from distributed_state import AsyncStateStore, StateStore
 
-SESSIONS, TASKS, _START = 200, 32, 60.0
+SESSIONS = 200
+TASKS = 32
+_START = 60.0
 _OURS = "watched"
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 Messages = list[dict[str, Any]]
@@ -107,7 +109,8 @@ def commands(url: str, messages: Messages) -> Commands:
 
 def _trip(words: list[bytes], commands: list[list[bytes]]) -> Trip:
     count = int(words[2])
-    keys, others = words[3 : 3 + count], words[3 + count :]
+    keys = words[3 : 3 + count]
+    others = words[3 + count :]
     lines = []
     for command in commands:
         shown = [_shown(word, keys, others) for word in command]
@@ -206,7 +209,9 @@ def _library(url: str, process: int, messages: Messages, seconds: float, barrier
 async def _several(one: Callable[[int], Awaitable[None]], seconds: float, barrier: Any) -> int:
     """Run this for so long, TASKS at a time; how often it was done."""
     await asyncio.to_thread(barrier.wait)
-    numbers, end, done = count(), time.monotonic() + seconds, 0
+    numbers = count()
+    end = time.monotonic() + seconds
+    done = 0
 
     async def some() -> None:
         nonlocal done
@@ -230,7 +235,9 @@ def _together(
     """Turns a second of so many processes."""
     context = multiprocessing.get_context("spawn")
     # With a time limit: if one of them dies before it gets there, the others do not wait for ever.
-    barrier, pipes, started = context.Barrier(processes, timeout=_START), [], []
+    barrier = context.Barrier(processes, timeout=_START)
+    pipes = []
+    started = []
     try:
         for at in range(processes):
             ours, theirs = context.Pipe(duplex=False)

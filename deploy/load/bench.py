@@ -99,7 +99,9 @@ class Bare:
     """redis-py calling BARE."""
 
     def __init__(self, client: Any) -> None:
-        self.client, self.count, self.name = client, 0, f"bare{time.time_ns()}"
+        self.client = client
+        self.count = 0
+        self.name = f"bare{time.time_ns()}"
         self.sha = client.script_load(BARE) if isinstance(client, redis.Redis) else ""
 
     def call(self, n: int = 0) -> Any:
@@ -112,7 +114,8 @@ class Bare:
 def same_commands(url: str, store: StateStore) -> str:
     """Compare what the server executed for a `set` of ours and a call of BARE."""
     client = redis.Redis.from_url(url)
-    session, bare = store.session("same"), Bare(client)
+    session = store.session("same")
+    bare = Bare(client)
 
     def executed(call: Callable[[], Any]) -> dict[str, int]:
         call()
@@ -126,13 +129,16 @@ def same_commands(url: str, store: StateStore) -> str:
             if name not in ("cmdstat_config|resetstat", "cmdstat_info")
         }
 
-    ours, theirs = executed(lambda: session.set("a", 7)), executed(bare.call)
+    ours = executed(lambda: session.set("a", 7))
+    theirs = executed(bare.call)
     assert ours == theirs, f"the comparison is not fair: {ours} against {theirs}"
     return ", ".join(f"{name.removeprefix('cmdstat_')} {calls // 100}" for name, calls in ours.items())
 
 
 def hot(url: str, store: StateStore) -> list[Row]:
-    session, client, plain = store.session("hot"), redis.Redis.from_url(url), {"name": "Alice"}
+    session = store.session("hot")
+    client = redis.Redis.from_url(url)
+    plain = {"name": "Alice"}
     session.set("name", "Alice")
     client.hset("bench:hot", "name", "Alice")
     deadline = time.monotonic() + 10
@@ -173,7 +179,8 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
         def grow(first: int) -> None:
             sessions = [store.session(f"s{first + n}") for n in range(50)]
             write(sessions, "x")
-            hits, deadline = 0, time.monotonic() + 10
+            hits = 0
+            deadline = time.monotonic() + 10
             while hits < 40 and time.monotonic() < deadline:
                 before = store.stats()["hot_hits"]
                 store.get_many(sessions)
@@ -185,7 +192,8 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
 
         grow(0)
         store.invalidate()
-        before, made = resident(), 50
+        before = resident()
+        made = 50
         while store.stats()["hot_bytes"] < 0.95 * limit:
             grow(made)
             made += 50
@@ -194,7 +202,8 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
 
 def hot_memory(url: str, limit: int = 32 * 2**20) -> list[Row]:
     """What a full hot tier adds to a process, a new one for each kind of value, beside what it is allowed to take."""
-    rows, context = [], multiprocessing.get_context("spawn")
+    rows = []
+    context = multiprocessing.get_context("spawn")
     for kind, count, size in (("fields", 10, 20), ("fields", 2, 20_000), ("messages", 8, 60), ("messages", 16, 4000)):
         ours, theirs = context.Pipe(duplex=False)
         worker = context.Process(target=_fill_hot, args=(url, kind, count, size, limit, theirs))
@@ -210,7 +219,8 @@ def hot_memory(url: str, limit: int = 32 * 2**20) -> list[Row]:
 def blocking_set(url: str, store: StateStore) -> list[Row]:
     """One field of a session of 20 fields, 2 KB as JSON, beside the whole session in one key under redis-py's lock."""
     client = redis.Redis.from_url(url)
-    session, bare = store.session("set"), Bare(client)
+    session = store.session("set")
+    bare = Bare(client)
     state = {f"field-{n}": "x" * 85 for n in range(20)}
     session.set_many(state)
     client.set("bench:state", json.dumps(state))
@@ -308,7 +318,8 @@ async def asyncio_set(url: str) -> list[Row]:
 
 def long_conversation(url: str, store: StateStore) -> list[Row]:
     message = Message(role="user", content="What is the status of my booking? " * 3)
-    short, long = store.session("short"), store.session("long")
+    short = store.session("short")
+    long = store.session("long")
     for session, count in ((short, 40), (long, 10_000)):
         for at in range(0, count, 500):
             session.append(*[message] * min(500, count - at))
@@ -347,7 +358,9 @@ def turns(url: str, archive: str) -> list[Row]:
                 turn.messages(last=20)
                 for role in ("user", "assistant", "tool", "assistant"):
                     turn.append({"role": role, "content": "text"})
-                turn["a"], turn["b"], turn["c"] = number, 2, 3
+                turn["a"] = number
+                turn["b"] = 2
+                turn["c"] = 3
 
         turn(0)
         before = client.info("stats")["total_reads_processed"]
@@ -397,7 +410,9 @@ def hand_over(lock: Callable[[], Any], waiters: int, rounds: int) -> tuple[float
 
     Overtaken is who asked at least 10 ms before somebody that was served first.
     """
-    released, waits, turns = [0.0], list[float](), list[tuple[float, float]]()
+    released = [0.0]
+    waits = list[float]()
+    turns = list[tuple[float, float]]()
     begin = threading.Barrier(waiters)
 
     def worker() -> None:
@@ -427,7 +442,8 @@ def hand_over(lock: Callable[[], Any], waiters: int, rounds: int) -> tuple[float
 
 
 def hand_off(url: str, store: StateStore) -> list[Row]:
-    client, session = redis.Redis.from_url(url), store.session("lock")
+    client = redis.Redis.from_url(url)
+    session = store.session("lock")
     ours, slow, overtaken = hand_over(lambda: session.lock(wait=60, ttl=10), 8, 25)
     theirs, slowly, passed = hand_over(lambda: client.lock("bench:hand-off", timeout=10), 8, 5)
     versus = f"redis-py Lock: {theirs:.1f} ms, p95 {slowly:.0f} ms, {passed} overtaken"
@@ -470,7 +486,8 @@ def processes(url: str, archive: str, count: int = 1000) -> list[Row]:
         for worker in workers:
             worker.join()
         seconds = time.perf_counter() - began
-        fields, counter = store.session("fields").get_all(fresh=True), store.session("counter").get("count", fresh=True)
+        fields = store.session("fields").get_all(fresh=True)
+        counter = store.session("counter").get("count", fresh=True)
     expected = {f"{me}-{n}": n for me in range(8) for n in range(count)}
     return [
         Row("8 processes x 1,000 keys of one record", f"{len(fields):,} kept, {seconds:.0f} s", "8,000 written",
@@ -524,7 +541,9 @@ def main(
     ] = "",
 ) -> None:
     """Measure and print ratios; exit 1 if a goal is missed."""
-    console, rows, wanted = Console(), list[Row](), set(filter(None, only.split(",")))
+    console = Console()
+    rows = list[Row]()
+    wanted = set(filter(None, only.split(",")))
 
     def run(name: str, measure: Callable[[], list[Row]]) -> None:
         if not wanted or name in wanted:

@@ -72,7 +72,8 @@ class Connection(asyncio.Protocol):
         length = int(head[at + 15 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         if len(self._buffer) < end + 4 + length:
             return
-        body, self._buffer = self._buffer[end + 4 : end + 4 + length], b""
+        body = self._buffer[end + 4 : end + 4 + length]
+        self._buffer = b""
         self._answer.set_result((int(head[9:12]), body))
         if b"connection: close" in head:
             self.close()

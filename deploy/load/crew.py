@@ -15,7 +15,8 @@ from deploy.load.generator import Phase, Setup
 from deploy.load.measures import Part, Result, Timeline, combine
 from deploy.load.verifying import Expected, Source
 
-_READY_SECONDS, _LEAD = 120.0, 0.2
+_READY_SECONDS = 120.0
+_LEAD = 0.2
 
 
 class Lost(RuntimeError):
@@ -29,7 +30,9 @@ class Crew:
         self, processes: int, run: str, targets: Sequence[Target], source: Source, *, subscribers: int = 10
     ) -> None:
         self.began = time.monotonic()
-        self.timeline, self.expected, self.complaints = Timeline(), dict[str, Expected](), list[str]()
+        self.timeline = Timeline()
+        self.expected = dict[str, Expected]()
+        self.complaints = list[str]()
         self.results: list[Result] = []  # so far, a phase that was ended early too
         self.answered = 0
         self._setups = [Setup(at, processes, run, list(targets), source, subscribers) for at in range(processes)]
@@ -116,7 +119,8 @@ class Crew:
     def _collect(
         self, kind: str, seconds: float, begin: float = 0.0, shown: Callable[[float], None] = lambda at: None
     ) -> list[Any]:
-        deadline, found = time.monotonic() + seconds, list[Any]()
+        deadline = time.monotonic() + seconds
+        found = list[Any]()
         open_pipes: list[Any] = list(self._pipes)
         while open_pipes:
             if time.monotonic() > deadline:

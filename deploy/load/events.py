@@ -27,7 +27,9 @@ from rich.console import Console
 from distributed_state import AsyncStateStore, Event, StateStore
 from distributed_state.servers import redis_server
 
-PROCESSES, EVENTS, PAUSE = 4, 200, 0.03
+PROCESSES = 4
+EVENTS = 200
+PAUSE = 0.03
 Delays = list[float]
 
 
@@ -81,7 +83,8 @@ def fan_out(
     listen: Callable[..., Any], tell: Callable[[], Any], url: str, archive: str, count: int
 ) -> tuple[Delays, float]:
     """Delays of all deliveries, and the server's CPU seconds per event."""
-    context, pipes = multiprocessing.get_context("spawn"), []
+    context = multiprocessing.get_context("spawn")
+    pipes = []
     for share in [count // PROCESSES + (n < count % PROCESSES) for n in range(PROCESSES)]:
         ours, theirs = context.Pipe()
         context.Process(target=crew, args=(listen, url, archive, share, theirs), daemon=True).start()
@@ -103,7 +106,8 @@ def fan_out(
             tell()
             time.sleep(PAUSE)
         spent = used() - before - rest
-    deadline, delays = time.monotonic() + 20, Delays()
+    deadline = time.monotonic() + 20
+    delays = Delays()
     for pipe in pipes:
         if not pipe.poll(max(0.0, deadline - time.monotonic())):
             pipe.send("stop")
@@ -112,7 +116,8 @@ def fan_out(
 
 
 def deliveries(url: str, archive: str, counts: list[int]) -> list[Row]:
-    rows, cost = [], dict[int, tuple[float, float]]()
+    rows = []
+    cost = dict[int, tuple[float, float]]()
     with (
         StateStore.open(url, archive=archive, namespace="events", archiver=False) as store,
         redis.Redis.from_url(url) as client,
@@ -164,7 +169,9 @@ def catching_up(url: str, archive: str) -> list[Row]:
                 for _ in range(10_000):
                     assert events.next(10) is not None
             taken["missed"].append(time.monotonic() - began)
-            began, last, read = time.monotonic(), "-", 0
+            began = time.monotonic()
+            last = "-"
+            read = 0
             while rows := client.xrange("plain stream", f"({last}" if last != "-" else "-", count=500):
                 read += len([json.loads(fields[b"d"]) for _, fields in rows])
                 last = rows[-1][0].decode()
@@ -180,7 +187,8 @@ def catching_up(url: str, archive: str) -> list[Row]:
 def inside_a_commit(url: str, archive: str) -> list[Row]:
     """The same change, with an event and without."""
     with StateStore.open(url, archive=archive, namespace="inside", archiver=False) as store:
-        session, count = store.session("s"), 0
+        session = store.session("s")
+        count = 0
         session.set("phase", "0")
 
         def phase() -> None:

@@ -41,7 +41,8 @@ class Broke:
 
 def parse(texts: list[str], seconds: float) -> list[Fault]:
     """`kind` or `kind@seconds`; those without a time are spread over the run. Raises ValueError."""
-    found, free = [], sum("@" not in text for text in texts)
+    found = []
+    free = sum("@" not in text for text in texts)
     placed = 0
     for text in texts:
         kind, at, when = text.partition("@")
@@ -63,7 +64,9 @@ class Breaking:
 
     def __init__(self, fleet: Breakable, faults: list[Fault], run_began: float) -> None:
         self.broke: list[Broke] = []
-        self._fleet, self._faults, self._run_began = fleet, faults, run_began
+        self._fleet = fleet
+        self._faults = faults
+        self._run_began = run_began
         self._left = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -89,7 +92,8 @@ class Breaking:
         for fault in self._faults:
             if self._left.wait(max(moment + fault.at - time.monotonic(), 0)):
                 return
-            began, error = time.monotonic() - self._run_began, ""
+            began = time.monotonic() - self._run_began
+            error = ""
             try:
                 acts[fault.kind]()
             except Exception as raised:  # noqa: BLE001 - the run goes on and tells of it

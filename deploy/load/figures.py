@@ -23,7 +23,9 @@ from deploy.load.verifying import Expected, Source, messages_of
 from distributed_state import StateStore
 from distributed_state.replay.verify import same
 
-_STEPS, _ATTEMPTS, _SETTLE = 9, 2, 0.5
+_STEPS = 9
+_ATTEMPTS = 2
+_SETTLE = 0.5
 LISTED = 100_000
 _FILL = """
 insert into records (namespace, record, partition, scope, id, epoch, version, created_ms, updated_ms, deleted)
@@ -38,7 +40,9 @@ def knee(crew: Crew, scenario: str, start: float, seconds: float, max_p99: float
     A rate is carried if nothing fails, 97 % of it are answered, and the p99 is kept; it has two attempts, because on a
     machine that others use too one moment is enough to miss the last.
     """
-    low, high, rate = 0.0, float("inf"), start
+    low = 0.0
+    high = float("inf")
+    rate = start
     for _ in range(_STEPS):
         for _ in range(_ATTEMPTS):
             result = crew.run(scenario, rate, seconds, patience=2.0)
@@ -120,7 +124,8 @@ def idle_bytes(fleet: LocalFleet, sessions: int = 3000) -> Figure:
             store.session(f"idle-{time.time_ns()}-{number}").create(FIELDS)
         store.archive()
         after = client.info("memory")["used_memory_dataset"]
-    size, each = len(json.dumps(FIELDS)), (after - before) / sessions
+    size = len(json.dumps(FIELDS))
+    each = (after - before) / sessions
     measured = f"{each:,.0f} bytes, {each / size:.2f}x"
     return Figure("Redis memory of an idle session", measured, f"{size:,} bytes of JSON", "<= 1.6x", each <= 1.6 * size)
 
@@ -140,10 +145,13 @@ def pages(fleet: LocalFleet, rounds: int = 30) -> list[Figure]:
         http.request("GET", f"/conversations?{urlencode({'limit': limit} | ({'after': after} if after else {}))}")
         return json.loads(http.getresponse().read())
 
-    rows, after, depth = [], None, 0
+    rows = []
+    after = None
+    depth = 0
     for goal in (0, LISTED // 2, LISTED - 1000):
         while depth < goal:
-            after, depth = page(1000, after)["after"], depth + 1000
+            after = page(1000, after)["after"]
+            depth = depth + 1000
         page(50, after)
         taken = []
         for _ in range(rounds):
@@ -151,7 +159,8 @@ def pages(fleet: LocalFleet, rounds: int = 30) -> list[Figure]:
             found = page(50, after)
             taken.append((time.perf_counter() - began) * 1000)
             assert len(found["conversations"]) == 50
-        half, most = statistics.median(taken), max(taken)
+        half = statistics.median(taken)
+        most = max(taken)
         rows.append(Figure(f"a page of 50 of {LISTED:,} sessions, from {depth:,}", f"{half:.1f} ms, at most {most:.1f}",
                            "over HTTP", "<= 10 ms", half <= 10))  # fmt: skip
     http.close()

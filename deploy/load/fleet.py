@@ -17,14 +17,16 @@ from distributed_state.servers import PostgresServer, RedisServer, free_port, po
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-m", "distributed_state"]
-_AGAIN, _START = 0.3, 60.0
+_AGAIN = 0.3
+_START = 60.0
 
 
 class Child:
     """A process of the command line that is started again if it ends."""
 
     def __init__(self, name: str, words: list[str], folder: Path) -> None:
-        self._words, self._log = words, folder / f"{name}.log"
+        self._words = words
+        self._log = folder / f"{name}.log"
         self.process = self._started()
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -67,7 +69,9 @@ class LocalFleet:
     def __init__(
         self, redis: RedisServer, postgres: PostgresServer, namespace: str, workers: int, folder: Path
     ) -> None:
-        self.redis, self.postgres, self.namespace = redis, postgres, namespace
+        self.redis = redis
+        self.postgres = postgres
+        self.namespace = namespace
         words = ["--url", redis.url, "--archive", postgres.url, "--namespace", namespace]
         subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment())
         # As in docker-compose.yml: workers serve, archivers archive.

@@ -61,7 +61,8 @@ class Generator:
     """Speaks with the parent and runs one phase at a time."""
 
     def __init__(self, pipe: Connection, setup: Setup) -> None:
-        self._pipe, self._setup = pipe, setup
+        self._pipe = pipe
+        self._setup = setup
         self._said: asyncio.Queue[Any] = asyncio.Queue()
         self._stopped = asyncio.Event()
         self._last = 0.0
@@ -142,7 +143,9 @@ class Generator:
         self._pipe.send(("progress", ends, latencies, recorder.failed))
 
     async def _verify(self, all_expected: list[Expected]) -> list[str]:
-        client, found, left = Client(self._setup.targets, connections=8), [], iter(all_expected)
+        client = Client(self._setup.targets, connections=8)
+        found = []
+        left = iter(all_expected)
 
         async def some() -> None:
             for expected in left:

@@ -43,17 +43,24 @@ from deploy.load.verifying import Source
 from distributed_state.errors import StateError
 from distributed_state.replay.conversations import read_conversations
 
-_KNEE_P99, _STEP, _AFTER = 0.25, 4.0, 1.0
+_KNEE_P99 = 0.25
+_STEP = 4.0
+_AFTER = 1.0
 _SHARE_OF_KNEE = 0.6
 INTERRUPTED = 130
-_NAMES, _FAULTS = ", ".join(SCENARIOS), ", ".join(faults.KINDS)
+_NAMES = ", ".join(SCENARIOS)
+_FAULTS = ", ".join(faults.KINDS)
 
 
 class Run:
     """One run: the fleet, the crew that loads it, and the report."""
 
     def __init__(self, console: Console, crew: Crew, fleet: Any, source: Source, report: Report) -> None:
-        self.console, self.crew, self.fleet, self.source, self.report = console, crew, fleet, source, report
+        self.console = console
+        self.crew = crew
+        self.fleet = fleet
+        self.source = source
+        self.report = report
 
     def ramp(self, scenario: str, start: float, max_p99: float) -> float | None:
         """Look for the knee; the rate there."""
@@ -90,7 +97,8 @@ class Run:
         early = True
         with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(f"{scenario} {rate:,.0f}/s", total=seconds, facts="")
-            before, told = self.crew.answered, len(self.crew.results)
+            before = self.crew.answered
+            told = len(self.crew.results)
 
             def shown(at: float) -> None:
                 progress.update(task, completed=min(at, seconds), facts=f"{self.crew.answered - before:,} answered")
@@ -127,7 +135,8 @@ class Run:
 
     def measure(self, scenario: str, max_p99: float) -> None:
         """The figures of a fleet of our own."""
-        found, report = figures.best(self.report.ramp, max_p99), self.report
+        found = figures.best(self.report.ramp, max_p99)
+        report = self.report
         with self.console.status("watching what a turn asks of Redis"):
             commands = figures.commands(self.fleet, self.source)
         if found is not None and scenario == "chat":
@@ -154,7 +163,8 @@ class Run:
 
     def close(self) -> None:
         """Put into the report what is known at the end, however it came."""
-        report, timeline = self.report, self.crew.timeline
+        report = self.report
+        timeline = self.crew.timeline
         report.acknowledged = sum(turn != "n" for each in self.crew.expected.values() for _, turn in each.acks)
         report.by_second = timeline.by_second()
         for broke in report.broke:

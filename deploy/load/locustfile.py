@@ -34,7 +34,9 @@ class Agent(FastHttpUser):
         """A new conversation, under an id that the worker chooses; refused or unanswered, after a moment again."""
         while (answer := self.client.post("/conversations", json={}, name="POST /conversations")).status_code != 201:
             self.wait()
-        self.id, self.turn, self.turns = answer.json()["id"], 0, random.choice(SOURCE)
+        self.id = answer.json()["id"]
+        self.turn = 0
+        self.turns = random.choice(SOURCE)
 
     @task(3)
     def say(self) -> None:

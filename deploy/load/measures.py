@@ -22,10 +22,12 @@ class Recorder:
     """What one process measured: a histogram, and what a timeline needs since it was last taken."""
 
     def __init__(self, begin: float) -> None:
-        self.begin, self.histogram = begin, histogram()
+        self.begin = begin
+        self.histogram = histogram()
         self.answered = self.failed = self.retries = 0
         self.errors: dict[str, int] = {}
-        self._ends, self._latencies = array("f"), array("f")
+        self._ends = array("f")
+        self._latencies = array("f")
 
     def answer(self, due: float, now: float) -> None:
         """A request that was due then is answered now."""
@@ -55,7 +57,8 @@ class Recorder:
     def taken(self) -> tuple[bytes, bytes]:
         """When requests were answered since this was last asked, in seconds from the start, and after how long."""
         taken = self._ends.tobytes(), self._latencies.tobytes()
-        self._ends, self._latencies = array("f"), array("f")
+        self._ends = array("f")
+        self._latencies = array("f")
         return taken
 
     def part(self, late: float) -> Part:
@@ -115,7 +118,8 @@ class Timeline:
     """When requests were answered, in seconds from the start of the whole run."""
 
     def __init__(self) -> None:
-        self.ends, self.latencies = array("d"), array("f")
+        self.ends = array("d")
+        self.latencies = array("f")
 
     def add(self, offset: float, ends: bytes, latencies: bytes) -> int:
         """Take what a recorder had `taken`; how many that were."""
@@ -143,7 +147,8 @@ class Timeline:
 
 def combine(scenario: str, rate: float, seconds: float, parts: Iterable[Part], *, took: float) -> Result:
     """Put the processes' parts together; `took` is how long it lasted until the last answer."""
-    whole, parts = histogram(), list(parts)
+    whole = histogram()
+    parts = list(parts)
     errors: dict[str, int] = {}
     for part in parts:
         whole.decode_and_add(part.histogram)

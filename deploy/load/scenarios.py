@@ -19,7 +19,8 @@ from deploy.load.client import Client
 from deploy.load.measures import Recorder
 from deploy.load.verifying import Expected, Source, messages_of
 
-_PAUSE, _LONGEST_PAUSE = 0.05, 0.5
+_PAUSE = 0.05
+_LONGEST_PAUSE = 0.5
 _LATER = (423, 429, 500, 502, 503, 504)
 _LOT = 1_000  # messages of a process in one conversation: a read shows 10,000 of all
 # 2 KB as JSON, in fields of 40 to 330 letters: one length would meet a size class of the allocator well or badly.
@@ -59,7 +60,8 @@ class Caller:
         self, due: float, method: str, path: str, body: Any = None, *, fine: tuple[int, ...]
     ) -> Any:
         """Repeat until the status is a fine one. Raises Refused, or TimeoutError when `patience` is over."""
-        deadline, pause = max(due, time.monotonic()) + self.patience, _PAUSE
+        deadline = max(due, time.monotonic()) + self.patience
+        pause = _PAUSE
         while True:
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0.001)):
@@ -220,7 +222,8 @@ class Events(Scenario):
     subscribers = 10
 
     async def prepare(self) -> None:
-        self._begun, self._seen = 0, [dict[str, int]() for _ in range(self.subscribers)]
+        self._begun = 0
+        self._seen = [dict[str, int]() for _ in range(self.subscribers)]
         self._told: dict[str, asyncio.Event] = {}
         standing = [asyncio.Event() for _ in self._seen]
         self._listening = [
@@ -271,7 +274,8 @@ async def read_back(client: Client, id: str) -> list[dict[str, Any]] | None:
         try:
             status, answer = await client.request("GET", f"/conversations/{quote(id)}?last=10000&fresh=true")
         except (OSError, json.JSONDecodeError):
-            status, answer = 503, None
+            status = 503
+            answer = None
         if status == 200:
             found: list[dict[str, Any]] = answer["messages"]
             return found

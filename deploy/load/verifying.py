@@ -48,7 +48,8 @@ def messages_of(source: Source, turn: str) -> list[dict[str, Any]]:
 def differences(source: Source, expected: Expected, found: Sequence[dict[str, Any]] | None) -> Iterator[str]:
     """Say what is lost, what is there more than once, and what nobody sent. `found` is None if nothing was there."""
     # Several processes may have begun the same conversation.
-    acked, known = sorted(set(expected.acks)), f"{expected.id}:"
+    acked = sorted(set(expected.acks))
+    known = f"{expected.id}:"
     if found is None:
         if acked:
             yield f"{known} the conversation is lost, with {len(acked)} acknowledged turns"
@@ -66,7 +67,8 @@ def differences(source: Source, expected: Expected, found: Sequence[dict[str, An
 
 def _fits(there: list[str], wanted: list[list[str]], maybe: list[list[str]]) -> bool:
     """Whether what is there is what is wanted, in order, with any of the others at most once somewhere between."""
-    at, left = 0, [texts for texts in maybe if texts]
+    at = 0
+    left = [texts for texts in maybe if texts]
     for texts in [*wanted, []]:
         while not texts or there[at : at + len(texts)] != texts:
             other = next((each for each in left if there[at : at + len(each)] == each), None)
@@ -83,7 +85,8 @@ def _fits(there: list[str], wanted: list[list[str]], maybe: list[list[str]]) -> 
 def _told(
     known: str, there: list[str], wanted: list[tuple[str, int, list[str]]], maybe: list[list[str]]
 ) -> Iterator[str]:
-    have, should = Counter(there), Counter(text for _, _, texts in wanted for text in texts)
+    have = Counter(there)
+    should = Counter(text for _, _, texts in wanted for text in texts)
     could = Counter(text for texts in maybe for text in texts)
     clean = True
     for turn, version, texts in wanted:

@@ -64,7 +64,8 @@ class Command:
         """The arguments, checked, with defaults in place. Raises InvalidValue naming the wrong one."""
         if given is not None and not isinstance(given, Mapping):
             raise InvalidValue(f"{self.name}: the arguments are an object, not a {type(given).__name__}")
-        values, found = dict(given or {}), dict[str, Any]()
+        values = dict(given or {})
+        found = dict[str, Any]()
         for each in self.arguments:
             value = values.pop(each.name, None)
             if value is None and each.required:

@@ -125,13 +125,15 @@ class Config:
     """The config of one agent, as it is now: `value` is a dict, or a model of the class that the agent named."""
 
     def __init__(self, agent: str, model: type[BaseModel] | None, source: Source | None) -> None:
-        self._agent, self._model = agent, model
+        self._agent = agent
+        self._model = model
         self._path = Path(source) if isinstance(source, (str, os.PathLike)) else None
         self._given = None if source is None or self._path else of_fleet(source)
         self._raw: dict[str, Any] = {}
         self._file: dict[str, Any] | None = None  # as last read, good or not
         self._seen: tuple[float, int] | None = None
-        self._version, self._time = 0, 0.0
+        self._version = 0
+        self._time = 0.0
         self.value: Any = {}
 
     def begin(self, spread: Spread | None) -> None:
@@ -140,7 +142,8 @@ class Config:
             self._seen = self._stat()
             self._given = self._file = read(self._path)
         if spread is not None:
-            self._version, self._time = spread.version, spread.time
+            self._version = spread.version
+            self._time = spread.time
             if self._seen is None or spread.time > self._seen[0]:
                 try:
                     self._put(spread.config)
@@ -170,7 +173,9 @@ class Config:
         if spread.version <= self._version:
             return set()
         # The record moves on for other agents, too: what was given once is not taken again, over a newer file.
-        known, self._version, self._time = spread.time == self._time, spread.version, spread.time
+        known = spread.time == self._time
+        self._version = spread.version
+        self._time = spread.time
         return set() if known else self._put(spread.config)
 
     def touched(self) -> bool:
@@ -195,7 +200,8 @@ class Config:
             source = f"{self._path}: " if self._path is not None else ""
             raise ConfigurationError(f"{source}{place}: {first['msg']}") from error
         changed = _differing(raw, self._raw)
-        self._raw, self.value = raw, value
+        self._raw = raw
+        self.value = value
         return changed
 
 

@@ -84,7 +84,8 @@ async def complete(
 
     async def once() -> None:
         nonlocal draft
-        change, draft = draft, None
+        change = draft
+        draft = None
         if change is None:
             entry = await _entry(tiers, user)
             if entry.deleted or (doubted and forgotten(effect, entry, tiers.settings.remembered_requests)):

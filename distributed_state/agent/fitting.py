@@ -19,7 +19,8 @@ def turns(messages: Sequence[Message]) -> list[int]:
     for place, message in enumerate(messages):
         if message.role == "user":
             starts.append(place)
-            before, waiting = waiting, set()
+            before = waiting
+            waiting = set()
         for id in results(message):
             if id in waiting:
                 waiting.remove(id)
@@ -53,14 +54,17 @@ def choose(
     elif first is not None and not _answers_itself(messages, first):
         unsure = first  # a result in the oldest turn may belong to a call that was not read
     must = len(messages) if must is None else must
-    cut, kept, total = len(messages), 0, 0
+    cut = len(messages)
+    kept = 0
+    total = 0
     for start in reversed(starts):
         total += sum(counts[start:cut])
         if total > room and kept >= keep_last and cut <= must:
             return cut
         if start == unsure:
             return None
-        cut, kept = start, kept + 1
+        cut = start
+        kept = kept + 1
     total += sum(counts[:cut])
     return cut if complete or (total > room and kept >= keep_last and cut <= must) else None
 

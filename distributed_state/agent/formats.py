@@ -139,7 +139,8 @@ def _anthropic_part(part: Any) -> list[dict[str, Any]]:
     text = {"type": "text", "text": part} if isinstance(part, str) else part
     kind = _kind(text)
     if kind == "refusal":
-        text, kind = {"type": "text", "text": text.get("refusal")}, "text"
+        text = {"type": "text", "text": text.get("refusal")}
+        kind = "text"
     if kind == "text":
         return [text] if str(text.get("text") or "").strip() else []  # empty ones are refused
     if kind == "image_url":
@@ -208,7 +209,8 @@ def _to_langchain(core: Any, message: Message) -> Any:
         status = "error" if failed else "success"
         return core.ToolMessage(content=content, tool_call_id=message.tool_call_id, status=status, **name)
     if message.role == "assistant":
-        good, bad = [], []
+        good = []
+        bad = []
         for call in calls(message):
             arguments = _input(call)
             if arguments == _json(call.arguments):

@@ -25,7 +25,8 @@ class Hearing:
     """Runs the hooks of some agents."""
 
     def __init__(self, agents: Sequence[Profile], dress_past: Any) -> None:
-        self.agents, self._dress_past = agents, dress_past
+        self.agents = agents
+        self._dress_past = dress_past
         self.running: tuple[float, str] | None = None  # since when which hook runs
         self._port: Port
         self._store: Any
@@ -150,7 +151,8 @@ class Hearing:
         id = event.conversation_id
         if not id:
             return False
-        previous, count = _text(event, "previous_id"), event.data.get("message_count")
+        previous = _text(event, "previous_id")
+        count = event.data.get("message_count")
         given = {"conversation_id": id, "previous_id": previous, "message_count": count if type(count) is int else 0}
         for agent in self._concerned(event):
             agent._know(id)
@@ -207,7 +209,8 @@ class Hearing:
     # Agents and folders
 
     async def _chosen(self, event: Event) -> bool:
-        before, after = event.data.get("previous_agent"), event.data.get("next_agent")
+        before = event.data.get("previous_agent")
+        after = event.data.get("next_agent")
         client, id, meant = (_text(event, name) for name in ("client", "conversation_id", "agent"))
         concerned = [agent for agent in self._concerned(event) if meant in ("", agent.name)]
         # A client has one agent, and who told of the switch need not know which: whoever it had here is named too.

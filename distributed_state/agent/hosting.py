@@ -35,7 +35,8 @@ class Task:
     """Something to be done between events."""
 
     def __init__(self, work: Callable[[], Awaitable[Any]], port: Port) -> None:
-        self._work, self.done = work, port.signal()
+        self._work = work
+        self.done = port.signal()
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -138,15 +139,23 @@ class AsyncHost:
         store = source() if callable(source) else source
         store = await store if inspect.isawaitable(store) and callable(source) else store
         self._owned = callable(source)
-        self._face, self._store = store, core(store)
+        self._face = store
+        self._store = core(store)
         self._port = port = self._store.tiers().port
-        self._wake, self._over, self._worked = port.signal(), port.signal(), port.signal()
+        self._wake = port.signal()
+        self._over = port.signal()
+        self._worked = port.signal()
         self._changed = {agent.name: port.signal() for agent in self.agents}
-        self._hearing._port, self._hearing._store = port, self._store
-        self.stopping, self._failed, self._ended = False, None, False
+        self._hearing._port = port
+        self._hearing._store = self._store
+        self.stopping = False
+        self._failed = None
+        self._ended = False
         self._inbox.clear()
         for agent in self.agents:
-            agent._store, agent._host, agent._began = store, self, port.monotonic()
+            agent._store = store
+            agent._host = self
+            agent._began = port.monotonic()
 
     async def _open(self) -> None:
         for agent in self.agents:
@@ -209,7 +218,8 @@ class AsyncHost:
             log.exception("event %s of type %s could not be handled", event.id, event.type)
 
     async def _read(self) -> None:
-        port, events = self._running(), self._events
+        port = self._running()
+        events = self._events
         while True:
             try:
                 event = await events.next(_TICK)
@@ -323,7 +333,8 @@ class AsyncHost:
     # Background work
 
     def _begin_loops(self) -> None:
-        port, agents = self._running(), () if self.stopping else self.agents
+        port = self._running()
+        agents = () if self.stopping else self.agents
         self._looping = len(agents)
         self._loops = [port.spawn(partial(self._loop, agent), f"{agent.name} main loop") for agent in agents]
 
@@ -343,7 +354,8 @@ class AsyncHost:
 
     async def wait(self, agent: Profile, seconds: float | None) -> bool:
         """Wait so many seconds, and on while the agent is paused; False as soon as it is to end."""
-        port, signal = self._running(), self._changed[agent.name]
+        port = self._running()
+        signal = self._changed[agent.name]
         end = None if seconds is None else port.monotonic() + seconds
         while not self.stopping:
             left = _TICK if end is None else end - port.monotonic()
@@ -411,7 +423,8 @@ class AsyncHost:
             for agent in self.agents:
                 agent._host = None
                 agent._store = None if self._owned else agent._store
-            store, owned = self._store, self._owned
+            store = self._store
+            owned = self._owned
             self._clear()
             if owned:
                 await store.close()
@@ -445,7 +458,8 @@ class AsyncHost:
             finally:
                 done.set()
 
-        job, left = port.spawn(archive, "distributed-state last archiving"), self._left()
+        job = port.spawn(archive, "distributed-state last archiving")
+        left = self._left()
         if not await done.wait(left):
             log.warning("not everything is archived within %.1f s; another replica or the next start does it", left)
         await job.stop()

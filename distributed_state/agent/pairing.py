@@ -76,7 +76,8 @@ def _written(step: _Step, used: set[str], safe: Callable[[str], str]) -> list[Me
 
 def _unused(id: str, used: set[str]) -> str:
     """Some models count their calls anew in each turn; some APIs refuse an id that was used before."""
-    name, number = id, 1
+    name = id
+    number = 1
     while name in used:
         number += 1
         name = f"{id}-{number}"
@@ -97,7 +98,8 @@ def changed(message: Message, **fields: Any) -> Message:
 def plain(message: Message) -> list[Message]:
     """The message without blocks of calls and results in its content, and without the older `function_call`."""
     given = message.to_dict()
-    old, parts = given.get("function_call"), message.content if isinstance(message.content, list) else []
+    old = given.get("function_call")
+    parts = message.content if isinstance(message.content, list) else []
     if message.role == "function":
         # It names its function instead of a call; there was only one at a time.
         return [changed(message, role="tool", tool_call_id=f"function-{message.name}")]

@@ -14,7 +14,9 @@ class AsyncLastState:
     """What a deleted conversation was. Reads like a session; every write raises Deleted."""
 
     def __init__(self, session: Any, version: int, warn: Callable[[CorruptState], None]) -> None:
-        self._session, self._version, self._warn = session, version, warn
+        self._session = session
+        self._version = version
+        self._warn = warn
         self._found: Snapshot | None = None
 
     @property

@@ -23,7 +23,9 @@ from distributed_state.model import Event, Ref
 from distributed_state.port import Port
 
 LONG = ("system_prompt", "sections", "commands")  # what is left out of a heartbeat that would be too large
-_KNOWN, _LONGEST = 100_000, 200  # conversations that are counted; a name
+# conversations that are counted; a name
+_KNOWN = 100_000
+_LONGEST = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,10 @@ class Profile(Hooks, Visible):
         self._config = configs.Config(self.name, self._model(), config)
         self._commands = Commands()
         self._host: Any = None
-        self._current, self._paused, self._busy, self._lag = "", False, 0, 0.0
+        self._current = ""
+        self._paused = False
+        self._busy = 0
+        self._lag = 0.0
         self._active_for: set[str] = set()
         self._last_status: dict[str, Any] | None = None
         self._conversations: dict[str, None] = {}
@@ -152,7 +157,8 @@ class Profile(Hooks, Visible):
 
         For whoever serves a client by this process. What the agent hears stays what it was.
         """
-        self._client, self._current = client, conversation_id
+        self._client = client
+        self._current = conversation_id
 
     def get_invocation_directory(self) -> str:
         """The folder that the user works from whose command this is, else the client's; "" if nobody told."""
@@ -356,7 +362,8 @@ class Profile(Hooks, Visible):
 
     async def _status(self) -> Status:
         """Gather the figures and log them, with a warning for each that is beyond its limit."""
-        store, port = core(self.store), self._port()
+        store = core(self.store)
+        port = self._port()
         try:
             tiers = await store.stats()
         except StateError as error:

@@ -25,7 +25,8 @@ from distributed_state.warm import Committed, Draft
 
 _MEMORY = ("goal", "plan_steps", "completed_steps")
 _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
-_NOTE, _CALL = "agent.note.", "agent.tool_call."
+_NOTE = "agent.note."
+_CALL = "agent.tool_call."
 _MARK = b"agent.created_at"  # a record without it holds no state
 _ABSENT: Any = object()
 
@@ -123,7 +124,8 @@ async def save(
         if not change:
             return state
         draft = change.draft("save_state")
-        draft.expected, draft.epoch = base.version, base.epoch
+        draft.expected = base.version
+        draft.epoch = base.epoch
         try:
             done = await commit(draft)
         except Conflict as conflict:
@@ -181,7 +183,8 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
             raise InvalidValue(f"state.{name}: is a tuple, not {many!r:.80}")
     if not isinstance(memory.notes, dict):
         raise InvalidValue(f"state.memory.notes: is a dict, not {memory.notes!r:.80}")
-    history, start = tuple(state.history), len(base.history)
+    history = tuple(state.history)
+    start = len(base.history)
     # Equal tuples of the same objects are compared by identity, which takes microseconds for a thousand messages.
     if history[:start] != base.history:
         text = f"{base.record[:200]}: holds {start} messages, and the history does not begin with them"

@@ -17,7 +17,9 @@ from distributed_state.model import Message
 Counter = Callable[[Message], int]
 
 # What chat formats spend around each message, as OpenAI documents it for its models; others differ by a token or two.
-_PER_MESSAGE, _PER_NAME, _PER_CALL = 4, 1, 8
+_PER_MESSAGE = 4
+_PER_NAME = 1
+_PER_CALL = 8
 # An image costs up to about this much (Anthropic: width * height / 750, at most some 1,600; OpenAI: up to 1,105).
 _PER_IMAGE = 1600
 _IMAGES = {"image", "image_url", "input_image"}

@@ -25,7 +25,8 @@ class ToolRuns:
     """Runs the tools of a turn, and knows what came of them."""
 
     def __init__(self, port: Port, inject: Callable[[frozenset[str]], Awaitable[Mapping[str, Any]]]) -> None:
-        self._port, self._inject = port, inject
+        self._port = port
+        self._inject = inject
         self._calls: dict[str, ToolCall] = {}
 
     @property
@@ -58,7 +59,8 @@ class ToolRuns:
     async def _run(self, it: Tool, given: dict[str, Any], bound: dict[str, Any], call_id: str) -> ToolCall:
         injected = await self._inject(it.wants)
         states = [each for each in injected.values() if isinstance(each, Scratch)]
-        began, result = self._port.monotonic(), None
+        began = self._port.monotonic()
+        result = None
         try:
             result = it.function(**bound, **{name: injected[name] for name in it.wants})
             if inspect.isawaitable(result):

@@ -121,7 +121,8 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
         raise InvalidValue(f"a tool is a function, not {function!r:.80}")
     called = str(name or getattr(function, "__name__", "tool"))
     text = description or inspect.getdoc(function) or ""
-    signature, hints = inspect.signature(function), get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
+    hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
     for each in signature.parameters.values():
         if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):

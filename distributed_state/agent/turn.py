@@ -70,9 +70,12 @@ class AsyncTurn(Transaction):
         # `slot`: the name under which the answered request is remembered, if it is not its own
         form = handle._home.form(handle._names.ref.text)
         super().__init__(Entry(form, "", 0, {}, {}), handle._changes(), handle._allow)
-        self._over, self._entered = True, False
-        self._handle, self._tiers = handle, _tiers(handle)
-        self.request_id, self.repeated = request_id, False
+        self._over = True
+        self._entered = False
+        self._handle = handle
+        self._tiers = _tiers(handle)
+        self.request_id = request_id
+        self.repeated = False
         self.written: Written | None = None  # after the end: the version and the number of the first message
         self._request = REQUEST + b"#" + slot.encode() if slot else _request(request_id)
         self._outcome: Any = None
@@ -163,7 +166,8 @@ class AsyncTurn(Transaction):
     async def _before(self, last: int | None) -> list[Message]:
         """The last messages, or all, as they were before this turn."""
         self._allow("read", MESSAGES)
-        entry, names = self._entry, self._handle._names
+        entry = self._entry
+        names = self._handle._names
         runs = lineage.segments(names.ref.text, entry.fields)
         runs = runs if last is None else lineage.last(runs, last)
         if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
@@ -212,7 +216,8 @@ class AsyncTurn(Transaction):
         Raises Conflict if it was not loaded from what this turn began with, and what `session.save_state` raises.
         """
         self._open()
-        names, entry = self._handle._names, self._entry
+        names = self._handle._names
+        entry = self._entry
         base, new = saving.known(names, state)
         if new:
             base = saving.before(names, entry, await self._before(None))
@@ -303,7 +308,9 @@ class AsyncTurn(Transaction):
                 name = codec.decode_key(self._request)
                 before, outcome, request_id, effect = self._entry.form.decode(answered, name)
                 if request_id == self.request_id:
-                    self.repeated, self._outcome, self._answered = True, outcome, before + 1
+                    self.repeated = True
+                    self._outcome = outcome
+                    self._answered = before + 1
                 if effect:
                     await self._complete_earlier(effect)
         except BaseException:
@@ -332,7 +339,8 @@ class AsyncTurn(Transaction):
         await self._lease.__aexit__(kind, error, trace)
 
     async def _commit(self) -> None:
-        handle, names = self._handle, self._handle._names
+        handle = self._handle
+        names = self._handle._names
         effect = self._effect()
         if self._request is not None and self.request_id is not None:
             kept = [self._entry.version, self._outcome, self.request_id, effect]
@@ -389,7 +397,8 @@ class AsyncTurn(Transaction):
 
     def _incomplete(self, effect: effects.Effect, error: StateError, version: int) -> DurabilityUnknown:
         """What it comes to if that fails: the turn itself is applied, and must not seem to be refused."""
-        text, user = self._handle._names.ref.text[:200], Ref("user", effect["user"]).text[:200]
+        text = self._handle._names.ref.text[:200]
+        user = Ref("user", effect["user"]).text[:200]
         rest = "it had no request id by which to complete it"
         if self.request_id is not None:
             rest = f"request {self.request_id!r:.80} has its outcome, and completes it when it is repeated"

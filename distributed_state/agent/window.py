@@ -26,7 +26,9 @@ from distributed_state.warm import Draft
 M = TypeVar("M", bound=Message | dict[str, Any])
 Strategy = Literal["drop", "summarize"]
 Summarizer = Callable[[list[Message], str | None], str | Awaitable[str]]
-_HEAD, _LEAST, _MOST = 4, 16, 512
+_HEAD = 4
+_LEAST = 16
+_MOST = 512
 _TITLE = "Summary of the conversation so far:\n"
 
 
@@ -115,7 +117,9 @@ class _Conversation:
     """A conversation read from both ends. Its stored messages have places from 0 on, pending ones follow."""
 
     def __init__(self, tiers: Tiers, names: RecordKeys, entry: Entry, bounds: Bounds) -> None:
-        self._tiers, self._names, self._bounds = tiers, names, bounds
+        self._tiers = tiers
+        self._names = names
+        self._bounds = bounds
         self.entry = Entry(entry.form, entry.epoch, entry.version, entry.fields, dict(entry.messages))
         self.runs = [] if entry.deleted else lineage.segments(names.ref.text, entry.fields)
         self.length = lineage.count(self.runs)
@@ -150,7 +154,8 @@ class _Conversation:
                 # Not archived yet, and no longer hot. Those that are archived just now are in SQL at the second look.
                 newer = await record.whole(self._tiers, self._names, self.entry)
                 self.entry.messages.update(newer.messages)
-        name, lacking = self._names.ref.text[:200], sorted(numbers - found.keys())
+        name = self._names.ref.text[:200]
+        lacking = sorted(numbers - found.keys())
         if (newer.epoch, newer.version) != (self.entry.epoch, self.entry.version):
             raise Conflict(f"{name}: changed while it was read", version=newer.version)
         raise StateError(f"{name}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
@@ -197,15 +202,21 @@ async def _fit(
         fixed += counted(bounds.counter, summary.message())
     floor = max(len(head), lineage.before(it.runs, summary.stop) if summary else 0)
     tail = [(message, counted(bounds.counter, message)) for message in pending]
-    room, start, read = bounds.max_tokens - fixed, it.length, max(newest, floor)
+    room = bounds.max_tokens - fixed
+    start = it.length
+    read = max(newest, floor)
 
     def place(room: int) -> int | None:
-        messages, counts = [message for message, _ in tail], [count for _, count in tail]
-        must, keep_last, complete = it.length - start, bounds.keep_last, start <= floor
+        messages = [message for message, _ in tail]
+        counts = [count for _, count in tail]
+        must = it.length - start
+        keep_last = bounds.keep_last
+        complete = start <= floor
         return choose(messages, counts, room=room, keep_last=keep_last, complete=complete, must=must)
 
     while (cut := place(room)) is None:
-        tail, start = await it.read((read, start)) + tail, read
+        tail = await it.read((read, start)) + tail
+        start = read
         used = sum(count for _, count in tail)
         read = max(floor, start - min(_MOST, max(_LEAST, (room - used) * len(tail) // (used + 1))))
     target = floor
@@ -231,7 +242,8 @@ async def _head(it: _Conversation, newest: int) -> list[tuple[Message, int]]:
     """The system messages at the beginning. The newest messages come with the first look at it."""
     head: list[tuple[Message, int]] = []
     while len(head) < it.length:
-        start, stop = len(head), min(len(head) + _HEAD, it.length)
+        start = len(head)
+        stop = min(len(head) + _HEAD, it.length)
         page = (await it.read((start, stop), (max(newest, stop), it.length)))[: stop - start]
         system = next((n for n, (message, _) in enumerate(page) if not _is_system(message)), len(page))
         head += page[:system]
@@ -260,7 +272,8 @@ def truncate_history(
     counts = [counted(bounds.counter, message) for message in read]
     head = [place for place, message in enumerate(read) if _is_system(message)]
     rest = [place for place, message in enumerate(read) if not _is_system(message)]
-    said, room = [read[place] for place in rest], max_tokens - sum(counts[place] for place in head)
+    said = [read[place] for place in rest]
+    room = max_tokens - sum(counts[place] for place in head)
     cut = choose(said, [counts[place] for place in rest], room=room, keep_last=keep_last, complete=True)
     kept = [rest[cut or 0 :][each] for each in with_calls(said[cut or 0 :])]
     return [messages[place] for place in sorted([*head, *kept])]
@@ -280,7 +293,8 @@ async def of_session(
 
     async def fitted() -> _Fitted:
         nonlocal fresh
-        entry, fresh = await record.read(tiers, names, fresh=fresh), True
+        entry = await record.read(tiers, names, fresh=fresh)
+        fresh = True
         return await _fit(tiers, names, entry, bounds)
 
     first = await record.until_no_conflict(tiers, fitted)
@@ -331,10 +345,14 @@ async def _summarize(fitted: _Fitted, bounds: Bounds, record: str, keep: Keep) -
 
     Ends early if the conversation was cleared or rolled back meanwhile.
     """
-    it, entry, summary, place = fitted.conversation, fitted.conversation.entry, fitted.window.summary, fitted.floor
+    it = fitted.conversation
+    entry = fitted.conversation.entry
+    summary = fitted.window.summary
+    place = fitted.floor
     while place < fitted.target:
         messages, stop = await _piece(it, place, fitted.target, bounds.max_tokens)
-        first, last = it.number(place), it.number(stop - 1)
+        first = it.number(place)
+        last = it.number(stop - 1)
         text = await _ask(bounds, messages, summary.text if summary else None, f"{record}: messages {first} to {last}")
         summary = Summary(text, summary.start if summary else it.number(0), last + 1)
         data = summary.pack(entry.form)

@@ -19,7 +19,8 @@ from distributed_state.errors import InvalidValue, NotFound
 
 log = logging.getLogger(__name__)
 Step = Callable[[AgentState, Any], AgentState | Awaitable[AgentState]]
-_NEXT, _FIRST = "workflow.next", "workflow.first"
+_NEXT = "workflow.next"
+_FIRST = "workflow.first"
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,8 @@ def audit(
     Example: [cyan]distributed-state audit --type "conversation.*" --since 10m[/]
     """
     now = time.time()
-    begin, end = moment("--since", since, now), moment("--until", until, now)
+    begin = moment("--since", since, now)
+    end = moment("--until", until, now)
     with open_store(context) as store:
         events = store.audit(
             conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
@@ -49,7 +50,8 @@ def audit(
     else:
         table = Table("time", "type", "subject", "version", "by", "data")
         for event in events:
-            version, data = str(event.version or ""), json.dumps(event.data, ensure_ascii=False) if event.data else ""
+            version = str(event.version or "")
+            data = json.dumps(event.data, ensure_ascii=False) if event.data else ""
             short = data if len(data) <= 100 else data[:97] + "..."
             row = (event.type, event.subject, version, event.actor, short)
             table.add_row(when(event.time), *(plain(text) for text in row))

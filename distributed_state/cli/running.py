@@ -120,7 +120,8 @@ def upcast(
 
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
-    wanted, sofar = _named(schema), Upcast()
+    wanted = _named(schema)
+    sofar = Upcast()
 
     def show(now: Upcast) -> None:
         nonlocal sofar

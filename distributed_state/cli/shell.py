@@ -27,7 +27,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Without emoji: the record "session:a:" is none.
-out, err = Console(emoji=False), Console(stderr=True, emoji=False)
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
 
 _URL = "Redis or Valkey; without it, the embedded store of this folder."
 _ARCHIVE = "SQL database, as postgresql+psycopg://... or sqlite:///..."

@@ -62,7 +62,8 @@ def replicas(
     for each in found:
         waiting = each.stats.get("events_waiting", 0)
         events = f"{each.positions.get('events', 0)}" + (f" ({waiting} wait)" if waiting else "")
-        archived, status = each.positions.get("archived", 0), _short(each.status, 60)
+        archived = each.positions.get("archived", 0)
+        status = _short(each.status, 60)
         row = [each.id, each.host, str(each.pid), each.version, f"{ago(now - each.started)} ago"]
         row += [f"{each.seen:.1f} s ago", f"{each.load:.2f}", events, str(archived), status]
         table.add_row(*(plain(text) for text in row))
@@ -95,7 +96,8 @@ def tail(
         signal.signal(number, stop)
     position = since is not None and (since == "oldest" or "@" in since)
     begin = None if position else moment("--since", since, time.time())
-    wanted, left = types or ["*"], count
+    wanted = types or ["*"]
+    left = count
     with open_store(context) as store, store.events(*wanted, since=since if position else None) as events:
         try:
             past = _past(store, begin, wanted, conversation)

@@ -92,7 +92,8 @@ def _add_head(
 ) -> None:
     scope, _, name = record.partition(":")
     now = int(time.time() * 1000)
-    owner, parent = state.fields.get(OWNER), state.fields.get(PARENT)
+    owner = state.fields.get(OWNER)
+    parent = state.fields.get(PARENT)
     row = {"namespace": namespace, "record": record, "partition": partition, "scope": scope, "id": name}
     row |= {"epoch": state.epoch, "version": state.version, "deleted": DELETED in state.fields}
     row |= {"owner": owner.decode() if owner is not None else None}

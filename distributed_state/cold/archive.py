@@ -94,7 +94,8 @@ class _Intake:
     """The entries of one transaction on their way into the tables."""
 
     def __init__(self, connection: Connection, namespace: str) -> None:
-        self.connection, self.namespace = connection, namespace
+        self.connection = connection
+        self.namespace = namespace
         self.refused: list[Parsed] = []
 
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
@@ -224,7 +225,8 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
 
 def set_aside(connection: Connection, namespace: str, record: str, first: int, reason: str) -> None:
     """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
-    q, c = tables.quarantine.c, tables.changes.c
+    q = tables.quarantine.c
+    c = tables.changes.c
     names = ("namespace", "partition", "epoch", "offset", "event", "record", "version", "data", "time_ms")
     query = select(*(c[name] for name in names), literal(reason))
     query = query.where(c.namespace == namespace, c.record == record, c.version >= first).order_by(c.version)
@@ -236,7 +238,8 @@ def set_aside(connection: Connection, namespace: str, record: str, first: int, r
 
 
 def _is_due(items: Sequence[Parsed], every: int) -> bool:
-    first, last = items[0].entry.version, items[-1].entry.version
+    first = items[0].entry.version
+    last = items[-1].entry.version
     return (first - 1) // every != last // every or any(item.label is not None for item in items)
 
 

@@ -26,7 +26,8 @@ def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happen
 
 def told(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
     """Whether this very event, one that was written alone, was archived, or set aside."""
-    e, q = events.c, quarantine.c
+    e = events.c
+    q = quarantine.c
     place = and_(e.namespace == namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)
     if connection.execute(select(e.id).where(place)).scalar() == id:
         return True
@@ -75,8 +76,10 @@ def _conditions(connection: Connection, namespace: str, sought: Sought) -> Itera
 
 def _types(connection: Connection, namespace: str, pattern: str) -> list[str]:
     """The types that fit a pattern, by one look into the index for each that begins as it does."""
-    e, found = events.c, list[str]()
-    wanted, first = re.compile(re.escape(pattern).replace(r"\*", ".*")), pattern.partition("*")[0]
+    e = events.c
+    found = list[str]()
+    wanted = re.compile(re.escape(pattern).replace(r"\*", ".*"))
+    first = pattern.partition("*")[0]
     query = select(func.min(e.type)).where(e.namespace == namespace)
     following = connection.execute(query.where(e.type >= first)).scalar()
     while following is not None and following.startswith(first):

@@ -22,7 +22,8 @@ from distributed_state.settings import UNREADABLE, refuse_unescaped, require_fil
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-_BUSY_SECONDS, _LAST_SECONDS = 30.0, 5.0
+_BUSY_SECONDS = 30.0
+_LAST_SECONDS = 5.0
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
 _REFUSED = re.compile(
@@ -30,7 +31,8 @@ _REFUSED = re.compile(
     r"|invalid value for parameter|unable to open|readonly|read-only|not a database|is malformed",
     re.IGNORECASE,
 )
-_INSUFFICIENT_PRIVILEGE, _READ_ONLY = "42501", "25006"
+_INSUFFICIENT_PRIVILEGE = "42501"
+_READ_ONLY = "25006"
 
 
 class Database:
@@ -111,7 +113,8 @@ class Database:
             with self._gate:
                 self._engine.dispose()
             return
-        pool, deadline = self._engine.pool, time.monotonic() + _LAST_SECONDS
+        pool = self._engine.pool
+        deadline = time.monotonic() + _LAST_SECONDS
         pool.dispose()
         # A thread whose task was cancelled goes on to the end of its transaction.
         while isinstance(pool, QueuePool) and pool.checkedout() and time.monotonic() < deadline:
@@ -179,7 +182,8 @@ class Database:
         original: Any = error.orig if isinstance(error, exc.DBAPIError) else error
         if not isinstance(original, driver.Error):
             return None
-        code, message = getattr(original, "sqlstate", None), f"{self.name}: {str(original).strip()}"
+        code = getattr(original, "sqlstate", None)
+        message = f"{self.name}: {str(original).strip()}"
         if code == _INSUFFICIENT_PRIVILEGE:
             return ConfigurationError(f"{message}; grant the right, or let a role that has it run the command")
         if not self.opened and code is None and isinstance(original, driver.ProgrammingError):

@@ -53,7 +53,8 @@ def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -
 
 
 def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row], found: dict[str, State]) -> None:
-    s, c = snapshots.c, changes.c
+    s = snapshots.c
+    c = changes.c
     wanted = values(column("record", TEXT), column("target", BigInteger), name="wanted").data(targets).cte("wanted")
     same = and_(s.namespace == namespace, s.record == wanted.c.record, s.version <= wanted.c.target)
     base = select(func.max(s.version)).where(same).scalar_subquery()
@@ -79,8 +80,10 @@ def load(connection: Connection, namespace: str, record: str, window: int) -> Lo
         return None
     if head["scope"] == ERASED:
         return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [])
-    base, fields = head["base"] or 0, _fields(head["data"] or b"")
-    c, at = changes.c, base
+    base = head["base"] or 0
+    fields = _fields(head["data"] or b"")
+    c = changes.c
+    at = base
     query = select(c.version, c.data).where(c.namespace == namespace, c.record == record)
     query = query.where(c.version > base, c.version <= head["version"])
     for version, data in connection.execute(query.order_by(c.version)):
@@ -96,7 +99,8 @@ def load(connection: Connection, namespace: str, record: str, window: int) -> Lo
 
 def applied(connection: Connection, namespace: str, record: str, event: str, since_ms: int) -> int:
     """The version that a commit of a record became, 0 if it did not. Raises NotFound if that was purged."""
-    c, here = changes.c, and_(changes.c.namespace == namespace, changes.c.record == record)
+    c = changes.c
+    here = and_(changes.c.namespace == namespace, changes.c.record == record)
     version = connection.execute(select(c.version).where(here, c.event == event)).scalar()
     if version is not None:
         return int(version)
@@ -118,7 +122,9 @@ def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> 
 @cache
 def _head() -> Select[Any]:
     """Made once: this is what a new session waits for, and making it takes as long as executing it."""
-    r, s, namespace = records.c, snapshots.c, bindparam("wanted_namespace", type_=TEXT)
+    r = records.c
+    s = snapshots.c
+    namespace = bindparam("wanted_namespace", type_=TEXT)
     # Neither depends on the row found: PostgreSQL looks the snapshot up by its key, and could otherwise hash them all.
     same = and_(s.namespace == namespace, s.record == bindparam("wanted", type_=TEXT))
     latest = select(func.max(s.version)).where(same).scalar_subquery()
@@ -173,7 +179,9 @@ def step_back(connection: Connection, namespace: str, record: str, version: int,
     A rollback is no step: from it the way leads on from the version whose state it is, so what it took back is not met
     again. Nor is a commit that changes no state. Read are as many rows as steps, however long the history is.
     """
-    c, at, left = changes.c, version, steps
+    c = changes.c
+    at = version
+    left = steps
     kept = and_(c.namespace == namespace, c.record == record, or_(c.kind.not_in(_STILL), c.version == 1))
     while left:
         query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept, c.version <= at)
@@ -181,7 +189,8 @@ def step_back(connection: Connection, namespace: str, record: str, version: int,
         way = connection.execute(query.order_by(c.version.desc()).limit(left + 1)).all()
         back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
         if back is not None:
-            left, at = left - back[0], back[1]
+            left = left - back[0]
+            at = back[1]
             continue
         found = [int(row.version) for row in way]
         if len(found) <= left and (first := oldest(connection, namespace, record)) <= at and first not in found:
@@ -232,7 +241,8 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
 
     A message whose commit was purged is older than every commit that was not; that is all that is known of it.
     """
-    m, c = messages.c, changes.c
+    m = messages.c
+    c = changes.c
     for at, run in enumerate(runs):
         oldest = select(c.time_ms).where(c.namespace == namespace, c.record == run.source).order_by(c.version).limit(1)
         begun = connection.execute(oldest).scalar()
@@ -263,7 +273,8 @@ def entries(
 
 def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
     """Whether this very change was archived, or set aside."""
-    c, q = changes.c, quarantine.c
+    c = changes.c
+    q = quarantine.c
     query = select(c.event).where(c.namespace == namespace, c.record == record, c.version == version)
     if event in connection.execute(query).scalars().all():
         return True

@@ -79,7 +79,8 @@ def owned(connection: Connection, namespace: str, user: str) -> list[str]:
 
 def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dict[str, int]:
     """The records that were forked from one of these, or share its messages, with their partitions."""
-    r, s = records.c, shares.c
+    r = records.c
+    s = shares.c
     found: dict[str, int] = {}
     for chunk in chunks(sorted(sources), 500):
         children = select(r.record, r.partition).where(r.namespace == namespace, r.parent.in_(chunk))

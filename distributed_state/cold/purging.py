@@ -39,7 +39,9 @@ _EVENTS = 10_000
 
 def candidates(connection: Connection, namespace: str, before_ms: int, after: str) -> tuple[list[str], str | None]:
     """Of the next records in order of their texts, those that have something to purge; and where to go on."""
-    r, c, s = records.c, changes.c, snapshots.c
+    r = records.c
+    c = changes.c
+    s = snapshots.c
     page = select(r.record, r.deleted, r.updated_ms).where(r.namespace == namespace, r.record > after)
     page = page.where(r.created_ms < before_ms, r.scope != ERASED).order_by(r.record).limit(CHUNK)
     rows = connection.execute(page).all()
@@ -158,7 +160,8 @@ def _hidden(connection: Connection, namespace: str, bases: Mapping[str, State]) 
 
 def _gaps(runs: Iterable[Segment], stop: int) -> list[tuple[int, int]]:
     """What of 0 .. `stop` lies in none of the runs."""
-    gaps, at = [], 0
+    gaps = []
+    at = 0
     for run in sorted(runs, key=lambda run: run.start):
         if run.start > at:
             gaps.append((at, min(run.start, stop)))
@@ -172,7 +175,9 @@ def _hand_down(connection: Connection, namespace: str, runs: Sequence[Mapping[st
     """Copy messages that are about to go to the records that share them."""
     if not runs:
         return
-    m, s, own = messages.c, shares.c, messages.alias("own")
+    m = messages.c
+    s = shares.c
+    own = messages.alias("own")
     shared = and_(s.namespace == m.namespace, s.source == m.record, s.record != m.record)
     shared = and_(shared, m.seq >= s.start, m.seq < s.stop)
     theirs = and_(own.c.namespace == m.namespace, own.c.record == s.record, own.c.seq == m.seq)
@@ -195,7 +200,8 @@ def inherit(connection: Connection, namespace: str, accepted: Iterable[Parsed]) 
     ]
     if not runs:
         return
-    m, own = messages.c, messages.alias("own")
+    m = messages.c
+    own = messages.alias("own")
     theirs = and_(own.c.namespace == m.namespace, own.c.record == bindparam("r"), own.c.seq == m.seq)
     query = select(m.namespace, bindparam("r", type_=TEXT), m.seq, literal_column("0"), literal_column("''"), m.data)
     query = query.where(m.namespace == namespace, m.record == bindparam("p"))

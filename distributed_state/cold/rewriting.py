@@ -61,8 +61,11 @@ def rewrite_events(
 
 class _Work:
     def __init__(self, connection: Connection, namespace: str, record: str, form: Rewrite, keep: bool) -> None:
-        self._connection, self._namespace, self._record = connection, namespace, record
-        self._form, self._keep = form, keep
+        self._connection = connection
+        self._namespace = namespace
+        self._record = record
+        self._form = form
+        self._keep = keep
         self._sources: dict[int, str] = {}
         self.count = 0
 

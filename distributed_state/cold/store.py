@@ -38,8 +38,10 @@ class ColdStore:
     """One namespace of a SQL database. Record texts, ids and users are given as `model.escape` writes them."""
 
     def __init__(self, database: Database, namespace: str, snapshot_every: int, opened: ExitStack) -> None:
-        self.namespace, self.snapshot_every = namespace, snapshot_every
-        self._database, self._opened = database, opened
+        self.namespace = namespace
+        self.snapshot_every = snapshot_every
+        self._database = database
+        self._opened = opened
 
     @classmethod
     def open(

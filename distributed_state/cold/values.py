@@ -53,7 +53,8 @@ class Purged:
     events: int = 0
 
     def __add__(self, other: Purged) -> Purged:
-        changes, messages = self.changes + other.changes, self.messages + other.messages
+        changes = self.changes + other.changes
+        messages = self.messages + other.messages
         return Purged(self.records + other.records, changes, messages, self.events + other.events)
 
 

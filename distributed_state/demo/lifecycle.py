@@ -155,9 +155,11 @@ class Show:
             self._gather(marks, "on_event")
 
     def _come_back(self) -> None:
-        victim, others = self.fleet.replicas[VICTIM], [each for each in self.fleet if each.alive]
+        victim = self.fleet.replicas[VICTIM]
+        others = [each for each in self.fleet if each.alive]
         self._announce(VICTIM, "starts again, from the position that it noted", "Agent(store, since=position)")
-        before, start = _ids(victim), len(victim.of(notebook.HOOK))
+        before = _ids(victim)
+        start = len(victim.of(notebook.HOOK))
         events = {each["id"]: each["type"] for other in others for each in other.of(notebook.EVENT)}
         self.missed = events.keys() - before
         hooks = sum(events[id] != "config.changed" for id in self.missed)  # the newest config it has as it starts

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-START, EVENT, HOOK = "start", "event", "hook"
+START = "start"
+EVENT = "event"
+HOOK = "hook"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,10 @@ class Account:
 
 def account(name: str, lines: Iterable[dict[str, Any]]) -> Account:
     """Read the lines of a notebook."""
-    heard, called, models, lives = [], [], [], 0
+    heard = []
+    called = []
+    models = []
+    lives = 0
     for line in lines:
         kind = line["kind"]
         if kind == START:

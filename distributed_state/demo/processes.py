@@ -17,7 +17,8 @@ from distributed_state.demo import notebook
 from distributed_state.errors import StateError
 
 PROGRAM = (sys.executable, "-m", "distributed_state.demo.replica")
-_START_SECONDS, _STOP_SECONDS = 30.0, 20.0
+_START_SECONDS = 30.0
+_STOP_SECONDS = 20.0
 _GONE = "gone"
 
 
@@ -25,10 +26,13 @@ class Replica:
     """One replica: a process, and what it told in all its lives."""
 
     def __init__(self, name: str, folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
-        self.name, self.notes, self.log = name, folder / f"{name}.jsonl", folder / f"{name}.log"
+        self.name = name
+        self.notes = folder / f"{name}.jsonl"
+        self.log = folder / f"{name}.log"
         self.told: list[dict[str, Any]] = []
         self.exit_code: int | None = None
-        self._place, self._program = place, program
+        self._place = place
+        self._program = program
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -96,7 +100,8 @@ class Replica:
             self.kill()
 
     def _end(self) -> int:
-        process, self._process = self._process, None
+        process = self._process
+        self._process = None
         assert process is not None and process.stdin is not None
         self.exit_code = process.wait()
         self._listener.join(_STOP_SECONDS)
@@ -127,7 +132,8 @@ class Fleet:
     def order(self, name: str, call: str, **arguments: Any) -> None:
         """Have a replica do something, and wait until it is done. Raises StateError with what it said."""
         self._orders += 1
-        number, replica = self._orders, self.replicas[name]
+        number = self._orders
+        replica = self.replicas[name]
         replica.send(order=number, call=call, arguments=arguments)
 
         def answers() -> list[dict[str, Any]]:

@@ -65,7 +65,8 @@ class DemoAgent(Agent):
 
     def __init__(self, place: Mapping[str, Any], book: Notebook, since: str | None) -> None:
         super().__init__(lambda: StateStore.open(**place), since=since)
-        self.book, self._goes_on = book, since
+        self.book = book
+        self._goes_on = since
 
     def main_loop(self) -> None:
         with self.store.events("*", since=self._goes_on) as events:

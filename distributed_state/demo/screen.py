@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 _COLOURS = ("cyan", "magenta", "yellow")
-_WIDEST, _INDENT = 110, 4
+_WIDEST = 110
+_INDENT = 4
 
 
 class Screen:
@@ -79,7 +80,8 @@ class Screen:
         self._print(Text(""), Rule(Text("What each replica saw", "bold"), style="dim", align="left"), table, Text(""))
         for text in report.differences:
             self._print(Text(text, "red"))
-        count, took = len(report.differences), f"{report.seconds:.1f} s"
+        count = len(report.differences)
+        took = f"{report.seconds:.1f} s"
         if count:
             self._print(Text(f"NOT VERIFIED in {took}: {count} difference{'s' if count > 1 else ''}", "bold red"))
         else:

@@ -34,7 +34,8 @@ def differences(stream: Sequence[Event], audited: Sequence[Event], accounts: Ite
 
 
 def _archive(stream: Sequence[Event], audited: Sequence[Event]) -> Iterator[str]:
-    kept, told = {each.id for each in audited}, {each.id for each in stream}
+    kept = {each.id for each in audited}
+    told = {each.id for each in stream}
     for each in stream:
         if each.id not in kept:
             yield f"SQL: {each.type} of {each.subject} is missing"
@@ -53,7 +54,8 @@ def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
     for each in account.heard:
         if each.id not in names:
             yield f"{account.name}: heard what is not in the stream: {each.type} of {each.subject}"
-    should, did = defaultdict(list), defaultdict(list)
+    should = defaultdict(list)
+    did = defaultdict(list)
     for event in stream:
         should[event.subject].append(event.id)
     for heard in account.heard:
@@ -65,7 +67,8 @@ def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
 
 def _called(stream: Sequence[Event], account: Account) -> Iterator[str]:
     """The hooks of each subject: the right ones, in the order of its events, with what the events say."""
-    should, did = defaultdict(list), defaultdict(list)
+    should = defaultdict(list)
+    did = defaultdict(list)
     for event in stream:
         if event.type != "config.changed":
             should[event.subject].append(_hook_of(event))
@@ -83,7 +86,8 @@ def _called(stream: Sequence[Event], account: Account) -> Iterator[str]:
 
 
 def _hook_of(event: Event) -> tuple[str, dict[str, Any]]:
-    hook, id = _ORDINARY.get(event.type, "on_event"), event.conversation_id
+    hook = _ORDINARY.get(event.type, "on_event")
+    id = event.conversation_id
     if hook == "on_event":
         return hook, {"type": event.type, "id": event.id}
     if hook == "on_new_conversation":

@@ -43,7 +43,8 @@ class AsyncioPort(Calls):
     wall = staticmethod(time.time)
 
     def __init__(self, connections: Connections) -> None:
-        self._connections, self._place = connections, connections.place
+        self._connections = connections
+        self._place = connections.place
         self._pipe: Pipe | None = None
         self._loop = asyncio.get_running_loop()
         self._connecting = asyncio.Lock()
@@ -113,7 +114,8 @@ class AsyncioPort(Calls):
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
         # Not asyncio.to_thread: its few threads are everybody's, and some handlers that hang would hold up all others.
-        loop, context = asyncio.get_running_loop(), copy_context()
+        loop = asyncio.get_running_loop()
+        context = copy_context()
         return await loop.run_in_executor(self._handlers, partial(context.run, call, *arguments))
 
     async def complete(self, work: Awaitable[T]) -> T:
@@ -183,13 +185,15 @@ class Pipe:
             while self.broken is None:
                 await self._wake.wait()
                 self._wake.clear()
-                parts, self._outgoing = self._outgoing, []
+                parts = self._outgoing
+                self._outgoing = []
                 await self._connection.send_packed_command(parts, check_health=False)
         except _BROKEN as error:
             self._fail(error)
 
     async def _read(self) -> None:
-        read, waiting = self._connection.read_response, self._waiting
+        read = self._connection.read_response
+        waiting = self._waiting
         answers: list[Any] = []
         try:
             while self.broken is None:
@@ -248,7 +252,8 @@ class AsyncioSignal:
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self.set, self.clear = self._event.set, self._event.clear
+        self.set = self._event.set
+        self.clear = self._event.clear
 
     async def wait(self, seconds: float | None = None) -> bool:
         try:
@@ -262,7 +267,8 @@ class AsyncioWire:
     """A subscription of one loop."""
 
     def __init__(self, connection: Any, place: str) -> None:
-        self._connection, self._place = connection, place
+        self._connection = connection
+        self._place = place
         self._outgoing: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
 
@@ -273,7 +279,8 @@ class AsyncioWire:
 
     async def _send(self) -> None:
         while self._outgoing:
-            parts, self._outgoing = self._outgoing, []
+            parts = self._outgoing
+            self._outgoing = []
             try:
                 await self._connection.send_packed_command(parts, check_health=False)
             except _BROKEN as error:

@@ -222,7 +222,8 @@ class BlockingJob:
     """A daemon thread that runs one coroutine of the core."""
 
     def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self._job, self._stop = job, threading.Event()
+        self._job = job
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -256,7 +257,8 @@ class BlockingSignal:
 
     def set(self) -> None:
         self._set = True
-        waiters, self._waiters = self._waiters, []
+        waiters = self._waiters
+        self._waiters = []
         for waiter in waiters:
             with suppress(RuntimeError):  # another set() was faster
                 waiter.release()
@@ -294,7 +296,9 @@ class BlockingWire:
     """A subscription read by one thread and written by any."""
 
     def __init__(self, connection: Any, place: str) -> None:
-        self._connection, self._place, self._writing = connection, place, threading.Lock()
+        self._connection = connection
+        self._place = place
+        self._writing = threading.Lock()
         self._closed = False
 
     def post(self, *words: Any) -> None:

@@ -31,7 +31,8 @@ class Connections:
             # Imported here because it takes a quarter of a second, and a fleet never needs it.
             import fakeredis
 
-            self._fake, self._server = fakeredis, fakeredis.FakeServer(version=(7,))
+            self._fake = fakeredis
+            self._server = fakeredis.FakeServer(version=(7,))
             return
         self._url = url
         if not url.startswith(SCHEMES):

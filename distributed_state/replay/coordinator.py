@@ -22,7 +22,10 @@ from distributed_state.replay.conversations import Conversation
 from distributed_state.replay.pool import Worker, WorkerDied
 from distributed_state.replay.verify import Ack
 
-BEFORE, UNHEARD, HEARD, IDLE = "before the commit", "committed, reply lost", "committed", "between turns"
+BEFORE = "before the commit"
+UNHEARD = "committed, reply lost"
+HEARD = "committed"
+IDLE = "between turns"
 _STRUCK = {"begin": BEFORE, "ack": HEARD, "already": HEARD}
 _TRIES = 3
 _FIRST_GUESS_SECONDS = 0.004
@@ -76,12 +79,15 @@ class Coordinator:
         seed: int | None,
         log: IO[str],
     ) -> None:
-        self.tally, self.total = Tally(), sum(len(conversation.turns) for conversation in conversations)
+        self.tally = Tally()
+        self.total = sum(len(conversation.turns) for conversation in conversations)
         # The last tenth stays free, for kills that come too late for their turn and need another one.
         self._early = self.total * 9 // 10
         if kills > self._early:
             raise InvalidValue(f"{self.total} turns are too few for {kills} kills; at most {self._early}")
-        self._hire, self._workers, self._log = hire, workers, log
+        self._hire = hire
+        self._workers = workers
+        self._log = log
         self._random = random.Random(seed)
         self._strikes = sorted(self._random.sample(range(self._early), kills), reverse=True)
         self._waiting = deque(Turn(conversation, 0) for conversation in conversations)
@@ -103,7 +109,8 @@ class Coordinator:
     async def _slot(self, number: int) -> None:
         """Keep one place filled: when its worker dies, hire the next."""
         while self.tally.turns < self.total:
-            worker, last_words = self._hire(number), None
+            worker = self._hire(number)
+            last_words = None
             try:
                 await worker.start()
                 self.tally.workers += 1

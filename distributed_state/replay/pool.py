@@ -19,7 +19,9 @@ from distributed_state import StateError, StateStore
 from distributed_state.replay.worker import hot_figures, serve_turn
 
 Listen = Callable[[dict[str, Any]], None]
-_START_SECONDS, _TURN_SECONDS, _STOP_SECONDS = 60.0, 120.0, 10.0
+_START_SECONDS = 60.0
+_TURN_SECONDS = 120.0
+_STOP_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
@@ -53,7 +55,8 @@ class ProcessWorker(Worker):
     """A process of its own, as it would run on another machine."""
 
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
-        self._settings, self._log = settings, log
+        self._settings = settings
+        self._log = log
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -133,7 +136,8 @@ class ThreadWorker(Worker):
     """A thread on the store of this process; it cannot be killed."""
 
     def __init__(self, store: StateStore) -> None:
-        self._store, self._thread = store, ThreadPoolExecutor(1, "replay-worker")
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "replay-worker")
 
     async def start(self) -> None:
         pass  # the store is open already

@@ -27,7 +27,10 @@ from typing import Any
 
 from distributed_state import Message, StateError, StateStore
 
-LOCK_TTL, LOCK_WAIT, CONTEXT, FIGURES_SHARE = 2.0, 30.0, 20, 0.05
+LOCK_TTL = 2.0
+LOCK_WAIT = 30.0
+CONTEXT = 20
+FIGURES_SHARE = 0.05
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -53,7 +56,8 @@ def hot_figures(store: StateStore) -> dict[str, int]:
 
 
 def _serve(store: StateStore, order: dict[str, Any], report: Report, watch: Stopwatch) -> None:
-    session, number = store.session(order["conversation"]), order["turn"]
+    session = store.session(order["conversation"])
+    number = order["turn"]
     messages = [Message.model_validate(fields) for fields in order["messages"]]
     with ExitStack() as stack:
         with watch("begin"):
@@ -66,7 +70,8 @@ def _serve(store: StateStore, order: dict[str, Any], report: Report, watch: Stop
         turn.transition("new_task")
         turn.transition("plan_ready")
         turn.append(*messages)
-        turn["turn"], turn["last_role"] = number + 1, messages[-1].role
+        turn["turn"] = number + 1
+        turn["last_role"] = messages[-1].role
         turn.transition("task_complete")
         with watch("commit"):
             stack.close()

@@ -65,7 +65,9 @@ def answer(value: Any, status: int = 200) -> Response:
 def refusal(error: Exception) -> Response:
     """The answer to a request that raised this."""
     if isinstance(error, HTTPException):
-        name, message, status = _HTTP.get(error.status_code, "HTTPException"), error.detail, error.status_code
+        name = _HTTP.get(error.status_code, "HTTPException")
+        message = error.detail
+        status = error.status_code
         return _refused(name, message, status, dict(error.headers or {}))
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     if isinstance(error, DurabilityUnknown) and error.request_id is not None:

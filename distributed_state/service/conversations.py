@@ -23,7 +23,9 @@ _TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for
 async def create(store: AsyncStateStore, limits: Limits, request: Request) -> Response:
     """POST /conversations {"id"?, "user"?, "fields"?}"""
     given = await requests.body(request, limits.body, "id", "user", "fields")
-    id, user, fields = requests.text(given, "id"), requests.text(given, "user"), requests.fields(given, "fields")
+    id = requests.text(given, "id")
+    user = requests.text(given, "user")
+    fields = requests.fields(given, "fields")
     if id is not None and ("/" in id or id in (".", "..")):
         # It would be another path, whatever escapes it: servers and proxies decode and tidy up paths.
         raise InvalidValue(f"id {id!r:.80}: has no place in a path of HTTP; leave out '/'")
@@ -36,8 +38,10 @@ async def create(store: AsyncStateStore, limits: Limits, request: Request) -> Re
 async def turn(store: AsyncStateStore, limits: Limits, request: Request) -> Response:
     """POST /conversations/{id}/turns {"request_id"?, "messages"?, "set"?, "event"?}"""
     given = await requests.body(request, limits.body, "request_id", "messages", "set", "event")
-    request_id, event = requests.text(given, "request_id"), requests.text(given, "event")
-    messages, fields = requests.messages(given), requests.fields(given, "set")
+    request_id = requests.text(given, "request_id")
+    event = requests.text(given, "event")
+    messages = requests.messages(given)
+    fields = requests.fields(given, "set")
     if not (messages or fields or event):
         raise InvalidValue("a turn has messages, fields to set, or an event")
     id = request.path_params["id"]
@@ -58,7 +62,8 @@ async def turn(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
 
 async def read(store: AsyncStateStore, limits: Limits, request: Request) -> Response:
     """GET /conversations/{id}?last=20&fresh=false"""
-    id, last = request.path_params["id"], requests.number(request, "last", 20, requests.MAX_LAST)
+    id = request.path_params["id"]
+    last = requests.number(request, "last", 20, requests.MAX_LAST)
     fresh = requests.flag(request, "fresh")
     session = store.session(id)
     session._allow("read", MESSAGES, MOVES)

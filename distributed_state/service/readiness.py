@@ -15,9 +15,11 @@ class Probe:
     """One server, asked now and then. A question that hangs is waited for again, and no second one is asked."""
 
     def __init__(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
-        self._ask, self._seconds = ask, seconds
+        self._ask = ask
+        self._seconds = seconds
         self._asking: asyncio.Task[str] | None = None
-        self._said, self._until = "", 0.0
+        self._said = ""
+        self._until = 0.0
 
     async def complaint(self) -> str:
         """Why the server is not usable, "" if it is."""
@@ -27,7 +29,8 @@ class Probe:
             asking = self._asking
             await asyncio.wait((asking,), timeout=self._seconds)
             if asking.done():
-                self._said, self._asking = asking.result(), None
+                self._said = asking.result()
+                self._asking = None
             else:
                 self._said = f"no answer within {self._seconds:g} s"
             self._until = time.monotonic() + self._seconds

@@ -32,7 +32,8 @@ async def _bytes(request: Request, limit: int) -> bytes:
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise TooLarge(f"a body of {announced:.20} bytes is more than {limit}")
-    parts, size = [], 0
+    parts = []
+    size = 0
     try:
         async for part in request.stream():
             size += len(part)

@@ -92,7 +92,8 @@ async def _run(
     told: Callable[[str], None],
 ) -> bool:
     """Whether all was closed in order."""
-    stopping, service = asyncio.Event(), Service(limits)
+    stopping = asyncio.Event()
+    service = Service(limits)
     store: AsyncStateStore | None = None
     closed = True
     with _hearing(stopping):
@@ -128,7 +129,8 @@ async def _run(
 
 async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float) -> AsyncStateStore:
     """Open a store, again and again for `wait` seconds while its servers do not answer."""
-    deadline, pause = time.monotonic() + wait, 0.1
+    deadline = time.monotonic() + wait
+    pause = 0.1
     while True:
         try:
             return await open_store()
@@ -142,7 +144,8 @@ async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], w
 
 async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
     """The result of this work, or None if we are to stop before it is done."""
-    task, stop = asyncio.ensure_future(work), asyncio.ensure_future(stopping.wait())
+    task = asyncio.ensure_future(work)
+    stop = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
         return task.result() if task.done() else None

@@ -35,8 +35,11 @@ class EventStream(Response):
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
-        self._events, self._limits, self._over = events, limits, over
-        self._told, self._ended = "", False
+        self._events = events
+        self._limits = limits
+        self._over = over
+        self._told = ""
+        self._ended = False
 
     async def join(self) -> None:
         """Begin to listen, before anything is answered: what cannot be is an error with a status of its own."""

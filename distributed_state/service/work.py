@@ -28,7 +28,8 @@ class Work:
     async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
         """What the work comes to. Raises Unavailable after so many seconds, or when `finish` gives it up."""
         loop = asyncio.get_running_loop()
-        task, over = loop.create_task(work), loop.create_future()
+        task = loop.create_task(work)
+        over = loop.create_future()
         self._tasks.add(task)
         self._waiting.add(over)
         task.add_done_callback(lambda _: self._done(task, over))

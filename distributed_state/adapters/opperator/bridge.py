@@ -63,7 +63,8 @@ class Bridge:
         self._handled: deque[dict[str, Any]] = deque(maxlen=1000)
         self._heard = threading.Condition()
         self._commands: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
-        self._busy, self._ended = Busy(), False
+        self._busy = Busy()
+        self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._reader = threading.Thread(target=self._listen, name="opperator in", daemon=True)
 
@@ -195,7 +196,8 @@ class Bridge:
 
     def _go_to(self, id: str) -> str:
         """Let the daemon's user be at another conversation; where it was."""
-        before, self._current = self._current, id
+        before = self._current
+        self._current = id
         self._agent.follow(self._client, id)
         return "" if before == id else before
 

@@ -21,12 +21,14 @@ class Incoming:
     """The lines of a pipe. `close()`, from any thread, ends the reading of it."""
 
     def __init__(self, source: Any, too_long: Callable[[int], None]) -> None:
-        self._file, self._too_long = source.fileno(), too_long
+        self._file = source.fileno()
+        self._too_long = too_long
         self._woken, self._waker = os.pipe()
 
     def __iter__(self) -> Iterator[bytes]:
         """Each line without its end, but empty ones; one longer than MAX_LINE is passed over and told of."""
-        parts, size = list[bytes](), 0
+        parts = list[bytes]()
+        size = 0
         while chunk := self._chunk():
             *whole, rest = chunk.split(b"\n")
             for piece in whole:
@@ -35,7 +37,8 @@ class Incoming:
                     self._too_long(size)
                 elif line := b"".join([*parts, piece]).strip():
                     yield line
-                parts, size = [], 0
+                parts = []
+                size = 0
             size += len(rest)
             if size <= MAX_LINE:
                 parts.append(rest)
@@ -66,7 +69,8 @@ class Outgoing:
     """Lines for a pipe, written by a thread: a reader that sleeps holds nobody up. `lost` is called if it is gone."""
 
     def __init__(self, target: Any, lost: Callable[[], None]) -> None:
-        self._file, self._lost = target.fileno(), lost
+        self._file = target.fileno()
+        self._lost = lost
         self._lines: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._logs = self._dropped = 0
@@ -86,7 +90,8 @@ class Outgoing:
             if len(self._lines) >= _WAITING_LOGS:
                 self._dropped += 1
                 return 0
-            dropped, self._dropped = self._dropped, 0
+            dropped = self._dropped
+            self._dropped = 0
         self.send(line)
         return dropped
 
@@ -124,7 +129,8 @@ class Busy:
     """Counts what is not finished."""
 
     def __init__(self) -> None:
-        self._changed, self._count = threading.Condition(), 0
+        self._changed = threading.Condition()
+        self._count = 0
 
     def add(self, count: int) -> None:
         with self._changed:

@@ -100,7 +100,8 @@ def read(line: bytes) -> Command | Lifecycle:
         raise InvalidValue(f"a line of {len(line)} bytes is not JSON: {said}") from None
     if not isinstance(message, dict):
         raise InvalidValue(f"a line holds a {type(message).__name__}, not an object")
-    kind, data = message.get("type"), message.get("data")
+    kind = message.get("type")
+    data = message.get("data")
     if kind not in ("command", "lifecycle_event"):
         raise InvalidValue(f"a message of the unknown type {kind!r:.80}")
     if not isinstance(data, dict):
@@ -111,7 +112,8 @@ def read(line: bytes) -> Command | Lifecycle:
             value if isinstance(value := data.get(key), str) else "" for key in ("command", "working_dir")
         )
         return Command(name, data.get("args"), _text(data, "id"), directory)
-    event, inner = data.get("event_type"), data.get("data")
+    event = data.get("event_type")
+    inner = data.get("data")
     reader = _LIFECYCLE.get(event) if isinstance(event, str) else None
     if reader is None:
         raise InvalidValue(f"a lifecycle event of the unknown type {event!r:.80}")
@@ -187,7 +189,8 @@ def failed(id: str, error: str) -> bytes:
 
 def progress(id: str, text: str, fields: Mapping[str, Any]) -> bytes:
     """How far a command is. A number `progress` and a text `status` have places of their own."""
-    metadata, found = dict(fields), dict[str, Any]()
+    metadata = dict(fields)
+    found = dict[str, Any]()
     if isinstance(metadata.get("progress"), (int, float)):
         found["progress"] = float(metadata.pop("progress"))
     if isinstance(metadata.get("status"), str):
