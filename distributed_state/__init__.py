@@ -1,10 +1,13 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
-from distributed_state.access import Policy, Request
-from distributed_state.agent.agents import Agent, AsyncAgent, Host
-from distributed_state.agent.commands import CommandArgument
-from distributed_state.agent.context import Context
-from distributed_state.agent.formats import (
+from distributed_state.agents.agent import Agent, AsyncAgent, Host
+from distributed_state.agents.commands import CommandArgument
+from distributed_state.agents.display import LogLevel
+from distributed_state.agents.host import AsyncHost
+from distributed_state.agents.status import Limits, Status
+from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.conversation.context import Context
+from distributed_state.conversation.formats import (
     from_anthropic,
     from_langchain,
     from_openai,
@@ -12,20 +15,16 @@ from distributed_state.agent.formats import (
     to_langchain,
     to_openai,
 )
-from distributed_state.agent.health import Limits, Status
-from distributed_state.agent.hosting import AsyncHost
-from distributed_state.agent.kinds import TaskState, UserState
-from distributed_state.agent.machine import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
-from distributed_state.agent.state import AgentPhase, AgentState, Role, ToolCall, WorkingMemory
-from distributed_state.agent.tokens import tiktoken_counter
-from distributed_state.agent.toolbox import TOOLBOX
-from distributed_state.agent.tools import Tool, tool
-from distributed_state.agent.turn import AsyncTurn
-from distributed_state.agent.visible import LogLevel
-from distributed_state.agent.window import Summary, Window, truncate_history
-from distributed_state.agent.workflow import Workflow
-from distributed_state.bodies import Lease, Turn
-from distributed_state.doctor import Finding
+from distributed_state.conversation.phases import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
+from distributed_state.conversation.ready_schemas import TaskState, UserState
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.tokens import tiktoken_counter
+from distributed_state.conversation.toolbox import TOOLBOX
+from distributed_state.conversation.tools import Tool, tool
+from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.conversation.window import Summary, Window, truncate_history
+from distributed_state.conversation.workflow import Workflow
 from distributed_state.errors import (
     AccessDenied,
     Backpressure,
@@ -50,29 +49,33 @@ from distributed_state.errors import (
     Unavailable,
     WarmUnavailable,
 )
-from distributed_state.lease import AsyncLease
-from distributed_state.model import (
+from distributed_state.records.access import Policy, Request
+from distributed_state.records.record import AsyncRecord
+from distributed_state.records.schema import Schema
+from distributed_state.records.transaction import Transaction
+from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.settings import Settings
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.blocking import StateStore
+from distributed_state.store.blocking_contexts import Lease, Turn
+from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.store.doctor import Finding
+from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.upcasting import Upcast
+from distributed_state.values import merge
+from distributed_state.values.encryption import Encryption, KeyRing
+from distributed_state.values.model import Message
+from distributed_state.values.results import (
     Change,
     Checkpoint,
     Event,
     Lifetime,
-    Message,
     Replica,
     SessionInfo,
     Snapshot,
     Written,
 )
-from distributed_state.records import AsyncRecord
-from distributed_state.reencryption import Reencrypted
-from distributed_state.schema import Schema
-from distributed_state.sealing import Encryption, KeyRing
-from distributed_state.session import AsyncSession
-from distributed_state.settings import Settings
-from distributed_state.store import AsyncStateStore
-from distributed_state.sync import StateStore
-from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession
-from distributed_state.transaction import Transaction
-from distributed_state.typed import AsyncTypedRecord, AsyncTypedSession, Upcast
+from distributed_state.warm.lease import AsyncLease
 
 __all__ = [
     "DEFAULT",
@@ -158,6 +161,7 @@ __all__ = [
     "Window",
     "from_anthropic",
     "from_langchain",
+    "merge",
     "from_openai",
     "tiktoken_counter",
     "to_anthropic",

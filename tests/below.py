@@ -22,10 +22,10 @@ from faces import core
 from sqlalchemy import create_engine, text
 from sqlalchemy import inspect as look
 
-from distributed_state.keys import RecordKeys
-from distributed_state.model import Ref
-from distributed_state.servers import RedisServer, redis_binary, redis_server
-from distributed_state.tiers import Tiers
+from distributed_state.programs.servers import RedisServer, redis_binary, redis_server
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import Ref
 
 ROOT = Path(__file__).parents[1]
 

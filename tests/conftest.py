@@ -24,7 +24,7 @@ import pytest
 from below import server_binary
 from faces import Blocking, in_thread
 
-from distributed_state.servers import PostgresServer, RedisServer, postgres_server, redis_server
+from distributed_state.programs.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
 FACES, WARM, COLD = ("asyncio", "blocking"), ("fake", "valkey", "redis"), ("memory", "sqlite", "postgres")
 SYSTEM_REDIS = shutil.which("redis-server")

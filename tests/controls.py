@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distributed_state import warm
 from distributed_state.port import Script
+from distributed_state.warm import scripts
 
 
 @contextmanager
 def sabotage(script_name: str, old: str, new: str) -> Iterator[None]:
     """Run the block with `old` replaced by `new` in a Lua script of the package."""
-    script = next(each for each in vars(warm).values() if isinstance(each, Script) and each.name == script_name)
+    script = next(each for each in vars(scripts).values() if isinstance(each, Script) and each.name == script_name)
     kept, sha = script.text, script.sha
     assert kept.count(old.encode()) == 1, f"{script_name}.lua holds {old!r} {kept.count(old.encode())} times"
     broken = kept.replace(old.encode(), new.encode())

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state import AgentState, StateStore, Workflow, record, tool
+from distributed_state import AgentState, StateStore, Workflow, tool
+from distributed_state.tiers import commit as write_path
 
 
 def say(text: Any) -> None:
@@ -43,7 +44,7 @@ def agent(id: str, die: bool, **settings: Any) -> str | None:
 
 def visit(id: str, user: str, request_id: str, **settings: Any) -> None:
     """Let a tool change a session and its user; be killed between the two commits."""
-    commit = record.commit
+    commit = write_path.commit
 
     async def and_die(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
         if names.ref.scope == "user":
@@ -54,7 +55,7 @@ def visit(id: str, user: str, request_id: str, **settings: Any) -> None:
     def call(state: dict[str, Any], user_state: dict[str, Any]) -> None:
         state["visits"] = user_state["visits"] = 1
 
-    record.commit = and_die  # type: ignore[assignment]
+    write_path.commit = and_die  # type: ignore[assignment]
     with StateStore.open(**settings) as store, store.session(id, user=user).turn(request_id=request_id) as turn:
         turn.call(call)
         turn.outcome = {"version": 1}

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state import acting
+from distributed_state.tiers import actors
 
 
 class Worker(threading.Thread):
@@ -62,10 +62,10 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         weakref.finalize(task, worker.calls.put, None)
     loop = asyncio.get_running_loop()
     future = loop.create_future()
-    actor = acting.present()
+    actor = actors.present()
 
     def as_the_task() -> Any:
-        acting._present.set(actor)  # a thread has a context of its own, and this one stands for the task
+        actors._present.set(actor)  # a thread has a context of its own, and this one stands for the task
         return call()
 
     worker.calls.put((loop, future, as_the_task))
@@ -156,4 +156,4 @@ def unwrap(value: Any) -> Any:
 
 def _belongs(value: Any) -> bool:
     package, _, module = type(value).__module__.partition(".")
-    return package == "distributed_state" and module in ("sync", "sync_records", "sync_fleet", "bodies")
+    return package == "distributed_state" and module.startswith("store.blocking")

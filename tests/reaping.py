@@ -8,7 +8,7 @@ from below import names, redis_of, tiers
 from faces import core, in_thread
 
 from distributed_state.port.blocking import finish
-from distributed_state.reaper import Reaper
+from distributed_state.store.reaper import Reaper
 
 
 async def run(store: Any, work: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from binascii import crc_hqx
 from dataclasses import fields
 
-from distributed_state.keys import Keys
-from distributed_state.model import Ref
+from distributed_state.values.keys import Keys
+from distributed_state.values.model import Ref
 
 
 def slot(name: bytes) -> int:

@@ -27,7 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deploy.load.baseline import Commands, Trip, rounds_of
-from distributed_state.servers import free_port
+from distributed_state.programs.servers import free_port
 
 _START = 30.0
 

@@ -28,9 +28,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from distributed_state import AgentState, AsyncStateStore, Message, StateStore, ToolCall, record
-from distributed_state.metrics import collector
-from distributed_state.servers import postgres_server, redis_server
+from distributed_state import AgentState, AsyncStateStore, Message, StateStore, ToolCall
+from distributed_state.programs.servers import postgres_server, redis_server
+from distributed_state.store.metrics import collector
+from distributed_state.tiers import commit as write_path
 
 ROUNDS = 9
 # What commit.lua does for one `set`, without its logic. `same_commands` checks that it is the same.
@@ -247,7 +248,7 @@ def telemetry(url: str) -> list[Row]:
     from opentelemetry.sdk.trace import TracerProvider
 
     trace.set_tracer_provider(TracerProvider())  # spans are made and dropped: exporting is the exporter's cost
-    told = record.commit
+    told = write_path.commit
     bare = told.__wrapped__  # type: ignore[attr-defined]  # what functools.wraps leaves
     taken: dict[str, list[float]] = {"bare": [], "off": [], "metrics": [], "spans": []}
     with ExitStack() as stack:
@@ -258,11 +259,11 @@ def telemetry(url: str) -> list[Row]:
             if name == "metrics":
                 collector(store)
             calls[name] = partial(store.session("s").set, "a", 7)
-        stack.callback(setattr, record, "commit", told)
+        stack.callback(setattr, write_path, "commit", told)
         names = list(taken)
         for _ in range(30 * ROUNDS):
             for name in names:
-                record.commit = bare if name == "bare" else told
+                write_path.commit = bare if name == "bare" else told
                 taken[name].append(per_call(calls[name], 50))
             names = names[1:] + names[:1]  # nobody is always the first
     beside = statistics.median(taken["bare"])

@@ -25,7 +25,7 @@ from bench import Row, at_most, interleaved, report
 from rich.console import Console
 
 from distributed_state import AsyncStateStore, Event, StateStore
-from distributed_state.servers import redis_server
+from distributed_state.programs.servers import redis_server
 
 PROCESSES = 4
 EVENTS = 200

@@ -21,7 +21,7 @@ from deploy.load.reporting import Figure
 from deploy.load.scenarios import FIELDS
 from deploy.load.verifying import Expected, Source, messages_of
 from distributed_state import StateStore
-from distributed_state.replay.verify import same
+from distributed_state.programs.replay.verify import same
 
 _STEPS = 9
 _ATTEMPTS = 2

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from distributed_state.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
+from distributed_state.programs.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-m", "distributed_state"]

@@ -41,7 +41,7 @@ from deploy.load.scenarios import SCENARIOS
 from deploy.load.thresholds import Thresholds
 from deploy.load.verifying import Source
 from distributed_state.errors import StateError
-from distributed_state.replay.conversations import read_conversations
+from distributed_state.programs.replay.conversations import read_conversations
 
 _KNEE_P99 = 0.25
 _STEP = 4.0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from locust import FastHttpUser, between, task
 
-from distributed_state.replay.conversations import read_conversations
+from distributed_state.programs.replay.conversations import read_conversations
 
 _FILE = os.environ.get("CONVERSATIONS")
 SOURCE = [

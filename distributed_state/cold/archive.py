@@ -13,13 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, literal, select, update
 
-from distributed_state.cold import bulk, erasure, heads, tables
+from distributed_state.cold import bulk, erasure, record_index, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.purging import inherit
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
-from distributed_state.model import Entry, State, fold
+from distributed_state.values.journal import JournalEntry, State, fold
 
 log = logging.getLogger(__name__)
 _INDEXABLE_BYTES = 1200  # two such texts fit into the 2,704 bytes that an index row of PostgreSQL may have
@@ -104,10 +104,10 @@ class _Intake:
         changes = [item for item in parsed if item.entry.record]
         wanted = {item.entry.record for item in changes} | {run.source for item in changes for run in item.runs}
         wanted |= {item.parent for item in changes if item.parent is not None}
-        existing = heads.lock(self.connection, self.namespace, wanted)
+        existing = record_index.lock(self.connection, self.namespace, wanted)
         self._set_aside_replaced(changes, existing)
         accepted = [item for item in self._insert(parsed) if item.entry.record] if parsed else []
-        heads.save(self.connection, self.namespace, accepted, self.refused, existing)
+        record_index.save(self.connection, self.namespace, accepted, self.refused, existing)
         inherit(self.connection, self.namespace, accepted)
         erasure.note_late(self.connection, self.namespace, accepted, existing)
         self._snapshot(accepted, existing, snapshot_every)
@@ -135,7 +135,7 @@ class _Intake:
                 if text and len(text.encode()) > _INDEXABLE_BYTES:
                     raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
 
-    def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: Mapping[str, heads.Head]) -> None:
+    def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: Mapping[str, record_index.Head]) -> None:
         """Redis lost commits that SQL has, and a new epoch counts on from before them: keep those in quarantine."""
         first: dict[str, Parsed] = {}
         for item in parsed:
@@ -174,7 +174,7 @@ class _Intake:
                 rows.append((*place, told.id, told.type, told.subject, e.time_ms, e.actor, e.version, told.data))
         bulk.add(self.connection, tables.events, rows)
 
-    def _quarantine(self, entry: Entry, partition: int, epoch: str, error: Exception) -> None:
+    def _quarantine(self, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
         reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
         who = entry.record or entry.event
         log.error("%s version %d at offset %d is quarantined: %s", who, entry.version, entry.offset, reason)
@@ -186,7 +186,7 @@ class _Intake:
         row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
         self.connection.execute(insert(tables.quarantine), row)
 
-    def _snapshot(self, accepted: Sequence[Parsed], existing: Mapping[str, heads.Head], every: int) -> None:
+    def _snapshot(self, accepted: Sequence[Parsed], existing: Mapping[str, record_index.Head], every: int) -> None:
         """Write the state of each record that crossed a multiple of `every`, or was given a label."""
         by_record: dict[str, list[Parsed]] = {}
         for item in accepted:

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, and_, func, select, true, tuple_
 
 from distributed_state.cold.tables import events, quarantine
-from distributed_state.cold.values import Happened, Sought
+from distributed_state.cold.values import Sought
+from distributed_state.values.journal import Happened
 
 _SET_BACK_MS = 600_000
 _ORDER = (events.c.time_ms, events.c.partition, events.c.epoch, events.c.offset)

@@ -5,21 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distributed_state import lineage
 from distributed_state.errors import CorruptState
-from distributed_state.model import (
-    DELETED,
-    LIFETIME,
-    OWNER,
-    PARENT,
-    SEGMENTS,
-    Entry,
-    Op,
-    Segment,
-    escape,
-    unescape,
-    unpack,
-)
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import JournalEntry, Op, Segment, unpack
+from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEGMENTS, escape, unescape
 
 LARGEST = 2**63 - 1
 
@@ -38,7 +27,7 @@ class Told(NamedTuple):
 class Parsed:
     """An entry with its steps, and what of them the tables keep in columns of their own."""
 
-    entry: Entry
+    entry: JournalEntry
     partition: int
     epoch: str
     ops: list[Op]
@@ -54,7 +43,7 @@ class Parsed:
     events: list[Told] = field(default_factory=list)
 
 
-def parse(entry: Entry, partition: int, epoch: str) -> Parsed:
+def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is."""
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
@@ -119,7 +108,7 @@ def subject(data: bytes) -> str:
 def _read_reserved(parsed: Parsed, op: Op) -> None:
     value = op.value if op.kind == b"s" else None
     if op.name == SEGMENTS and value is not None:
-        parsed.runs = lineage.parse(value)
+        parsed.runs = message_ranges.parse(value)
         if any("\0" in run.source or not 0 <= run.start <= run.stop <= LARGEST for run in parsed.runs):
             raise CorruptState("#segments names what cannot be", field="#segments", data=value)
     elif op.name == OWNER:

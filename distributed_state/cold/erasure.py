@@ -15,12 +15,12 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.heads import ERASED, Head, hashed, lock
 from distributed_state.cold.listing import forks, owned
 from distributed_state.cold.purging import hand_down_all
+from distributed_state.cold.record_index import ERASED, Head, hashed, lock
 from distributed_state.cold.tables import changes, erasures, events, messages, quarantine, records, shares, snapshots
 from distributed_state.cold.values import Erasure
-from distributed_state.model import ERASE, FORGET
+from distributed_state.values.model import ERASE, FORGET
 
 
 def pending(

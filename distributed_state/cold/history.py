@@ -12,23 +12,13 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, column, func, or_, select, values
 
-from distributed_state import lineage
 from distributed_state.cold.bulk import Row, chunks
-from distributed_state.cold.heads import ERASED, Head, find, hashed
+from distributed_state.cold.record_index import ERASED, Head, find, hashed
 from distributed_state.cold.tables import TEXT, changes, messages, quarantine, records, snapshots
 from distributed_state.errors import NotFound
-from distributed_state.model import (
-    DELETED,
-    RESTORED,
-    Entry,
-    Loaded,
-    Segment,
-    State,
-    fold,
-    pack,
-    unescape,
-    unpack,
-)
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import JournalEntry, Loaded, Segment, State, fold, pack, unpack
+from distributed_state.values.model import DELETED, RESTORED, unescape
 
 log = logging.getLogger(__name__)
 _GONE = {DELETED: b"1"}
@@ -92,7 +82,7 @@ def load(connection: Connection, namespace: str, record: str, window: int) -> Lo
         fold(fields, unpack(data))
     if not at and head["deleted"]:
         fields = dict(_GONE)
-    runs = lineage.last(lineage.segments(record, fields), window)
+    runs = message_ranges.last(message_ranges.segments(record, fields), window)
     shown = sorted(messages_of(connection, namespace, record, runs).items())
     return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
 
@@ -260,7 +250,7 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
 
 def entries(
     connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
-) -> list[Entry]:
+) -> list[JournalEntry]:
     """The changes between two versions, both exclusive, ascending."""
     c = changes.c
     names = (c.offset, c.event, c.record, c.version, c.time_ms, c.kind, c.actor, c.token, c.data)
@@ -268,7 +258,7 @@ def entries(
     if before is not None:
         query = query.where(c.version < before)
     rows = connection.execute(query.order_by(c.version).limit(limit))
-    return [Entry(*row, total_bytes=0) for row in rows]
+    return [JournalEntry(*row, total_bytes=0) for row in rows]
 
 
 def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:

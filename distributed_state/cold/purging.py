@@ -24,14 +24,15 @@ from sqlalchemy import (
     select,
 )
 
-from distributed_state import lineage
 from distributed_state.cold import bulk
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.heads import ERASED, lock
 from distributed_state.cold.history import snapshot_row, states
+from distributed_state.cold.record_index import ERASED, lock
 from distributed_state.cold.tables import TEXT, changes, events, messages, records, shares, snapshots
 from distributed_state.cold.values import Purged
-from distributed_state.model import NEXT, SEGMENTS, Segment, State
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Segment, State
+from distributed_state.values.model import NEXT, SEGMENTS
 
 CHUNK = 200
 _EVENTS = 10_000
@@ -134,7 +135,7 @@ def _purge_live(connection: Connection, namespace: str, bases: Mapping[str, Stat
     held = {
         (namespace, run.source, record, state.version, run.start, run.stop)
         for record, state in bases.items()
-        for run in lineage.parse(state.fields.get(SEGMENTS, b"[]"))
+        for run in message_ranges.parse(state.fields.get(SEGMENTS, b"[]"))
     }
     bulk.add(connection, shares, list(held))
     return removed[0], removed_messages
@@ -144,7 +145,7 @@ def _hidden(connection: Connection, namespace: str, bases: Mapping[str, State]) 
     """The runs of messages that neither the base nor any later state of its record shows."""
     s = shares.c
     shown: dict[str, list[Segment]] = {
-        record: lineage.segments(record, state.fields) for record, state in bases.items()
+        record: message_ranges.segments(record, state.fields) for record, state in bases.items()
     }
     query = select(s.record, s.version, s.source, s.start, s.stop)
     # A later state may show again what the base does not: a rollback sets `#segments`, which is noted in `shares`.

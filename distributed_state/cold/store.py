@@ -12,23 +12,23 @@ from contextlib import ExitStack
 from sqlalchemy import exc, func, insert, select
 
 from distributed_state.cold import (
-    adoption,
     archive,
     auditing,
     erasure,
     exclusive,
-    heads,
     history,
+    import_record,
     listing,
     purging,
-    rewriting,
+    record_index,
+    reencrypt,
     schema,
 )
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.tables import cursors, erasures, namespaces, quarantine, records
-from distributed_state.cold.values import Batch, Cursor, Erasure, Happened, Listed, Mortal, Purged, Quarantined, Sought
+from distributed_state.cold.values import Batch, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
-from distributed_state.model import Entry, Loaded, Segment, State
+from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
 
 __all__ = ["Batch", "ColdStore", "Cursor", "Erasure", "Happened", "Listed", "Mortal", "Purged", "Quarantined", "Sought"]
 LAYOUT = 1
@@ -158,7 +158,7 @@ class ColdStore:
 
     def history(
         self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
-    ) -> list[Entry]:
+    ) -> list[JournalEntry]:
         """The changes with versions between `after` and `before`, both exclusive, ascending."""
         with self._database.read() as connection:
             return history.entries(connection, self.namespace, record, after, before, limit)
@@ -166,7 +166,7 @@ class ColdStore:
     def version(self, record: str) -> int | None:
         """The archived head version; None if the record was never archived."""
         with self._database.read() as connection:
-            head = heads.find(connection, self.namespace, record)
+            head = record_index.find(connection, self.namespace, record)
         return head["version"] if head else None
 
     def oldest(self, record: str) -> int:
@@ -248,19 +248,19 @@ class ColdStore:
     def names(self, after: str) -> list[str]:
         """Some records that follow this one in the order of their texts, deleted ones too."""
         with self._database.read() as connection:
-            return rewriting.names(connection, self.namespace, after)
+            return reencrypt.names(connection, self.namespace, after)
 
-    def rewrite(self, record: str, form: rewriting.Rewrite, *, keep: bool) -> int:
+    def rewrite(self, record: str, form: reencrypt.Rewrite, *, keep: bool) -> int:
         """Store all values of a record in another form; how many it were. With `keep` nothing is changed."""
         with self._database.write() as connection:
-            return rewriting.rewrite(connection, self.namespace, record, form, keep=keep)
+            return reencrypt.rewrite(connection, self.namespace, record, form, keep=keep)
 
     def rewrite_events(
-        self, after: rewriting.EventKey, form: rewriting.Rewrite, *, keep: bool
-    ) -> tuple[rewriting.EventKey | None, int]:
+        self, after: reencrypt.EventKey, form: reencrypt.Rewrite, *, keep: bool
+    ) -> tuple[reencrypt.EventKey | None, int]:
         """Store a page of events in another form; where it ends, None behind the last one, and how many it were."""
         with self._database.write() as connection:
-            return rewriting.rewrite_events(connection, self.namespace, after, form, keep=keep)
+            return reencrypt.rewrite_events(connection, self.namespace, after, form, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
         """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
@@ -292,14 +292,14 @@ class ColdStore:
         epoch: str,
         base: State | None,
         base_messages: list[tuple[int, bytes]],
-        entries: list[Entry],
+        entries: list[JournalEntry],
     ) -> None:
         """Import a record with its history: `base` and its messages, then the changes after it.
 
         Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
         """
         with self._database.write() as connection:
-            adoption.adopt(
+            import_record.adopt(
                 connection,
                 self.namespace,
                 record,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distributed_state.model import Entry
+from distributed_state.values.journal import JournalEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Batch:
     partition: int
     epoch: str
     from_offset: int
-    entries: list[Entry]
+    entries: list[JournalEntry]
     from_event: str = ""
 
 
@@ -111,24 +111,3 @@ class Sought:
     until_ms: int
     limit: int
     after: tuple[int, int, str, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """One row of the events."""
-
-    partition: int
-    epoch: str
-    offset: int
-    id: str
-    type: str
-    subject: str
-    time_ms: int
-    actor: str
-    version: int
-    data: bytes
-
-    @property
-    def place(self) -> tuple[int, int, str, int]:
-        """Its place in the order of all events."""
-        return self.time_ms, self.partition, self.epoch, self.offset

@@ -28,7 +28,7 @@ class Script:
 
     @cached_property
     def text(self) -> bytes:
-        return resources.files("distributed_state").joinpath("lua", f"{self.name}.lua").read_bytes()
+        return resources.files("distributed_state").joinpath("warm", "lua", f"{self.name}.lua").read_bytes()
 
     @cached_property
     def sha(self) -> bytes:

@@ -47,7 +47,7 @@ class Stopped(BaseException):
     """Ends a background thread at its next sleep, as cancellation ends a task."""
 
 
-class Shelter:
+class UninterruptibleThread:
     """A thread for what Ctrl-C must not stop halfway; Python raises that in the main thread only.
 
     The main thread waits in a SimpleQueue, which waits in C. A Future's wait is Python code: interrupted at a bad
@@ -96,7 +96,7 @@ class BlockingPort(Calls):
         self._free: list[Any] = []
         self._closed = False
         self._place = connections.place
-        self._shelter = Shelter()
+        self._shelter = UninterruptibleThread()
 
     async def open(self) -> None:
         await self.command(b"PING")

@@ -10,15 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state import (
-    DEFAULT,
-    AgentState,
-    Conflict,
-    InvalidTransition,
-    Message,
-    StateMachine,
-    ToolCall,
-)
+from distributed_state import DEFAULT, AgentState, Conflict, InvalidTransition, Message, StateMachine, ToolCall
 
 pytestmark = pytest.mark.brief("embedded")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distributed_state import Transaction
-from distributed_state.merging import maximum, union
+from distributed_state.values.merge import maximum, union
 
 pytestmark = pytest.mark.brief("servers")
 

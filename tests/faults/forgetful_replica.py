@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distributed_state import Event
-from distributed_state.demo.replica import DemoAgent, main
+from distributed_state.programs.demo.replica import DemoAgent, main
 
 
 class Forgetful(DemoAgent):

@@ -12,7 +12,7 @@ from below import names, redis_of, tiers, until
 from faces import core
 
 from distributed_state import ColdUnavailable, DurabilityUnknown, Fenced
-from distributed_state.servers import RedisServer, redis_server
+from distributed_state.programs.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.only(warm=("redis", "valkey"))
 

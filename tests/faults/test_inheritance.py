@@ -16,7 +16,7 @@ import pytest
 from below import ROOT
 
 from distributed_state import StateStore
-from distributed_state.servers import redis_server
+from distributed_state.programs.servers import redis_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

@@ -19,8 +19,10 @@ from below import Worker, own_server, tiers, until
 from faces import in_thread
 from proxy import Proxy
 
-from distributed_state import Event, WarmUnavailable, feed
-from distributed_state.feed import RESYNC, Feed, Position, Subscription
+from distributed_state import Event, WarmUnavailable
+from distributed_state.warm import consumers
+from distributed_state.warm.consumers import RESYNC, Consumers, Subscription
+from distributed_state.warm.stream import Position
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 
@@ -111,7 +113,7 @@ async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, m
     async def blind(feed: Any, subscription: Subscription, partitions: list[int], heads: Any) -> None:
         subscription.assign({at: Position(*heads[at][:2]) for at in partitions if heads[at].epoch})
 
-    monkeypatch.setattr(Feed, "_read", blind)
+    monkeypatch.setattr(Consumers, "_read", blind)
     with own_server(opener) as server:
         opener.url = server.url
         replicas = [await opener(partitions=8) for _ in range(3)]
@@ -205,7 +207,7 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
         for n in range(40):
             await replicas[0].emit("after", {"n": n}, subject=f"s{n}")
         await until(lambda: all(len(each.heard) >= 81 for each in listeners), 30)
-        await asyncio.sleep(feed._CHECK + 0.5)
+        await asyncio.sleep(consumers._CHECK + 0.5)
         expected = streams(server.url, replicas[0])
         for each in listeners:
             types = [event.type for event in each.heard]

@@ -22,11 +22,12 @@ from distributed_state import (
     StateError,
     StateStore,
     WarmUnavailable,
-    archiver,
 )
 from distributed_state.cold.store import ColdStore
-from distributed_state.model import Ref, unpack
-from distributed_state.servers import RedisServer, postgres_server, redis_server
+from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
+from distributed_state.tiers import archiver
+from distributed_state.values.journal import unpack
+from distributed_state.values.model import Ref
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from below import tiers
 from proxy import Proxy
 
 from distributed_state import WarmUnavailable
-from distributed_state.warm import RELEASE
+from distributed_state.warm.scripts import RELEASE
 
 Call = Callable[[Any], Awaitable[Any]]
 

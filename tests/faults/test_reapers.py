@@ -15,7 +15,7 @@ from faces import core
 from reaping import Sweeps, exists, quiet, run, score, told
 
 from distributed_state import Lifetime
-from distributed_state.archiver import Archiver
+from distributed_state.tiers.archiver import Archiver
 
 
 @pytest.mark.replicas
@@ -136,7 +136,7 @@ async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
 
 
 async def test_many_lifetimes_come_back_page_by_page(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed_state.reaper._PAGE", 3)
+    monkeypatch.setattr("distributed_state.store.reaper._PAGE", 3)
     store = await quiet(opener)
     ids = [f"s{number}" for number in range(20)]
     for id in ids:

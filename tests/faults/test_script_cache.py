@@ -14,8 +14,10 @@ from below import names, redis_of, tiers
 from controls import sabotage
 from faces import Blocking
 
-from distributed_state import Fenced, InvalidValue, TooLarge, record
-from distributed_state.warm import ACQUIRE, COMMIT, READ, RELEASE, Draft
+from distributed_state import Fenced, InvalidValue, TooLarge
+from distributed_state.tiers import commit as write_path
+from distributed_state.warm.answers import Draft
+from distributed_state.warm.scripts import ACQUIRE, COMMIT, READ, RELEASE
 
 
 def knowing(store: Any, *scripts: Any) -> None:
@@ -137,7 +139,7 @@ async def test_a_batch_changes_a_record_once(store: Any) -> None:
     writes = [(keys, Draft("set", [(b"s", b"n", b"%d" % number)])) for number in range(2)]
 
     with pytest.raises(InvalidValue, match="stands twice"):
-        await record.commit_many(home, writes)
+        await write_path.commit_many(home, writes)
     assert await store.session("s").version(fresh=True) == 0
 
 

@@ -23,20 +23,22 @@ from distributed_state import (
     Workflow,
     tool,
 )
-from distributed_state.agent.agents import Agent, AsyncAgent, AsyncHost, Host
-from distributed_state.batch import AsyncBatch
-from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
-from distributed_state.changes import Changes
-from distributed_state.events import AsyncEvents
-from distributed_state.lease import AsyncLease
-from distributed_state.records import AsyncRecord
-from distributed_state.session import AsyncSession
-from distributed_state.store import AsyncStateStore
-from distributed_state.sync import Batch, StateStore
-from distributed_state.sync_fleet import Events
-from distributed_state.sync_records import Record, Session, TypedRecord, TypedSession
-from distributed_state.transaction import AsyncTransaction
-from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession
+from distributed_state.agents.agent import Agent, AsyncAgent, Host
+from distributed_state.agents.host import AsyncHost
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.events.handlers import AsyncEvents
+from distributed_state.records.batch import AsyncBatch
+from distributed_state.records.record import AsyncRecord
+from distributed_state.records.transaction import AsyncTransaction
+from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.blocking import Batch, StateStore
+from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
+from distributed_state.store.blocking_fleet import Events
+from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.tiers.changes import Changes
+from distributed_state.warm.lease import AsyncLease
 
 pytestmark = pytest.mark.brief("embedded")
 

@@ -164,7 +164,7 @@ async def test_the_fleet_is_told_which_names_of_a_config_changed_and_no_value(st
 
 def test_what_was_given_once_is_not_taken_again_when_the_record_moves_on_for_others() -> None:
     """Else a later file would be overwritten by it."""
-    from distributed_state.agent.config import Config, Spread
+    from distributed_state.events.config import Config, Spread
 
     config = Config("x", None, {"a": 0})
     assert config.take(Spread({"a": 1}, 1.0, 1)) == {"a"}
@@ -235,7 +235,7 @@ async def test_a_config_given_while_the_agent_starts_is_not_missed(store: Any) -
 
 
 async def test_an_older_config_does_not_replace_a_newer_one(store: Any) -> None:
-    from distributed_state.agent.config import Config, Spread
+    from distributed_state.events.config import Config, Spread
 
     config = Config("x", None, None)
     assert config.take(Spread({"a": 2}, 2.0, 2)) == {"a"}

@@ -26,7 +26,7 @@ from distributed_state import (
     ToolCall,
     WorkingMemory,
 )
-from distributed_state.warm import COMMIT
+from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 

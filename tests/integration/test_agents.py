@@ -31,8 +31,8 @@ from distributed_state import (
     Locked,
     NotFound,
     WarmUnavailable,
-    audit,
 )
+from distributed_state.events import audit
 
 pytestmark = pytest.mark.brief("embedded")
 

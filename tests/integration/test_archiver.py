@@ -23,12 +23,13 @@ from distributed_state import (
     DurabilityUnknown,
     StateError,
     StateStore,
-    record,
 )
 from distributed_state.cold import archive as archiving
-from distributed_state.model import Entry, Ref
 from distributed_state.port.blocking import finish
-from distributed_state.servers import PostgresServer, postgres_server, redis_server
+from distributed_state.programs.servers import PostgresServer, postgres_server, redis_server
+from distributed_state.tiers import commit as write_path
+from distributed_state.values.journal import JournalEntry
+from distributed_state.values.model import Ref
 
 
 async def quiet(opener: Any, **settings: Any) -> Any:
@@ -76,15 +77,15 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
     assert await store.archive() == 0
 
 
-async def last_entry(store: Any, id: str) -> Entry:
+async def last_entry(store: Any, id: str) -> JournalEntry:
     """The newest entry of the journal that a session is written to."""
     keys = core(store).keys.partition(names(store, id).partition)
     [journal] = await in_its_place(store, lambda: tiers(store).warm.journals([(keys, 0)], 1000))
-    found: Entry = journal.onward[-1]
+    found: JournalEntry = journal.onward[-1]
     return found
 
 
-async def settled(store: Any, id: str, entry: Entry) -> list[Any]:
+async def settled(store: Any, id: str, entry: JournalEntry) -> list[Any]:
     """Let a session be told that it is archived up to this entry, and the journal be trimmed to it."""
     keys, warm = names(store, id), tiers(store).warm
     place, epoch = core(store).keys.partition(keys.partition), tiers(store).epoch(keys.partition)
@@ -592,7 +593,7 @@ async def test_a_commit_that_does_not_wait_for_sql_is_noticed(opener: Any, monke
 
     async def returned_at_once(*_: Any) -> None: ...
 
-    monkeypatch.setattr(record, "_keep", returned_at_once)
+    monkeypatch.setattr(write_path, "_keep", returned_at_once)
     with pytest.raises(AssertionError):
         await archived_on_return(await quiet(opener, durability="archived"))
 

@@ -24,15 +24,8 @@ from faces import Blocking, in_thread
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from distributed_state import (
-    AsyncStateStore,
-    ConfigurationError,
-    Conflict,
-    InvalidValue,
-    StateStore,
-    WarmUnavailable,
-)
-from distributed_state.servers import free_port, redis_server
+from distributed_state import AsyncStateStore, ConfigurationError, Conflict, InvalidValue, StateStore, WarmUnavailable
+from distributed_state.programs.servers import free_port, redis_server
 
 HOSTILE = [
     ":", "{}", "{a}", "a\nb", "\0", "é\0日本語", "\U0001f600", "\ud800", " ", "%3A", "a:lock", "#v",

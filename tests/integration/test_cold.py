@@ -22,25 +22,14 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import LargeBinary, Table, event, func, insert, inspect, select, text
 
-from distributed_state import lineage
-from distributed_state.cold import archive, bulk, heads, purging, schema, tables
+from distributed_state.cold import archive, bulk, purging, record_index, schema, tables
 from distributed_state.cold.engine import Database
-from distributed_state.cold.store import Batch, ColdStore, Cursor, Happened, Sought
+from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Batch, Cursor, Sought
 from distributed_state.errors import ColdUnavailable, ConfigurationError, Conflict, InvalidValue, NotFound
-from distributed_state.model import (
-    DELETED,
-    NEXT,
-    OWNER,
-    PARENT,
-    SEGMENTS,
-    START,
-    Entry,
-    Segment,
-    State,
-    fold,
-    pack,
-    unpack,
-)
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Happened, JournalEntry, Segment, State, fold, pack, unpack
+from distributed_state.values.model import DELETED, NEXT, OWNER, PARENT, SEGMENTS, START
 
 Step = tuple[bytes, bytes, bytes]
 EVERYTHING = Sought(None, None, 0, 2**53, 1000, None)
@@ -57,7 +46,7 @@ class Journal:
     store: ColdStore
     partition: int = 0
     cursor: Cursor | None = None
-    pending: list[Entry] = field(default_factory=list)
+    pending: list[JournalEntry] = field(default_factory=list)
     states: dict[str, State] = field(default_factory=dict)
     past: dict[tuple[str, int], dict[bytes, bytes]] = field(default_factory=dict)
     offset: int = 0
@@ -77,7 +66,7 @@ class Journal:
         assert self.cursor
         return self.cursor.epoch
 
-    def commit(self, record: str, *ops: Step, messages: int = 0, **other: Any) -> Entry:
+    def commit(self, record: str, *ops: Step, messages: int = 0, **other: Any) -> JournalEntry:
         state = self.states.get(record) or State(self.epoch, 0, {})
         fields = dict(state.fields)
         fold(fields, unpack(pack(ops)))
@@ -86,35 +75,35 @@ class Journal:
         fold(fields, unpack(pack(added)))
         self.offset, self.now, version = self.offset + 1, self.now + 1, state.version + 1
         data = pack([*ops, *added])
-        entry = Entry(self.offset, f"e{self.now}", record, version, self.now, "set", "worker", 0, data, 0)
+        entry = JournalEntry(self.offset, f"e{self.now}", record, version, self.now, "set", "worker", 0, data, 0)
         entry = replace(entry, **other)
         self.states[record] = State(self.epoch, version, fields)
         self.past[record, version] = fields
         self.pending.append(entry)
         return entry
 
-    def tell(self, step: bytes, data: bytes = b"{}", **other: Any) -> Entry:
+    def tell(self, step: bytes, data: bytes = b"{}", **other: Any) -> JournalEntry:
         """An event that is written alone."""
         self.offset, self.now = self.offset + 1, self.now + 1
         told = pack([(b"e", step, data)])
-        entry = Entry(self.offset, f"r.{self.now}.emit", "", 0, self.now, "emit", "worker", 0, told, 0)
+        entry = JournalEntry(self.offset, f"r.{self.now}.emit", "", 0, self.now, "emit", "worker", 0, told, 0)
         self.pending.append(replace(entry, **other))
         return self.pending[-1]
 
-    def append(self, record: str, messages: int) -> Entry:
+    def append(self, record: str, messages: int) -> JournalEntry:
         return self.commit(record, messages=messages)
 
-    def wipe(self, record: str, *ops: Step) -> Entry:
+    def wipe(self, record: str, *ops: Step) -> JournalEntry:
         return self.commit(record, (b"w", b"", self.states[record].fields.get(NEXT, b"0")), *ops)
 
-    def delete(self, record: str) -> Entry:
+    def delete(self, record: str) -> JournalEntry:
         return self.wipe(record, (b"c", b"", b""), (b"s", DELETED, b"1"))
 
-    def fork(self, source: str, record: str, version: int | None = None) -> Entry:
+    def fork(self, source: str, record: str, version: int | None = None) -> JournalEntry:
         version = version or self.states[source].version
         fields = self.past[source, version]
         ops = [(b"s", name, value) for name, value in fields.items() if name not in (SEGMENTS, START, PARENT)]
-        ops += [(b"s", PARENT, f"{source}@{version}".encode()), (b"s", SEGMENTS, lineage.close(source, fields))]
+        ops += [(b"s", PARENT, f"{source}@{version}".encode()), (b"s", SEGMENTS, message_ranges.close(source, fields))]
         return self.commit(record, *ops, (b"s", START, fields.get(NEXT, b"0")))
 
     def batch(self) -> Batch:
@@ -315,7 +304,7 @@ def test_a_database_that_cannot_hold_every_letter_is_refused(postgres_url: str) 
 
 def test_a_wrong_password_is_a_configuration_error_without_the_password(tmp_path: Path) -> None:
     """The server's refusal is told as it is, under the URL with stars in it."""
-    from distributed_state.servers import postgres_server
+    from distributed_state.programs.servers import postgres_server
 
     with postgres_server() as server:
         plain = server.url.replace("+psycopg", "")
@@ -350,7 +339,7 @@ def test_a_role_that_may_not_create_tables_is_told_so(postgres_url: str, opened:
 
 def test_a_server_that_is_away_is_unavailable_and_comes_back(servers: Any) -> None:
     """Neither opening nor using a store takes a stopped server for a wrong setting."""
-    from distributed_state.servers import postgres_server
+    from distributed_state.programs.servers import postgres_server
 
     with postgres_server() as server:
         store = ColdStore.open(server.url, "n")
@@ -459,7 +448,7 @@ def test_a_batch_that_does_not_continue_the_cursor_is_left_out(cold: ColdStore, 
 
 def test_a_mark_moves_the_cursor_and_nothing_else(cold: ColdStore, journal: Journal) -> None:
     """An entry without a record is not a change."""
-    journal.pending.append(Entry(1, "m1", "", 0, 5, "mark", "", 0, b"", 0))
+    journal.pending.append(JournalEntry(1, "m1", "", 0, 5, "mark", "", 0, b"", 0))
     journal.offset = 1
     assert journal.flush() == {0}
     assert cold.cursor(0) == Cursor(0, journal.epoch, 1, 1, "m1")
@@ -501,7 +490,7 @@ def test_a_closed_epoch_archives_nothing_more(cold: ColdStore) -> None:
     """Whichever comes first: what an old epoch archived was there before the mint returned."""
     journal = Journal(cold)
     for n in range(20):
-        late = Entry(1, f"late{n}", f"session:{n}", 1, 5, "set", "", 0, pack([put("k", "old")]), 0)
+        late = JournalEntry(1, f"late{n}", f"session:{n}", 1, 5, "set", "", 0, pack([put("k", "old")]), 0)
         old = journal.epoch
         seen: list[set[int]] = []
         start = threading.Barrier(2)
@@ -752,7 +741,7 @@ def test_an_error_that_is_no_fault_of_the_data_undoes_everything(
     journal.commit("session:a", put("k", "1"), (b"e", b"1 a session:a", b"{}"))
     journal.tell(b"2 a b")
     with monkeypatch.context() as patched:
-        patched.setattr(heads, "save", lambda *_: 1 / 0)
+        patched.setattr(record_index, "save", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cold.archive([journal.batch()])
     assert cold.audit(EVERYTHING) == []
@@ -841,7 +830,7 @@ def test_messages_that_nothing_shows_any_more_are_purged(cold: ColdStore, journa
     journal.commit("session:b", put("k", "1"), messages=5)
     journal.wipe("session:b")
     cutoff = journal.now + 1
-    back = lineage.close("session:b", journal.past["session:b", 1])
+    back = message_ranges.close("session:b", journal.past["session:b", 1])
     journal.wipe("session:b", (b"s", SEGMENTS, back))
     journal.flush()
     assert cold.purge(cutoff).messages == 5
@@ -973,7 +962,7 @@ def test_an_imported_record_has_its_whole_history(cold: ColdStore, journal: Jour
     """Base, shared messages, changes and index."""
     base = State("x", 40, {b"k": b"0", NEXT: b"2", START: b"2", SEGMENTS: b'[["session:gone",0,2]]', OWNER: b"u"})
     entries = [
-        Entry(
+        JournalEntry(
             0,
             f"i{n}",
             "session:a",
@@ -1019,7 +1008,7 @@ def test_an_import_conflicts_with_what_is_there(cold: ColdStore, journal: Journa
     journal.flush()
 
     def adopt(version: int) -> None:
-        entry = Entry(0, "i", "session:a", version, 5, "set", "", 0, pack([put("k", "1")]), 0)
+        entry = JournalEntry(0, "i", "session:a", version, 5, "set", "", 0, pack([put("k", "1")]), 0)
         cold.adopt("session:a", partition=0, epoch=journal.epoch, base=None, base_messages=[], entries=[entry])
 
     with pytest.raises(Conflict):
@@ -1115,17 +1104,17 @@ def test_nothing_but_bytes_holds_what_users_wrote() -> None:
 def test_runs_are_cut_counted_and_joined() -> None:
     """`lineage` knows which messages a state shows."""
     fields = {
-        SEGMENTS: lineage.dump([Segment("a", 0, 3), Segment("a", 3, 5), Segment("b", 5, 5)]),
+        SEGMENTS: message_ranges.dump([Segment("a", 0, 3), Segment("a", 3, 5), Segment("b", 5, 5)]),
         START: b"7",
         NEXT: b"9",
     }
-    runs = lineage.segments("c", fields)
+    runs = message_ranges.segments("c", fields)
     assert runs == [Segment("a", 0, 5), Segment("c", 7, 9)]
-    assert lineage.count(runs) == 7
-    assert lineage.last(runs, 3) == [Segment("a", 4, 5), Segment("c", 7, 9)]
-    assert lineage.last(runs, 0) == []
-    assert lineage.parse(lineage.close("c", fields)) == runs
-    assert lineage.segments("c", {}) == []
+    assert message_ranges.count(runs) == 7
+    assert message_ranges.last(runs, 3) == [Segment("a", 4, 5), Segment("c", 7, 9)]
+    assert message_ranges.last(runs, 0) == []
+    assert message_ranges.parse(message_ranges.close("c", fields)) == runs
+    assert message_ranges.segments("c", {}) == []
 
 
 def test_the_memory_database_serves_many_threads() -> None:

@@ -28,9 +28,10 @@ from distributed_state import (
     TooLarge,
     WarmUnavailable,
 )
-from distributed_state.changes import Changes
-from distributed_state.codec import Form
-from distributed_state.warm import COMMIT, INSTALL, MINT, READ, Cold, Committed, Draft
+from distributed_state.tiers.changes import Changes
+from distributed_state.values.codec import Codec
+from distributed_state.warm.answers import Cold, Committed, Draft
+from distributed_state.warm.scripts import COMMIT, INSTALL, MINT, READ
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 
@@ -1063,7 +1064,7 @@ async def test_a_generated_id_that_a_batch_used_is_not_started_anew(store: Any) 
 
 
 def increment(store: Any) -> Draft:
-    changes = Changes(tiers(store).settings, Form("", ""))
+    changes = Changes(tiers(store).settings, Codec("", ""))
     changes.increment("n", 1)
     return changes.draft("increment")
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, WarmUnavailable, codec, deadlines
-from distributed_state.deadlines import NEVER
+from distributed_state import Encryption, InvalidValue, KeyRing, Transaction, WarmUnavailable
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.field_ttl import NEVER
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -39,17 +40,17 @@ async def is_hot(store: Any, session: Any) -> None:
 
 @given(st.binary(min_size=1).filter(lambda data: data[:1] != b"!"), st.floats(0, 1e11))
 def test_what_is_wrapped_is_split(data: bytes, deadline: float) -> None:
-    found, inner = deadlines.split(deadlines.wrap(data, deadline))
+    found, inner = field_ttl.split(field_ttl.wrap(data, deadline))
     assert inner == data
     assert found == pytest.approx(deadline, abs=0.002, rel=1e-12)
-    assert deadlines.split(data) == (NEVER, data)
-    assert deadlines.wrap(data, NEVER) == data
+    assert field_ttl.split(data) == (NEVER, data)
+    assert field_ttl.wrap(data, NEVER) == data
 
 
 def test_what_only_looks_like_a_deadline_is_corrupt_and_not_over() -> None:
     for data in (b"!", b"!1", b"!x 1", b"!-1 1"):
-        assert deadlines.split(data) == (NEVER, data)
-        assert not deadlines.over(data, 1e12)
+        assert field_ttl.split(data) == (NEVER, data)
+        assert not field_ttl.over(data, 1e12)
         with pytest.raises(Exception, match="not JSON"):
             codec.decode(data)
 
@@ -121,7 +122,7 @@ async def test_a_worker_whose_clock_is_wrong_agrees_with_the_others(opener: Any)
     await wrong.session("s").set("b", 1, ttl=60)
     with redis_of(right) as client:
         stored = client.hmget(names(right, "s").record, "a", "b")
-    first, second = (deadlines.split(data)[0] for data in stored)
+    first, second = (field_ttl.split(data)[0] for data in stored)
     assert 0 <= second - first < 30
     later(right, 61)
     assert await right.session("s").get_all() == {}
@@ -163,7 +164,7 @@ async def test_a_jump_of_the_workers_clock_ends_nothing_and_keeps_nothing_longer
     await session.set("new", 1, ttl=600)
     assert await session.increment("otp") == 2, "and so it keeps its deadline"
     with redis_of(store) as client:
-        first, second = (deadlines.split(data)[0] for data in client.hmget(names(store, "s").record, "otp", "new"))
+        first, second = (field_ttl.split(data)[0] for data in client.hmget(names(store, "s").record, "otp", "new"))
     assert 0 <= second - first < 30
 
     async def over() -> bool:
@@ -385,7 +386,7 @@ async def test_encrypted_and_typed_fields_have_deadlines_too(opener: Any) -> Non
     await store.import_(await store.export("s"), id="i")
     with redis_of(store) as client:
         stored = client.hget(names(store, "s").record, "otp")
-    assert deadlines.marked(stored)
+    assert field_ttl.marked(stored)
     assert b"4711" not in stored
     copies = [store.session(each, schema=Login) for each in "sfi"]
     for each in copies:

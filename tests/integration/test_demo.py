@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from distributed_state import StateStore
-from distributed_state.demo.lifecycle import Plan, lifecycle
-from distributed_state.demo.screen import Screen
+from distributed_state.programs.demo.lifecycle import Plan, lifecycle
+from distributed_state.programs.demo.screen import Screen
 
 FORGETFUL = Path(__file__).parent.parent / "faults" / "forgetful_replica.py"
 

@@ -25,7 +25,7 @@ from distributed_state import (
     TooLarge,
     tool,
 )
-from distributed_state.audit import sought
+from distributed_state.events.audit import sought
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -331,12 +331,12 @@ async def test_a_missing_or_wrong_key_is_named_and_nothing_else(opener: Any) -> 
 
 def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     """The same store, as a worker with other keys would open it (an embedded store has only one opener)."""
-    from distributed_state.codec import Form
-    from distributed_state.sealing import Sealed
+    from distributed_state.values.codec import Codec
+    from distributed_state.values.encryption import Sealed
 
     inner = core(store)
     namespace = inner.settings.namespace
-    root = Form(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
+    root = Codec(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
     inner.form = root.of
     for home in inner._homes.values():
         home.form = home.warm.form = root.of

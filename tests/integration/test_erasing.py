@@ -23,10 +23,10 @@ from distributed_state import (
     StateError,
     Unavailable,
     WarmUnavailable,
-    erasing,
-    record,
-    timeline,
 )
+from distributed_state.records import erasure, history
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
 
 MARK = "alice-7f3a"
 FACES_AND_SERVERS = [f"{face} {warm}" for warm in ("fake", "valkey", "redis") for face in ("asyncio", "blocking")]
@@ -105,9 +105,9 @@ async def test_a_fork_that_is_committed_when_all_is_over_goes_too(opener: Any) -
     await store.session("chat", user=MARK).set("a", MARK)
     late, home = store.session("late"), tiers(store)
     changes = core(late)._changes()
-    draft = await run(store, timeline.fork(home, names(store, "chat"), names(store, "late"), changes, None))
+    draft = await run(store, history.fork(home, names(store, "chat"), names(store, "late"), changes, None))
     assert await store.forget(MARK) == 1
-    await run(store, record.commit(home, names(store, "late"), draft))
+    await run(store, write_path.commit(home, names(store, "late"), draft))
     assert await late.get("a") == MARK
     with pytest.raises(Deleted):
         await late.fork("later")
@@ -206,11 +206,11 @@ async def test_a_request_for_a_record_that_is_erased_already_ends(opener: Any) -
     cold.request_owned = lambda user: noted.append(request(user)) or noted[-1]
     await store.forget(MARK)
     # As the other one, which read what was noted, goes on now.
-    await run(store, erasing.finish(tiers(store), noted[0]))
+    await run(store, erasure.finish(tiers(store), noted[0]))
     assert traces(store, opener) == []
     assert cold.pending() == []
     # And as it dies behind its tombstones: these ask for the rest.
-    await run(store, erasing._bury(tiers(store), noted[0], []))
+    await run(store, erasure._bury(tiers(store), noted[0], []))
     assert {each.record for each in cold.pending()} == {each.record for each in noted[0]}
     sweeps = Sweeps(store)
     for _ in range(2):
@@ -312,7 +312,7 @@ async def test_who_reads_while_it_is_erased_finds_nothing(opener: Any, monkeypat
     session = store.session("s")
     await session.append(*(said(number) for number in range(9)))
     await store.archive()
-    read = record.read
+    read = read_path.read
     before = await run(store, read(tiers(store), names(store, "s"), fresh=True))
     before.messages.clear()
     looks = [before]
@@ -324,8 +324,8 @@ async def test_who_reads_while_it_is_erased_finds_nothing(opener: Any, monkeypat
         return entry
 
     assert await session.erase()
-    monkeypatch.setattr(record, "read", reading)
-    monkeypatch.setattr(record, "whole", whole)
+    monkeypatch.setattr(read_path, "read", reading)
+    monkeypatch.setattr(read_path, "load_whole", whole)
     assert await texts(session) == []
     assert looks == []
 
@@ -359,15 +359,15 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
     changes = core(session)._changes()
     changes.undelete()
     changes.set("a", MARK)
-    late, clean = [changes.draft("rollback")], erasing._clean
+    late, clean = [changes.draft("rollback")], erasure._clean
     late[0].deleted = "revive"
 
     async def clean_behind(tiers: Any, done: Any) -> None:
         if late:  # the rows have gone, and this is archived now
-            await record.commit(tiers, names(store, "chat"), late.pop())
+            await write_path.commit(tiers, names(store, "chat"), late.pop())
         await clean(tiers, done)
 
-    monkeypatch.setattr(erasing, "_clean", clean_behind)
+    monkeypatch.setattr(erasure, "_clean", clean_behind)
     assert await session.erase()
     assert not late
     assert traces(store, opener) == []

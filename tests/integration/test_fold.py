@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from distributed_state import Message, model
+from distributed_state import Message
+from distributed_state.values import journal
 
 Past = list[tuple[dict[str, Any], list[str], str | None]]
 
@@ -106,7 +107,7 @@ async def test_every_version_reads_as_it_was(opener: Any, seed: int) -> None:
 
 async def test_a_broken_fold_is_noticed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: a fold that forgets deletions."""
-    fold = model.fold
+    fold = journal.fold
 
     def forgetful(fields: Any, ops: Any) -> None:
         fold(fields, [op for op in ops if op.kind not in (b"d", b"c")])

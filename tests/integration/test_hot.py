@@ -15,11 +15,14 @@ from below import names, own_server, redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
 
-from distributed_state import StateError, WarmUnavailable, codec, link, record
-from distributed_state.codec import Form
-from distributed_state.hot import Entry, Hot
-from distributed_state.tiers import Tiers
-from distributed_state.warm import COMMIT
+from distributed_state import StateError, WarmUnavailable
+from distributed_state.hot.cache import CachedRecord, Hot
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import codec
+from distributed_state.values.codec import Codec
+from distributed_state.warm import subscription
+from distributed_state.warm.scripts import COMMIT
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 LINK = b"SSUBSCRIBE"  # sent on the link's connection and on no other
@@ -253,7 +256,7 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
 @pytest.mark.replicas
 async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(opener: Any, monkeypatch: Any) -> None:
     """The server keeps it for long, so the writer is there twice, and once for what it has come to hear since."""
-    monkeypatch.setattr(link, "_SILENCE", 0.5)
+    monkeypatch.setattr(subscription, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         await warmed(store.session("before"), store)
@@ -415,7 +418,7 @@ async def test_a_record_that_made_room_during_a_read_is_not_kept_unheard(opener:
         hot = tiers(store).hot
         hot.entries["session:s"].used = False
         for each in hot._put(
-            "session:other", Entry(Form("", ""), "e", 1, {}, {})
+            "session:other", CachedRecord(Codec("", ""), "e", 1, {}, {})
         ):  # as another read that landed now would
             hot._evicted(each)
         assert "session:s" not in hot.entries
@@ -521,7 +524,7 @@ async def test_without_probes_a_silent_link_would_be_taken_for_calm(opener: Any,
 @pytest.mark.replicas
 async def test_a_silent_link_is_replaced(opener: Any, monkeypatch: Any) -> None:
     """Nobody ends a connection that died without a word; the link does so itself."""
-    monkeypatch.setattr(link, "_SILENCE", 0.5)
+    monkeypatch.setattr(subscription, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         session = store.session("s")
@@ -677,15 +680,15 @@ async def test_a_frozen_server_is_never_taken_for_an_empty_one(opener: Any) -> N
 
 @pytest.mark.only(face="asyncio", warm="redis")
 async def test_a_read_that_takes_silence_for_absence_would_be_noticed(opener: Any, monkeypatch: Any) -> None:
-    load = record._load
+    load = read_path._load
 
-    async def careless(home: Tiers, keys: Any, known: Any) -> Entry:
+    async def careless(home: Tiers, keys: Any, known: Any) -> CachedRecord:
         try:
             return await load(home, keys, known)
         except WarmUnavailable:
-            return Entry(Form("", ""), "", 0, {}, {})
+            return CachedRecord(Codec("", ""), "", 0, {}, {})
 
-    monkeypatch.setattr(record, "_load", careless)
+    monkeypatch.setattr(read_path, "_load", careless)
     with pytest.raises(AssertionError):
         await a_frozen_server(opener)
 

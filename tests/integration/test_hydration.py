@@ -12,7 +12,7 @@ from controls import sabotage
 from faces import core
 
 from distributed_state import Backpressure, ConfigurationError, StateStore
-from distributed_state.servers import redis_server
+from distributed_state.programs.servers import redis_server
 
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 

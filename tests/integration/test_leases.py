@@ -16,8 +16,8 @@ from controls import sabotage
 from faces import Blocking, in_thread
 
 from distributed_state import Fenced, Locked, LockTimeout, StateStore
-from distributed_state.servers import redis_server
-from distributed_state.warm import ACQUIRE
+from distributed_state.programs.servers import redis_server
+from distributed_state.warm.scripts import ACQUIRE
 
 
 async def stop_renewing(store: Any) -> None:
@@ -476,7 +476,7 @@ async def test_without_the_queue_in_the_script_a_newcomer_passes(store: Any) -> 
 @pytest.fixture
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine, nobody is taken for dead."""
-    monkeypatch.setattr("distributed_state.waiters.GRACE_MS", 60_000)
+    monkeypatch.setattr("distributed_state.warm.waiters.GRACE_MS", 60_000)
 
 
 async def in_order(store: Any, session: Any, waiters: int) -> None:

@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
 
-from distributed_state import Deleted, InvalidValue, StateStore, TooLarge, codec, lifecycle
+from distributed_state import Deleted, InvalidValue, StateStore, TooLarge
 from distributed_state.cold.tables import changes, records
-from distributed_state.ephemeral import RECORDS, Ephemeral
-from distributed_state.hot import Hot
+from distributed_state.hot.cache import Hot
+from distributed_state.records import lifecycle
+from distributed_state.records.ephemeral import RECORDS, Ephemeral
+from distributed_state.values import codec
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -522,7 +524,7 @@ json_values = st.recursive(
 @given(json_values)
 @settings(max_examples=200)
 def test_a_json_value_is_left_as_it_is(value: Any) -> None:
-    from distributed_state.sanitizing import stringified
+    from distributed_state.records.sanitizing import stringified
 
     found = stringified(value, "x")
     assert found == value

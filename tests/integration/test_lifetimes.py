@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from reaping import Sweeps, exists, quiet, run, score, told
 
 from distributed_state import Deleted, InvalidValue, Lifetime
-from distributed_state.reaper import Reaper
+from distributed_state.store.reaper import Reaper
 
 
 async def elsewhere(work: Any) -> Any:

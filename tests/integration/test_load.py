@@ -24,7 +24,7 @@ from deploy.load import load as loading
 from deploy.load.bare import bare_workers
 from deploy.load.baseline import Commands, Trip
 from deploy.load.faults import Broke
-from distributed_state.servers import redis_server
+from distributed_state.programs.servers import redis_server
 
 
 def command(*words: str) -> tuple[list[str], dict[str, str]]:

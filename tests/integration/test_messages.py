@@ -12,7 +12,7 @@ from controls import sabotage
 from faces import core
 
 from distributed_state import AgentState, Encryption, InvalidValue, KeyRing, Message, NotFound
-from distributed_state.deadlines import split
+from distributed_state.values.field_ttl import split
 
 
 def said(text: Any) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import create_engine
 
 from distributed_state import ConfigurationError, Conflict, Fenced, LockTimeout, StateError, StateStore
-from distributed_state.metrics import collector, serve
-from distributed_state.servers import free_port
+from distributed_state.programs.servers import free_port
+from distributed_state.store.metrics import collector, serve
 
 Samples = dict[tuple[Any, ...], float]
 OPERATIONS, WAITS = "operation_duration_seconds_count", "lock_wait_seconds_count"
@@ -520,7 +520,7 @@ with StateStore.open(archive="memory", traces=True) as store:
         assert session.get("a", fresh=True) == 1
     store.emit("a.b")
     try:
-        import distributed_state.metrics
+        import distributed_state.store.metrics
     except ConfigurationError as error:
         print(error)
 """

@@ -12,14 +12,7 @@ import pytest
 from below import everything_in_sql, held_in_redis, names, redis_of, tiers, until
 from faces import core
 
-from distributed_state import (
-    Conflict,
-    Deleted,
-    InvalidValue,
-    Message,
-    NotFound,
-    StateError,
-)
+from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
 
 HOSTILE = {
     "nul\x00key": "nul\x00value",

@@ -9,8 +9,9 @@ from below import names, own_server, redis_of, tiers
 from counting import Asked, asked
 
 from distributed_state import CorruptState, InvalidValue
-from distributed_state.servers import redis_server
-from distributed_state.warm import HYDRATE, READ, Script
+from distributed_state.port import Script
+from distributed_state.programs.servers import redis_server
+from distributed_state.warm.scripts import HYDRATE, READ
 
 real = pytest.mark.only(warm=("valkey", "redis"))
 

@@ -18,12 +18,12 @@ import pytest
 from rich.console import Console
 
 from distributed_state import InvalidValue, StateError, StateStore
-from distributed_state.replay.conversations import Conversation, read_conversations
-from distributed_state.replay.coordinator import BEFORE, HEARD, UNHEARD, Coordinator
-from distributed_state.replay.pool import Worker, WorkerDied
-from distributed_state.replay.report import show
-from distributed_state.replay.run import Plan, replay, verify
-from distributed_state.replay.verify import Ack
+from distributed_state.programs.replay.conversations import Conversation, read_conversations
+from distributed_state.programs.replay.coordinator import BEFORE, HEARD, UNHEARD, Coordinator
+from distributed_state.programs.replay.pool import Worker, WorkerDied
+from distributed_state.programs.replay.report import show
+from distributed_state.programs.replay.run import Plan, replay, verify
+from distributed_state.programs.replay.verify import Ack
 
 SAMPLE = read_conversations(None)
 QUIET = Console(file=io.StringIO())
@@ -100,8 +100,8 @@ def test_what_should_not_be_there_is_found_and_named(redis_url: str, tmp_path: P
 
 
 def test_differences_are_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from distributed_state import cli
-    from distributed_state.replay import run
+    from distributed_state.programs import cli
+    from distributed_state.programs.replay import run
 
     monkeypatch.setattr(run, "verify", lambda *_: [f"c{at}: [red] differs" for at in range(30)])
     monkeypatch.setattr(sys, "argv", ["distributed-state", "replay", "--in-process"])

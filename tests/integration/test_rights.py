@@ -18,7 +18,7 @@ import redis
 from below import ROOT, own_server, server_binary, until
 
 from distributed_state import ConfigurationError, Encryption, KeyRing
-from distributed_state.servers import RedisServer
+from distributed_state.programs.servers import RedisServer
 
 USERS = ROOT.joinpath("deploy/valkey/users.acl").read_text()
 PASSWORD = hashlib.sha256(b"secret").hexdigest()
@@ -139,7 +139,7 @@ def test_its_rights_are_the_commands_of_the_code() -> None:
     }
     called = {
         name.lower()
-        for script in package.glob("lua/*.lua")
+        for script in package.glob("warm/lua/*.lua")
         for name in re.findall(r"\bcall\('([A-Z]+)'", script.read_text())
     }
     assert {word[1:].partition("|")[0] for word in granted()} == sent | called | {"client"}

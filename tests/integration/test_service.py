@@ -26,8 +26,8 @@ from below import Worker as Dying
 from proxy import Proxy
 
 from distributed_state import StateStore
-from distributed_state.servers import RedisServer, postgres_server, redis_server
-from distributed_state.warm import COMMIT
+from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
+from distributed_state.warm.scripts import COMMIT
 
 LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor"}
 

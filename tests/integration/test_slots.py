@@ -12,9 +12,9 @@ from below import server_binary, until
 from slots import every_name, slot
 
 from distributed_state import NotFound
-from distributed_state.keys import Keys, tag
-from distributed_state.model import SCOPES, Ref
-from distributed_state.servers import RedisServer, free_port, redis_server
+from distributed_state.programs.servers import RedisServer, free_port, redis_server
+from distributed_state.values.keys import Keys, tag
+from distributed_state.values.model import SCOPES, Ref
 
 HOSTILE = [
     "a", "user-123", "{", "}", "{}", "{a}", "a}b{c", "}{", "{{a}}", ":", "::lock", "a:lock", "{a}:lock", "\n", "\r\n",

@@ -30,13 +30,13 @@ from distributed_state import (
     Unavailable,
     WarmUnavailable,
     Workflow,
-    record,
     to_anthropic,
     to_openai,
     tool,
 )
-from distributed_state.agent import toolbox
-from distributed_state.warm import COMMIT
+from distributed_state.conversation import toolbox
+from distributed_state.tiers import commit as write_path
+from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -354,13 +354,13 @@ async def test_tools_of_many_sessions_add_up_in_one_user(opener: Any) -> None:
 @pytest.mark.replicas
 async def test_without_the_expected_version_changes_would_be_lost(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
-    commit = record.commit
+    commit = write_path.commit
 
     async def careless(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
         draft.expected = None
         return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit", careless)
+    monkeypatch.setattr(write_path, "commit", careless)
     with pytest.raises((AssertionError, ExceptionGroup)):
         await add_up(opener)
 
@@ -444,18 +444,18 @@ async def unanswered(store: Any, delay: Any, scope: str) -> None:
 async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     session, user = store.session("s", user="u1"), store.user("u1")
     await user.set_many({"visits": 10, "other": 1})
-    commit = record.commit
+    commit = write_path.commit
 
     async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
         if names.ref.scope == "user":
             raise WarmUnavailable("the connection broke here")
         return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit", half)
+    monkeypatch.setattr(write_path, "commit", half)
     with pytest.raises(DurabilityUnknown, match="the connection broke here"):
         async with session.turn(request_id="r") as turn:
             await turn.call(visit, {"city": "Oslo"})
-    monkeypatch.setattr(record, "commit", commit)
+    monkeypatch.setattr(write_path, "commit", commit)
     assert await session.get("visits", fresh=True) == ["Oslo"]
     await user.increment("visits", 5)
     for _ in range(3):
@@ -480,18 +480,18 @@ def given_back(store: Any, id: str = "u1") -> None:
 
 def after_the_turns_own(monkeypatch: pytest.MonkeyPatch, happens: Any) -> None:
     """Let something happen between the commit of the next turn and that of its user's part."""
-    commit = record.commit
+    commit = write_path.commit
 
     async def and_then(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
         done = await commit(tiers, names, draft, **more)
         if names.ref.scope == "session":
-            monkeypatch.setattr(record, "commit", commit)
+            monkeypatch.setattr(write_path, "commit", commit)
             found = happens()
             if inspect.isawaitable(found):
                 await found
         return done
 
-    monkeypatch.setattr(record, "commit", and_then)
+    monkeypatch.setattr(write_path, "commit", and_then)
 
 
 async def test_a_user_that_somebody_holds_is_waited_for_before_anything_is_written(store: Any) -> None:
@@ -733,17 +733,17 @@ async def test_a_user_that_was_deleted_stops_tools_before_anything_is_written(
     """And a request that was answered before finds its outcome, even if its change of the user was lost in a crash."""
     session, user = store.session("s", user="u1"), store.user("u1")
     await user.set("visits", 10)
-    commit = record.commit
+    commit = write_path.commit
 
     async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
         if names.ref.scope == "user":
             raise WarmUnavailable("the connection broke here")
         return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit", half)
+    monkeypatch.setattr(write_path, "commit", half)
     with pytest.raises(DurabilityUnknown):
         await _visit(session, "r")
-    monkeypatch.setattr(record, "commit", commit)
+    monkeypatch.setattr(write_path, "commit", commit)
     await store.delete("u1", scope="user")
     assert await _visit(session, "r")
     with pytest.raises(Deleted, match="user:u1"):

@@ -19,9 +19,9 @@ from distributed_state import (
     InvalidValue,
     StateMachine,
     Workflow,
-    record,
 )
-from distributed_state.warm import COMMIT
+from distributed_state.tiers import read as read_path
+from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -217,8 +217,8 @@ async def test_a_phase_that_hot_does_not_know_yet_does_not_refuse_an_event(opene
 async def test_without_asking_the_server_hot_would_refuse_it(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test above."""
     session = await behind(opener, ("plan_ready",))
-    read = record.read
-    monkeypatch.setattr(record, "read", lambda tiers, names, fresh=False: read(tiers, names))
+    read = read_path.read
+    monkeypatch.setattr(read_path, "read", lambda tiers, names, fresh=False: read(tiers, names))
     with pytest.raises(InvalidTransition) as caught:
         await session.transition("reflect")
     assert caught.value.phase == "planning"

@@ -14,14 +14,8 @@ from counting import round_trips
 from faces import core
 from proxy import Proxy
 
-from distributed_state import (
-    Deleted,
-    Fenced,
-    Interrupted,
-    InvalidValue,
-    LockTimeout,
-)
-from distributed_state.warm import COMMIT
+from distributed_state import Deleted, Fenced, Interrupted, InvalidValue, LockTimeout
+from distributed_state.warm.scripts import COMMIT
 
 
 def said(text: str, role: str = "user") -> dict[str, Any]:

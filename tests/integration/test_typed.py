@@ -25,8 +25,8 @@ from distributed_state import (
     SchemaMismatch,
     StateError,
 )
-from distributed_state.records import AsyncRecord
-from distributed_state.typed import AsyncTypedRecord
+from distributed_state.records.record import AsyncRecord
+from distributed_state.records.typed import AsyncTypedRecord
 
 pytestmark = pytest.mark.brief("servers")
 

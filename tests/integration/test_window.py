@@ -22,9 +22,9 @@ from distributed_state import (
     Message,
     TooLarge,
 )
-from distributed_state.agent import window as module
-from distributed_state.hot import Entry
-from distributed_state.model import SUMMARY
+from distributed_state.conversation import window as module
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.values.model import SUMMARY
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -463,11 +463,11 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
     home, kept = tiers(store), []
     entry = await session._entry()
 
-    async def look() -> Entry:
+    async def look() -> CachedRecord:
         fields = {**entry.fields, SUMMARY: kept[-1]} if kept else entry.fields
-        return Entry(entry.form, entry.epoch, entry.version, fields, entry.messages)
+        return CachedRecord(entry.form, entry.epoch, entry.version, fields, entry.messages)
 
-    async def keep(seen: Entry, data: bytes) -> None:
+    async def keep(seen: CachedRecord, data: bytes) -> None:
         assert seen.fields.get(SUMMARY) == (kept[-1] if kept else None)
         kept.append(data)
 

@@ -19,9 +19,9 @@ from distributed_state import (
     ToolCall,
     WarmUnavailable,
     Workflow,
-    record,
     tool,
 )
+from distributed_state.tiers import commit as write_path
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -205,7 +205,7 @@ async def test_tools_of_a_step_count_once(store: Any, monkeypatch: pytest.Monkey
         return work(state, turn)
 
     agent = Workflow({**STEPS, "executing": blocking_step if blocking else step})
-    commit = record.commit
+    commit = write_path.commit
     died: list[int] = []
 
     async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
@@ -214,7 +214,7 @@ async def test_tools_of_a_step_count_once(store: Any, monkeypatch: pytest.Monkey
             raise WarmUnavailable("the worker died here")
         return await commit(tiers, names, draft, **more)
 
-    monkeypatch.setattr(record, "commit", half)
+    monkeypatch.setattr(write_path, "commit", half)
     # The step is applied; the next one, which takes its place, cannot begin before it is complete.
     for expected in DurabilityUnknown, WarmUnavailable, WarmUnavailable:
         with pytest.raises(expected):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from distributed_state import Agent, AsyncAgent, AsyncHost, Host, Limits, Status
-from distributed_state.agent import health, hooks
-from distributed_state.agent.config import newest, part_of
+from distributed_state.agents import hooks
+from distributed_state.events.config import newest, part_of
 
 GIVEN = {"config": 1, "changed": 2}
 
@@ -53,17 +53,17 @@ def test_every_hook_is_described_and_may_be_left_out() -> None:
 
 
 def test_a_warning_for_each_figure_beyond_its_limit() -> None:
-    def status(**figures: Any) -> Status:
+    def the_status(**figures: Any) -> Status:
         given = dict.fromkeys(Status.__slots__, 0) | {"tiers": {}} | figures
         return Status(**given)
 
     def warned(**figures: Any) -> list[str]:
-        return [name for _, name, _, _ in status(**figures).warnings(Limits())]
+        return [name for _, name, _, _ in the_status(**figures).warnings(Limits())]
 
     assert warned() == warned(error_rate=10.0, queue_size=1000) == []
     assert warned(error_rate=10.1, queue_size=1001, lag=11.0, memory_mb=1e9) == ["error_rate", "queue_size", "lag"]
-    assert [each[3] for each in status(memory_mb=2.0).warnings(Limits(memory_mb=1.0))] == [1.0]
-    assert health.memory_mb() > 1
+    assert [each[3] for each in the_status(memory_mb=2.0).warnings(Limits(memory_mb=1.0))] == [1.0]
+    assert status.memory_mb() > 1
 
 
 def test_of_two_configs_the_later_one_counts() -> None:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from distributed_state import StateStore, cli
-from distributed_state.cli import shell
+from distributed_state import StateStore
+from distributed_state.programs import cli
+from distributed_state.programs.cli import shell
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "erase", "forget", "audit", "replicas", "tail", "send"),
@@ -329,7 +330,7 @@ def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str
 
 INTERRUPTED = """
 import asyncio, os, signal
-from distributed_state.cli import shell
+from distributed_state.programs.cli import shell
 
 @shell.app.command()
 def wait():
@@ -364,9 +365,7 @@ def test_a_signal_that_hits_a_task_cancels_it(number: signal.Signals, code: int,
 
 
 def test_importing_the_command_brings_no_test_tools() -> None:
-    code = (
-        "import sys, distributed_state.cli; print([n for n in ('pytest', 'matplotlib', 'psycopg') if n in sys.modules])"
-    )
+    code = "import sys, distributed_state.programs.cli; print([n for n in ('pytest', 'matplotlib', 'psycopg') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

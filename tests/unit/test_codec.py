@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed_state import CorruptState, InvalidValue, Message, TooLarge, codec
+from distributed_state import CorruptState, InvalidValue, Message, TooLarge
+from distributed_state.values import codec
 
 always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
 

@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 
 from distributed_state import Event, InvalidValue
-from distributed_state.agent.config import digest
-from distributed_state.demo import notebook
-from distributed_state.demo.lifecycle import Plan, Report, Shown
-from distributed_state.demo.notebook import Account, Called, Heard, account
-from distributed_state.demo.scenes import AGAIN, AWAY, TOGETHER
-from distributed_state.demo.screen import Screen
-from distributed_state.demo.verify import differences
+from distributed_state.events.config import digest
+from distributed_state.programs.demo import notebook
+from distributed_state.programs.demo.lifecycle import Plan, Report, Shown
+from distributed_state.programs.demo.notebook import Account, Called, Heard, account
+from distributed_state.programs.demo.scenes import AGAIN, AWAY, TOGETHER
+from distributed_state.programs.demo.screen import Screen
+from distributed_state.programs.demo.verify import differences
 
 
 def event(number: int, type: str, subject: str, **data: Any) -> Event:

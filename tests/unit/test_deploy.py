@@ -16,7 +16,7 @@ from below import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from distributed_state.service.limits import Limits
+from distributed_state.programs.service.limits import Limits
 from distributed_state.settings import Settings
 
 DEPLOY = ROOT / "deploy"
@@ -321,7 +321,7 @@ def test_a_pod_is_given_its_servers_by_a_secret(manifest: dict[str, Any]) -> Non
 
 @by_pod
 def test_probes_ask_for_what_is_served(manifest: dict[str, Any]) -> None:
-    application = (ROOT / "distributed_state/service/app.py").read_text()
+    application = (ROOT / "distributed_state/programs/service/app.py").read_text()
     for container in manifest["spec"]["template"]["spec"]["containers"]:
         ports = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
         probes = {name: probe["httpGet"] for name, probe in container.items() if name.endswith("Probe")}

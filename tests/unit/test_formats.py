@@ -27,8 +27,8 @@ from distributed_state import (
     to_langchain,
     to_openai,
 )
-from distributed_state.agent.formats import BEGINNING
-from distributed_state.agent.pairing import NO_RESULT
+from distributed_state.conversation.formats import BEGINNING
+from distributed_state.conversation.tool_pairing import NO_RESULT
 
 OPENAI = TypeAdapter(list[ChatCompletionMessageParam])
 ANTHROPIC = TypeAdapter(list[MessageParam])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distributed_state.codec import Form
-from distributed_state.hot import Entry
-from distributed_state.model import NEXT, Op
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.values.codec import Codec
+from distributed_state.values.journal import Op
+from distributed_state.values.model import NEXT
 
 always = settings(derandomize=True, deadline=None, max_examples=300, database=None)
 names = st.sampled_from([b"a", b"b", b"cc", b"#phase", b"#owner"])
@@ -24,8 +25,8 @@ steps = st.one_of(
 @always
 @given(st.lists(st.lists(steps, max_size=5), max_size=6))
 def test_the_size_that_is_carried_on_is_the_size_that_would_be_measured(changes: list[list[Op]]) -> None:
-    entry = Entry(Form("", ""), "e", 1, {b"a": b"1", NEXT: b"7"}, {})
+    entry = CachedRecord(Codec("", ""), "e", 1, {b"a": b"1", NEXT: b"7"}, {})
     for version, ops in enumerate(changes, 2):
         entry = entry.after(version, ops, 3)
-        measured = Entry(Form("", ""), "e", version, entry.fields, entry.messages)
+        measured = CachedRecord(Codec("", ""), "e", version, entry.fields, entry.messages)
         assert (entry.size, entry.fields_size) == (measured.size, measured.fields_size)

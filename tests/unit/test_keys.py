@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slots import every_name, slot
 
 from distributed_state import ConfigurationError
-from distributed_state.keys import Keys, RecordKeys, tag
-from distributed_state.model import SCOPES, Ref
+from distributed_state.values.keys import Keys, RecordKeys, tag
+from distributed_state.values.model import SCOPES, Ref
 
 always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
 hostile = st.characters(exclude_categories=()) | st.sampled_from("{}:%\0\n*?[]lockwait#")

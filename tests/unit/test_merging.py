@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distributed_state import Conflict, InvalidValue, codec, merging
-from distributed_state.deadlines import wrap
-from distributed_state.merging import append, last_writer, maximum, minimum, three_way, union
+from distributed_state import Conflict, InvalidValue
+from distributed_state.values import codec, merge
+from distributed_state.values.field_ttl import wrap
+from distributed_state.values.merge import append, last_writer, maximum, minimum, three_way, union
 
-FORM = codec.Form("", "session:s")
+FORM = codec.Codec("", "session:s")
 items = st.lists(st.integers(0, 8), max_size=6, unique=True)
 numbers = st.integers(-100, 100)
 
@@ -21,7 +22,7 @@ def stored(fields: dict[str, Any]) -> dict[bytes, bytes]:
     return {name.encode(): codec.encode(value) for name, value in fields.items()}
 
 
-def steps(base: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, merging.Step]:
+def steps(base: dict[str, Any], wanted: dict[str, Any]) -> dict[bytes, merge.Step]:
     """What a writer sends to make `wanted` of `base`."""
     found = {}
     for key in base.keys() | wanted.keys():
@@ -134,4 +135,4 @@ def test_a_policy_that_fails_is_named() -> None:
 def test_merge_takes_a_policy_by_field() -> None:
     for nonsense in (union, ["tags"], {"tags": "union"}, {1: union}, {"#tags": union}):
         with pytest.raises(InvalidValue):
-            merging.check(nonsense)
+            merge.check(nonsense)

@@ -10,21 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed_state import CorruptState, InvalidValue, TooLarge
-from distributed_state.model import (
-    MAX_ID_BYTES,
-    NEXT,
-    SCOPES,
-    SEGMENTS,
-    START,
-    Event,
-    Op,
-    Ref,
-    escape,
-    fold,
-    pack,
-    unescape,
-    unpack,
-)
+from distributed_state.values.journal import Op, fold, pack, unpack
+from distributed_state.values.model import MAX_ID_BYTES, NEXT, SCOPES, SEGMENTS, START, Ref, escape, unescape
+from distributed_state.values.results import Event
 
 always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
 letters = st.characters(exclude_categories=()) | st.sampled_from("%:0123456789ABCDEFud\0\n\ud800{}")

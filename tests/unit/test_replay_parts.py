@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import InvalidValue
-from distributed_state.model import Message
-from distributed_state.replay.conversations import Conversation, cut, parse_conversations, read_conversations
-from distributed_state.replay.report import latency
-from distributed_state.replay.verify import Ack, Kept, differences
+from distributed_state.programs.replay.conversations import Conversation, cut, parse_conversations, read_conversations
+from distributed_state.programs.replay.report import latency
+from distributed_state.programs.replay.verify import Ack, Kept, differences
+from distributed_state.values.model import Message
 
 
 def line(id: str, *messages: dict[str, Any]) -> bytes:

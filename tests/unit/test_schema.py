@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, field_serializer, field_validator
 
-from distributed_state import InvalidValue, Schema, codec
-from distributed_state.codec import Form
-from distributed_state.hot import Entry
-from distributed_state.model import SCHEMA
+from distributed_state import InvalidValue, Schema
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.values import codec
+from distributed_state.values.codec import Codec
+from distributed_state.values.model import SCHEMA
 
 
 class Colour(Enum):
@@ -101,9 +102,9 @@ VALUES = {
 EVERYTHING = Schema.of(Everything)
 
 
-def entry(fields: dict[str, Any]) -> Entry:
-    return Entry(
-        Form("n", "r"), "e", 1, {codec.encode_key(key): codec.encode(value) for key, value in fields.items()}, {}
+def entry(fields: dict[str, Any]) -> CachedRecord:
+    return CachedRecord(
+        Codec("n", "r"), "e", 1, {codec.encode_key(key): codec.encode(value) for key, value in fields.items()}, {}
     )
 
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_state import ConfigurationError, DecryptionFailed, Encryption, InvalidValue, KeyRing, Message
-from distributed_state.codec import Form
-from distributed_state.sealing import Sealed
+from distributed_state.values.codec import Codec
+from distributed_state.values.encryption import Sealed
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 RING = KeyRing({"old": OLD, "new": NEW})
@@ -93,7 +93,7 @@ def test_bytes_of_any_kind_are_refused_by_name(rest: bytes) -> None:
     with pytest.raises(DecryptionFailed):
         form().decode(b"\x01" + rest, "ssn")
     with pytest.raises(DecryptionFailed, match="has no keys"):
-        Form("n", "session:s").decode(b"\x01" + rest, "ssn")
+        Codec("n", "session:s").decode(b"\x01" + rest, "ssn")
 
 
 @given(st.integers(min_value=0))
@@ -155,7 +155,7 @@ def test_complaints_do_not_repeat_what_is_to_be_encrypted() -> None:
             case(form())
         assert "4111" not in said(caught.value)
     with pytest.raises(InvalidValue, match="4111"):  # where nothing is to be hidden, the place is named
-        cases[0](Form("n", "session:s"))
+        cases[0](Codec("n", "session:s"))
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from below import server_binary
 
-from distributed_state import servers
 from distributed_state.errors import ConfigurationError
-from distributed_state.servers import free_port, postgres_server, redis_binary, redis_server
+from distributed_state.programs import servers
+from distributed_state.programs.servers import free_port, postgres_server, redis_binary, redis_server
 
 
 def ask(port: int, *words: str, timeout: float = 2.0) -> bytes:
@@ -75,7 +75,7 @@ def test_a_wrong_option_shows_what_the_server_said(binary: str) -> None:
 
 def test_servers_end_with_the_process_that_started_them() -> None:
     code = (
-        "import sys; from distributed_state.servers import redis_server\n"
+        "import sys; from distributed_state.programs.servers import redis_server\n"
         "server = redis_server().__enter__(); print(server.pid, flush=True); sys.exit(3)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

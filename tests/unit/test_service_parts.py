@@ -13,9 +13,9 @@ from below import until
 
 from distributed_state import errors
 from distributed_state.errors import DurabilityUnknown, StateError, Unavailable, WarmUnavailable
-from distributed_state.service.answers import STATUS, encode, refusal
-from distributed_state.service.readiness import Probe
-from distributed_state.service.work import Work
+from distributed_state.programs.service.answers import STATUS, encode, refusal
+from distributed_state.programs.service.readiness import Probe
+from distributed_state.programs.service.work import Work
 
 ALL = sorted(
     (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, StateError)),
@@ -135,6 +135,6 @@ async def test_work_is_finished_or_given_up_at_the_end() -> None:
 
 def test_the_core_does_not_bring_what_http_needs() -> None:
     others = "{'starlette', 'uvicorn', 'prometheus_client'}"
-    code = f"import sys, distributed_state, distributed_state.cli; print({others} & set(sys.modules))"
+    code = f"import sys, distributed_state, distributed_state.programs.cli; print({others} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

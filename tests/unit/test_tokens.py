@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_state import ConfigurationError, InvalidValue, Message, tiktoken_counter
-from distributed_state.agent.tokens import counted, estimate
+from distributed_state.conversation.tokens import counted, estimate
 
 # Every byte a token, and two words: enough to see that the counter counts what the encoding says.
 RANKS = {bytes([byte]): byte for byte in range(256)} | {b"hello": 256, b" world": 257, b"he": 258, b"hel": 259}

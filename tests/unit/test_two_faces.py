@@ -11,29 +11,30 @@ from typing import Any
 
 import pytest
 
-from distributed_state import sync
-from distributed_state.agent.turn import AsyncTurn
-from distributed_state.batch import AsyncBatch
-from distributed_state.events import AsyncEvents
-from distributed_state.lease import AsyncLease
-from distributed_state.records import AsyncRecord
-from distributed_state.session import AsyncSession
-from distributed_state.store import AsyncStateStore
-from distributed_state.sync_fleet import Events
-from distributed_state.transaction import AsyncTransaction
-from distributed_state.typed import AsyncEdit, AsyncTypedRecord, AsyncTypedSession
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.events.handlers import AsyncEvents
+from distributed_state.records.batch import AsyncBatch
+from distributed_state.records.record import AsyncRecord
+from distributed_state.records.transaction import AsyncTransaction
+from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
+from distributed_state.store import blocking as face_of_blocking
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.blocking_fleet import Events
+from distributed_state.warm.lease import AsyncLease
 
 PAIRS: list[tuple[type, type]] = [
-    (sync.StateStore, AsyncStateStore),
-    (sync.Session, AsyncSession),
-    (sync.Record, AsyncRecord),
-    (sync.Lease, AsyncLease),
-    (sync.Batch, AsyncBatch),
-    (sync.TransactionBody, AsyncTransaction),
-    (sync.Turn, AsyncTurn),
-    (sync.TypedSession, AsyncTypedSession),
-    (sync.TypedRecord, AsyncTypedRecord),
-    (sync.Edit, AsyncEdit),
+    (face_of_blocking.StateStore, AsyncStateStore),
+    (face_of_blocking.Session, AsyncSession),
+    (face_of_blocking.Record, AsyncRecord),
+    (face_of_blocking.Lease, AsyncLease),
+    (face_of_blocking.Batch, AsyncBatch),
+    (face_of_blocking.TransactionBody, AsyncTransaction),
+    (face_of_blocking.Turn, AsyncTurn),
+    (face_of_blocking.TypedSession, AsyncTypedSession),
+    (face_of_blocking.TypedRecord, AsyncTypedRecord),
+    (face_of_blocking.Edit, AsyncEdit),
     (Events, AsyncEvents),
 ]
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
@@ -71,7 +72,7 @@ def blocking(text: str) -> str:
 @pairs
 def test_they_offer_the_same_methods(face: type, twin: type) -> None:
     assert methods(face).keys() == methods(twin).keys()
-    assert methods(face) or face in (sync.TransactionBody, sync.Edit)
+    assert methods(face) or face in (face_of_blocking.TransactionBody, face_of_blocking.Edit)
     assert hasattr(face, "__enter__") == hasattr(twin, "__aenter__")
     assert hasattr(face, "__exit__") == hasattr(twin, "__aexit__")
 

@@ -1,0 +1,105 @@
+"""The last state of a conversation that was deleted. Law: it is read from history, once, and nothing changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributed_state.errors import CorruptState, Deleted
+from distributed_state.port.blocking import finish
+from distributed_state.values.model import Message
+from distributed_state.values.results import Snapshot
+
+
+class AsyncLastState:
+    """What a deleted conversation was. Reads like a session; every write raises Deleted."""
+
+    def __init__(self, session: Any, version: int, warn: Callable[[CorruptState], None]) -> None:
+        self._session = session
+        self._version = version
+        self._warn = warn
+        self._found: Snapshot | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self._session.id)
+
+    async def _snapshot(self) -> Snapshot:
+        if self._found is None:
+            try:
+                self._found = await self._session.at(version=self._version)
+            except CorruptState as error:
+                self._warn(error)
+                self._found = Snapshot(self._version, {}, (), None, False)
+        return self._found
+
+    async def get(self, key: str, default: Any = None) -> Any:
+        """Read one field as it was last."""
+        return (await self._snapshot()).fields.get(key, default)
+
+    async def has(self, key: str) -> bool:
+        """Tell whether a field was there."""
+        return key in (await self._snapshot()).fields
+
+    async def get_all(self) -> dict[str, Any]:
+        """Read all fields as they were last."""
+        return dict((await self._snapshot()).fields)
+
+    async def messages(self, *, last: int | None = None) -> list[Message]:
+        """Read the last messages, or all, oldest first."""
+        found = list((await self._snapshot()).messages)
+        return found if last is None else found[len(found) - min(last, len(found)) :]
+
+    async def phase(self) -> str | None:
+        """Read the last phase."""
+        return (await self._snapshot()).phase
+
+    async def version(self) -> int:
+        """The last version before the deletion."""
+        return self._version
+
+    async def exists(self) -> bool:
+        """False: it was deleted."""
+        return False
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(type(self._session), name):
+            raise Deleted(f"session:{self.id[:200]}: was deleted; its last state can be read, but not by {name}")
+        raise AttributeError(name)
+
+
+class LastState:
+    """The same for blocking code."""
+
+    def __init__(self, twin: AsyncLastState) -> None:
+        self._twin = twin
+
+    @property
+    def id(self) -> str:
+        return self._twin.id
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return finish(self._twin.get(key, default))
+
+    def has(self, key: str) -> bool:
+        return finish(self._twin.has(key))
+
+    def get_all(self) -> dict[str, Any]:
+        return finish(self._twin.get_all())
+
+    def messages(self, *, last: int | None = None) -> list[Message]:
+        return finish(self._twin.messages(last=last))
+
+    def phase(self) -> str | None:
+        return finish(self._twin.phase())
+
+    def version(self) -> int:
+        return finish(self._twin.version())
+
+    def exists(self) -> bool:
+        return finish(self._twin.exists())
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._twin, name)

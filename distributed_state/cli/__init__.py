@@ -1,6 +1,0 @@
-"""The command line; `shell` is where it starts."""
-
-from distributed_state.cli import auditing, changing, looking, running, serving, showing, telling
-from distributed_state.cli.shell import main
-
-__all__ = ["auditing", "changing", "looking", "main", "running", "serving", "showing", "telling"]

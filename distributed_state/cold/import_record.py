@@ -1,0 +1,104 @@
+"""Brings in a record with its history. Law: it comes whole or not at all, and never over one that is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, exc, insert
+
+from distributed_state.cold import bulk, tables
+from distributed_state.cold.archive import insert_parsed
+from distributed_state.cold.entries import Parsed, parent_record, parse
+from distributed_state.cold.history import snapshot_row
+from distributed_state.cold.record_index import hashed, lock
+from distributed_state.errors import Conflict, CorruptState, InvalidValue
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import JournalEntry, State, fold
+from distributed_state.values.model import DELETED, OWNER, PARENT, SEGMENTS
+
+
+def adopt(
+    connection: Connection,
+    namespace: str,
+    record: str,
+    *,
+    partition: int,
+    epoch: str,
+    base: State | None,
+    base_messages: Sequence[tuple[int, bytes]],
+    entries: Sequence[JournalEntry],
+    snapshot_every: int,
+) -> None:
+    """Insert the base as a snapshot, then the changes after it. Raises Conflict if the record exists."""
+    if base is None and not entries:
+        raise InvalidValue(f"{record}: neither a state nor a change to import")
+    first = base.version if base else entries[0].version
+    _refuse_existing(connection, namespace, record, first)
+    parsed = [_parsed(entry, record, partition, epoch) for entry in entries]
+    try:
+        with connection.begin_nested():
+            kept = _keep_states(namespace, record, epoch, base, parsed, snapshot_every)
+            bulk.add(connection, tables.snapshots, [snapshot_row(namespace, record, state) for state in kept])
+            rows = [(namespace, record, seq, first, epoch, data) for seq, data in base_messages]
+            bulk.add(connection, tables.messages, rows)
+            insert_parsed(connection, namespace, parsed)
+            _share(connection, namespace, record, base)
+            _add_head(connection, namespace, record, partition, kept[-1], parsed)
+    except exc.IntegrityError as error:
+        raise Conflict(f"{record}: a part of it is already in the archive") from error
+
+
+def _refuse_existing(connection: Connection, namespace: str, record: str, first: int) -> None:
+    stone = hashed(namespace, record)
+    found = lock(connection, namespace, [record, stone])
+    if record in found:
+        version = found[record]["version"]
+        raise Conflict(f"{record} exists already, at version {version}", version=version)
+    if stone in found and found[stone]["version"] >= first:
+        version = found[stone]["version"]
+        raise Conflict(f"{record} was erased at version {version}; version {first} may not come again", version=version)
+
+
+def _parsed(entry: JournalEntry, record: str, partition: int, epoch: str) -> Parsed:
+    if entry.record != record:
+        raise InvalidValue(f"{record}: an entry of {entry.record} among its changes")
+    try:
+        return parse(entry, partition, epoch)
+    except (ValueError, CorruptState) as error:
+        raise InvalidValue(f"{record} version {entry.version}: {error}") from error
+
+
+def _keep_states(
+    namespace: str, record: str, epoch: str, base: State | None, parsed: Sequence[Parsed], every: int
+) -> list[State]:
+    """The states to keep as snapshots: the base, every so many changes, and the last."""
+    fields = dict(base.fields) if base else {}
+    kept = [State(epoch, base.version, dict(fields))] if base else []
+    for number, item in enumerate(parsed, 1):
+        fold(fields, item.ops)
+        if number % every == 0 or item is parsed[-1]:
+            kept.append(State(epoch, item.entry.version, dict(fields)))
+    return kept
+
+
+def _share(connection: Connection, namespace: str, record: str, base: State | None) -> None:
+    runs = message_ranges.parse(base.fields.get(SEGMENTS, b"[]")) if base else []
+    held = {(namespace, run.source, record, base.version, run.start, run.stop) for run in runs} if base else set()
+    bulk.add(connection, tables.shares, list(held))
+
+
+def _add_head(
+    connection: Connection, namespace: str, record: str, partition: int, state: State, parsed: Sequence[Parsed]
+) -> None:
+    scope, _, name = record.partition(":")
+    now = int(time.time() * 1000)
+    owner = state.fields.get(OWNER)
+    parent = state.fields.get(PARENT)
+    row = {"namespace": namespace, "record": record, "partition": partition, "scope": scope, "id": name}
+    row |= {"epoch": state.epoch, "version": state.version, "deleted": DELETED in state.fields}
+    row |= {"owner": owner.decode() if owner is not None else None}
+    row |= {"parent": parent_record(parent) if parent is not None else None}
+    row |= {"created_ms": parsed[0].entry.time_ms if parsed else now}
+    row |= {"updated_ms": parsed[-1].entry.time_ms if parsed else now}
+    connection.execute(insert(tables.records), row)

@@ -1,0 +1,130 @@
+"""Stores values in another form, in place. Law: what a row says stays the same; one record is one transaction.
+
+Events are a table of their own, in which many are about no record; a page of them is one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Table, and_, bindparam, select, tuple_, update
+
+from distributed_state.cold.bulk import chunks
+from distributed_state.cold.record_index import ERASED, lock
+from distributed_state.cold.tables import changes, events, messages, quarantine, records, snapshots
+from distributed_state.errors import CorruptState
+from distributed_state.values import codec, message_ranges
+from distributed_state.values.journal import Op, pack, unpack
+from distributed_state.values.model import SEGMENTS, is_value
+
+# The bytes to store for those of a field, a message or an event: (record it was written under, name, bytes).
+Rewrite = Callable[[str, str, bytes], bytes]
+EventKey = tuple[int, str, int]  # partition, epoch, offset
+PAGE = 100
+
+
+def names(connection: Connection, namespace: str, after: str) -> list[str]:
+    """The next records in order of their texts."""
+    query = select(records.c.record).where(records.c.namespace == namespace, records.c.record > after)
+    query = query.where(records.c.scope != ERASED).order_by(records.c.record).limit(PAGE)
+    return list(connection.execute(query).scalars())
+
+
+def rewrite(connection: Connection, namespace: str, record: str, form: Rewrite, *, keep: bool) -> int:
+    """Rewrite all values of a record and return how many changed; with `keep` they are only counted."""
+    lock(connection, namespace, [record])
+    work = _Work(connection, namespace, record, form, keep)
+    for table in (snapshots, changes, quarantine):
+        work.packed(table)
+    work.messages()
+    return work.count
+
+
+def rewrite_events(
+    connection: Connection, namespace: str, after: EventKey, form: Rewrite, *, keep: bool
+) -> tuple[EventKey | None, int]:
+    """Rewrite the events of the next page; where it ends, None behind the last one, and how many changed."""
+    e = events.c
+    key = (e.partition, e.epoch, e.offset)
+    query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == namespace, tuple_(*key) > after)
+    rows = connection.execute(query.order_by(*key).limit(PAGE)).all()
+    new = []
+    for row in rows:
+        data = form(row.subject, codec.event_name(row.type, row.id), row.data)
+        if data != row.data:
+            new.append({"p": row.partition, "e": row.epoch, "o": row.offset, "d": data})
+    if new and not keep:
+        place = (e.partition == bindparam("p"), e.epoch == bindparam("e"), e.offset == bindparam("o"))
+        connection.execute(update(events).where(e.namespace == namespace, *place).values(data=bindparam("d")), new)
+    return (tuple(rows[-1][:3]) if rows else None), len(new)
+
+
+class _Work:
+    def __init__(self, connection: Connection, namespace: str, record: str, form: Rewrite, keep: bool) -> None:
+        self._connection = connection
+        self._namespace = namespace
+        self._record = record
+        self._form = form
+        self._keep = keep
+        self._sources: dict[int, str] = {}
+        self.count = 0
+
+    def packed(self, table: Table) -> None:
+        """The tables whose `data` is a change."""
+        for rows in self._pages(table):
+            self._store(table, [(key, data, self._change(data, key.get("event", ""))) for key, data in rows])
+
+    def messages(self) -> None:
+        """What was shared by a record that was purged since is kept here, as it was written there."""
+        for rows in self._pages(messages):
+            again = []
+            for key, data in rows:
+                source = self._sources.get(key["seq"], self._record)
+                again.append((key, data, self._value(source, codec.MESSAGE, data)))
+            self._store(messages, again)
+
+    def _change(self, data: bytes, event: str) -> bytes:
+        try:
+            ops = unpack(data)
+        except CorruptState:
+            return data  # in quarantine, for that reason
+        again = []
+        for kind, name, value in ops:
+            if kind == b"s" and name == SEGMENTS:
+                for run in message_ranges.parse(value):
+                    self._sources.update(dict.fromkeys(range(run.start, run.stop), run.source))
+            elif kind == b"s" and is_value(name):
+                value = self._value(self._record, codec.decode_key(name), value)
+            elif kind == b"m":
+                value = self._value(self._record, codec.MESSAGE, value)
+            elif kind == b"e" and name.count(b" ") >= 2:
+                _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
+                # Not counted: the event has a row of its own.
+                value = self._form(subject, codec.event_name(type, event), value)
+            again.append(Op(kind, name, value))
+        return pack(again)
+
+    def _value(self, source: str, name: str, data: bytes) -> bytes:
+        again = self._form(source, name, data)
+        self.count += again != data
+        return again
+
+    def _pages(self, table: Table) -> Iterable[list[tuple[dict[str, Any], bytes]]]:
+        """Rows of the record, each as its key and its data, some at a time."""
+        own = [column for column in table.primary_key if column.name not in ("namespace", "record")]
+        own += [table.c.event] if "event" in table.c else []
+        mine = and_(table.c.namespace == self._namespace, table.c.record == self._record)
+        numbers = self._connection.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
+        for page in chunks(numbers, PAGE):
+            query = select(table.c.data, *own).where(mine, own[0].between(page[0], page[-1])).order_by(own[0])
+            names = [column.name for column in own]
+            yield [(dict(zip(names, key, strict=True)), data) for data, *key in self._connection.execute(query)]
+
+    def _store(self, table: Table, rows: Iterable[tuple[dict[str, Any], bytes, bytes]]) -> None:
+        new = [key | {"new": again} for key, data, again in rows if again != data]
+        if new and not self._keep:
+            named = [{f"b_{name}": value for name, value in row.items()} for row in new]
+            place = [table.c[name] == bindparam(f"b_{name}") for name in new[0] if name != "new"]
+            query = update(table).where(table.c.namespace == self._namespace, table.c.record == self._record, *place)
+            self._connection.execute(query.values(data=bindparam("b_new")), named)

@@ -1,0 +1,1 @@
+"""Sessions: turns, messages in a window, tools, phases."""

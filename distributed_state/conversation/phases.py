@@ -1,0 +1,192 @@
+"""Phases and the events that lead from one to the next. Law: a phase is left only if nobody left it before.
+
+A table is checked when it is made, an event when it is committed: the server compares the phase that the decision was
+made on, in the same atomic step as the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from distributed_state.errors import Conflict, Deleted, InvalidTransition, InvalidValue
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import Changes
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import PHASE, Message
+from distributed_state.warm.answers import Committed, Draft
+
+
+@dataclass(frozen=True, slots=True)
+class StateMachine:
+    """A table {(state, event): state}, the state to begin in, and a name for error messages.
+
+    `final` holds the states in which a run is over; without it, those that no event leads out of. Raises InvalidValue
+    if the table is empty, names anything but non-empty str, or has no way out of `initial`.
+    """
+
+    table: Mapping[tuple[str, str], str] = field(hash=False)
+    initial: str = field(kw_only=True)
+    name: str = field(default="machine", kw_only=True)
+    final: frozenset[str] = field(default=frozenset(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        _check(self.name, self.table, self.initial)
+        table = MappingProxyType(dict(self.table))
+        try:
+            final = frozenset(self.final)
+        except TypeError:
+            raise InvalidValue(f"{self.name}: final is a set of states, not {self.final!r:.80}") from None
+        final = final or frozenset(table.values()) - {state for state, _ in table}
+        if strangers := final - {*table.values(), self.initial}:
+            raise InvalidValue(f"{self.name}: final state {sorted(strangers, key=str)[0]!r} is in no row of the table")
+        object.__setattr__(self, "table", table)
+        object.__setattr__(self, "final", final)
+
+    def next(self, state: str, event: str) -> str:
+        """The state that an event leads to. Raises InvalidTransition if it leads nowhere from `state`."""
+        if not isinstance(event, str):
+            raise InvalidValue(f"{self.name}: an event is a str, not {event!r:.80}")
+        following = self.table.get((state, event))
+        if following is None:
+            allowed = ", ".join(self.events(state)) or "none"
+            text = f"{self.name}: event {event!r:.80} is not allowed in phase {state!r:.80}; allowed there: {allowed}"
+            raise InvalidTransition(text, phase=state, event=event)
+        return following
+
+    def events(self, state: str) -> tuple[str, ...]:
+        """The events allowed in a state, in the order of the table."""
+        return tuple(event for start, event in self.table if start == state)
+
+    @property
+    def states(self) -> frozenset[str]:
+        """Every state of the table."""
+        return frozenset({self.initial, *self.table.values(), *(state for state, _ in self.table)})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        known = {"initial": self.initial, "name": self.name, "final": self.final}
+        return partial(StateMachine, **known), (dict(self.table),)  # type: ignore[arg-type]  # as __init__ has them
+
+
+def _check(name: Any, table: Any, initial: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise InvalidValue(f"the name of a machine is a non-empty str, not {name!r:.80}")
+    if not isinstance(table, Mapping) or not table:
+        raise InvalidValue(f"{name}: a table is a non-empty mapping {{(state, event): state}}, not {table!r:.80}")
+    for row, following in table.items():
+        words = (*row, following) if isinstance(row, tuple) else ()
+        if len(words) != 3 or not all(isinstance(word, str) and word for word in words):
+            raise InvalidValue(
+                f"{name}: a row is (state, event): state, each a non-empty str, not {row!r}: {following!r}"
+            )
+    if not isinstance(initial, str) or all(state != initial for state, _ in table):
+        raise InvalidValue(f"{name}: no row leads out of the initial state {initial!r:.80}")
+
+
+# A task that is worked off step by step and may ask its user.
+TASK_MACHINE = StateMachine(
+    {
+        ("idle", "new_task"): "planning",
+        ("planning", "plan_ready"): "executing",
+        ("executing", "step_complete"): "executing",
+        ("executing", "needs_input"): "waiting_feedback",
+        ("waiting_feedback", "input_received"): "executing",
+        ("executing", "task_complete"): "done",
+    },
+    initial="idle",
+    name="task machine",
+)
+
+# A loop that looks at what it found before it goes on: it plans again, answers, or gives up.
+REASONING_MACHINE = StateMachine(
+    {
+        ("idle", "new_task"): "planning",
+        ("planning", "plan_ready"): "executing",
+        ("executing", "reflect"): "reflecting",
+        ("executing", "replan"): "planning",
+        ("reflecting", "replan"): "planning",
+        ("reflecting", "task_complete"): "done",
+        ("reflecting", "fail"): "error",
+    },
+    initial="idle",
+    name="reasoning machine",
+)
+
+# Both, with short cuts for simple questions, failure from everywhere, and the next task of the same conversation.
+DEFAULT = StateMachine(
+    {
+        **TASK_MACHINE.table,
+        **REASONING_MACHINE.table,
+        ("planning", "needs_input"): "waiting_feedback",
+        ("planning", "task_complete"): "done",
+        ("reflecting", "resume"): "executing",
+        ("reflecting", "needs_input"): "waiting_feedback",
+        ("waiting_feedback", "replan"): "planning",
+        ("idle", "fail"): "error",
+        ("planning", "fail"): "error",
+        ("executing", "fail"): "error",
+        ("waiting_feedback", "fail"): "error",
+        ("done", "new_task"): "planning",
+    },
+    initial="idle",
+    name="default machine",
+    final=frozenset({"done", "error"}),
+)
+
+
+async def transition(
+    tiers: Tiers,
+    names: RecordKeys,
+    changes: Callable[[], Changes],
+    commit: Callable[[Draft], Awaitable[Committed]],
+    event: str,
+    *,
+    machine: StateMachine,
+    set: Mapping[str, Any],
+    append: Iterable[Message | dict[str, Any]],
+) -> str:
+    """Move the record's phase along the table, in one commit with what else changes; the new phase."""
+    if not isinstance(machine, StateMachine):
+        raise InvalidValue(f"machine is a StateMachine, not {machine!r:.80}")
+    messages = tuple(append)
+    entry = await read_path.read(tiers, names)
+    if entry.deleted or event not in machine.events(_phase(_raw(entry), machine)):
+        # Hot may be a moment behind: only the server's word refuses.
+        entry = await read_path.read(tiers, names, fresh=True)
+    if entry.deleted:
+        raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}")
+    raw = _raw(entry)
+
+    async def once() -> str:
+        nonlocal raw
+        following = machine.next(_phase(raw, machine), event)
+        change = changes()
+        change.set_many(set)
+        for message in messages:
+            change.append(message)
+        change.phase(following)
+        draft = change.draft("transition")
+        draft.expectations.append((PHASE, raw))
+        try:
+            await commit(draft)
+        except Conflict as conflict:
+            if conflict.found:
+                raw = conflict.found[0]
+            raise
+        return following
+
+    return await write_path.until_no_conflict(tiers, once)
+
+
+def _raw(entry: CachedRecord) -> bytes | None:
+    return None if entry.deleted else entry.fields.get(PHASE)
+
+
+def _phase(raw: bytes | None, machine: StateMachine) -> str:
+    return machine.initial if raw is None else raw.decode("utf-8", "surrogatepass")

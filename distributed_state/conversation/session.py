@@ -1,0 +1,227 @@
+"""A conversation: a record with messages, a phase and turns. Law: a method is one commit or one read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from distributed_state.conversation import agent_state_storage
+from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.context import Context, checked, look
+from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
+from distributed_state.conversation.tokens import Counter, estimate
+from distributed_state.conversation.tool_once import call_once
+from distributed_state.conversation.tools import Tool
+from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window, of_session
+from distributed_state.errors import InvalidValue
+from distributed_state.records import expiry, history
+from distributed_state.records.access import MESSAGES, MOVES, VERSION
+from distributed_state.records.record import AsyncRecord
+from distributed_state.values import field_ttl, message_ranges
+from distributed_state.values.model import MAX_ID_BYTES, PHASE, Message
+from distributed_state.values.results import Lifetime
+
+
+class AsyncSession(AsyncRecord):
+    """A record with messages and a phase."""
+
+    async def append(self, *messages: Message | dict[str, Any]) -> int:
+        """Add messages to the conversation in one commit and return the new version.
+
+        One that names no `timestamp` has that of its commit when it is read.
+        """
+        changes = self._changes()
+        for message in messages:
+            changes.append(message)
+        return (await self._commit(changes.draft("append"))).version
+
+    async def messages(
+        self,
+        *,
+        last: int | None = None,
+        limit: int | None = None,
+        before: int | None = None,
+        after: int | None = None,
+        order: Literal["asc", "desc"] = "asc",
+        fresh: bool = False,
+        max_staleness: float | None = None,
+    ) -> list[Message]:
+        """Read the last messages, or all, or a page of them, oldest first. Older ones than recent come from SQL.
+
+        A message that was read knows its `number`, which stays; some are left out where messages were taken back.
+        `after` and `before` are such numbers, both exclusive. `limit` is how many from the beginning, which with
+        `order="desc"` is the newest: `messages(limit=20, order="desc", before=oldest.number)` is the page before, and
+        `messages(last=20, before=oldest.number)` the same with the oldest first. A page costs what it holds.
+        """
+        page = history.Page(last=last, limit=limit, before=before, after=after, order=order).checked()
+        self._allow("read", MESSAGES)
+        asks = self._asks(fresh, max_staleness)
+        return (await history.chosen(self._home.tiers(), self._names, page, fresh=asks))[1]
+
+    async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
+        """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
+        self._allow("read", MESSAGES)
+        asks = self._asks(fresh, max_staleness)
+        return await history.message(self._home.tiers(), self._names, number, fresh=asks)
+
+    async def window(
+        self,
+        *,
+        max_tokens: int,
+        keep_last: int = 6,
+        keep_system: bool = True,
+        counter: Counter = estimate,
+        strategy: Strategy = "drop",
+        summarizer: Summarizer | None = None,
+        wait: float = 60.0,
+    ) -> Window:
+        """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
+
+        A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
+        messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
+        `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
+        text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
+        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
+        """
+        bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
+        self._allow("read", MESSAGES)
+        if strategy == "summarize":
+            self._allow("lock", None)
+            self._allow("write", MESSAGES)
+        return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
+
+    async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
+        """Read the phase, None if none was set."""
+        entry = await self._entry(self._asks(fresh, max_staleness), MOVES)
+        data = None if entry.deleted else entry.fields.get(PHASE)
+        return None if data is None else data.decode("utf-8", "surrogatepass")
+
+    async def transition(
+        self,
+        event: str,
+        *,
+        machine: StateMachine = DEFAULT,
+        set: Mapping[str, Any] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+    ) -> str:
+        """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+
+        No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
+        it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
+        """
+        self._allow("read", MOVES)
+        self._allow("write", MOVES)
+        tiers = self._home.tiers()
+        extra = set or {}
+        return await transition(
+            tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
+        )
+
+    async def context(
+        self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
+    ) -> Context:
+        """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+
+        `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
+        messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
+        """
+        handles: list[AsyncRecord] = [self, *checked(beside)]
+        for handle in handles:
+            handle._allow("read", None)
+        self._allow("read", MESSAGES, MOVES)
+        return await look(self._home.tiers(), handles, last, counter)
+
+    async def load_state(self) -> AgentState | None:
+        """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
+        self._allow("read", None)
+        state = await agent_state_storage.load(self._home.tiers(), self._names)
+        self._allow("read", *agent_state_storage.told(state))
+        return state
+
+    async def save_state(self, state: AgentState) -> AgentState:
+        """Save an agent's state in one commit and return it as saved, the value to go on from.
+
+        Only what changed since it was loaded or saved is sent, and only new messages are appended. Raises Conflict if
+        the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
+        successor of already, a history that is not the stored one and more, or a value that is not valid.
+        """
+        return await agent_state_storage.save(self._home.tiers(), self._names, self._changes, self._commit, state)
+
+    async def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
+        """Tell every replica that a client goes on with this conversation; return the record's new version.
+
+        One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
+        number of messages shown, by default of those kept here, and the client. Which conversation a client is at is
+        the client's to know.
+        """
+        for name, value in ("previous_id", previous_id), ("client", client):
+            if not isinstance(value, str) or len(value) > MAX_ID_BYTES:
+                raise InvalidValue(f"{name} is a str of at most {MAX_ID_BYTES} characters, not {value!r:.80}")
+        if message_count is not None and (type(message_count) is not int or message_count < 0):
+            raise InvalidValue(f"message_count is an int from 0 on or None, not {message_count!r:.80}")
+        self._allow("write", VERSION)
+        entry = await self._entry(field=VERSION)
+        changes = self._changes()
+        count = message_count
+        if count is None:
+            count = 0 if entry.deleted else message_ranges.count(message_ranges.segments(self._text, entry.fields))
+        place = {"conversation_id": self._ref.id, "previous_id": previous_id}
+        changes.tell("conversation.switched", {**place, "message_count": count, "client": client})
+        return (await self._commit(changes.draft("switch"))).version
+
+    async def lifetime(self) -> Lifetime:
+        """Read how long the session lives: what is set, and when it ends if nobody writes any more. Asks the server."""
+        self._allow("read", VERSION)
+        return await expiry.read(self._home.tiers(), self._names)
+
+    async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
+        """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
+
+        What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
+        the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
+        not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        """
+        self._allow("write", None)
+        changes = self._changes()
+        changes.lives(field_ttl.span_ms("idle", idle), field_ttl.span_ms("lifetime", lifetime))
+        return (await self._commit(changes.draft("lifetime"))).version
+
+    def turn(
+        self,
+        *,
+        request_id: str | None = None,
+        busy: str = "wait",
+        wait: float = 60.0,
+        ttl: float = 30.0,
+        limit: float | None = None,
+        slot: str | None = None,
+    ) -> AsyncTurn:
+        """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+
+        Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
+        first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
+        "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
+        After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
+        time counts. Of one `slot` only the last request is remembered, else of each id.
+        """
+        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot)
+
+    async def call(
+        self,
+        tool: Tool | str,
+        arguments: dict[str, Any] | str | None = None,
+        *,
+        call_id: str,
+        turn_id: str = "",
+        wait: float = 60.0,
+        tools: Iterable[Tool] = (),
+    ) -> ToolCall:
+        """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+
+        A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
+        changes nothing, and is not remembered: a call may be repeated until it works.
+        """
+        return await call_once(self, tool, arguments, call_id, turn_id, wait, tools)

@@ -1,0 +1,236 @@
+"""Plain functions as tools of a model. Law: what a tool changes is kept if it returns, none of it if it fails.
+
+What a model got wrong (a name that no tool has, arguments that do not fit) is a failed call that tells the model what
+was expected; only what the program got wrong is raised.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, get_type_hints, overload
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+
+from distributed_state.errors import CorruptState, InvalidValue, NotFound
+from distributed_state.values import codec
+
+INJECTED = ("state", "agent_state", "user_state", "session")
+_GONE: Any = object()
+_WRONG = 5  # arguments that are named in one error
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call. Calling it directly is calling the function."""
+
+    name: str
+    description: str
+    function: Callable[..., Any]
+    wants: frozenset[str]
+    arguments: type[BaseModel]
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(*args, **named)
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of what the model gives; the injected parameters are not in it."""
+        schema = self.arguments.model_json_schema()
+        return {"type": "object", "properties": schema.pop("properties", {})} | {
+            name: part for name, part in schema.items() if name not in ("title", "type")
+        }
+
+    def to_openai(self) -> dict[str, Any]:
+        """An entry of `tools` in the OpenAI chat format."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": function}
+
+    def to_anthropic(self) -> dict[str, Any]:
+        """An entry of `tools` in the Anthropic messages format."""
+        return {"name": self.name, "description": self.description, "input_schema": self.parameters}
+
+    def read(self, arguments: dict[str, Any] | str | None) -> dict[str, Any]:
+        """The arguments as the model gave them, an object or its JSON text. Raises InvalidValue."""
+        if arguments is None or arguments == "":
+            return {}
+        try:
+            given = codec.decode(arguments.encode()) if isinstance(arguments, str) else arguments
+            codec.encode(given)  # NaN and the like: Python reads them, but they are no JSON
+        except (CorruptState, UnicodeEncodeError, InvalidValue) as error:
+            # Not a word of them: they may be a secret, and errors are logged.
+            what = f"the {len(arguments)} characters of" if isinstance(arguments, str) else "the"
+            raise InvalidValue(f"{self.name}: {what} arguments are not JSON; {self.takes}") from error
+        if not isinstance(given, dict):
+            kind = "null" if given is None else f"a {type(given).__name__}"
+            raise InvalidValue(f"{self.name}: the arguments are an object, not {kind}; {self.takes}")
+        return given
+
+    def bind(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as the function takes them, checked and converted. Raises InvalidValue naming what is wrong."""
+        try:
+            checked = self.arguments.model_validate(given)
+        except ValidationError as error:
+            places = [(".".join(map(str, each["loc"])) or "arguments", each["msg"]) for each in error.errors()[:_WRONG]]
+            wrong = "; ".join(f"{place:.80}: {text}" for place, text in places)
+            raise InvalidValue(f"{wrong}; {self.takes}") from error
+        return {name: getattr(checked, _safe(name)) for name in self.parameter_names if _safe(name) in checked.__dict__}
+
+    @property
+    def takes(self) -> str:
+        """What the model may give, in a line for an error: "book takes city: string, nights: integer (optional)"."""
+        schema = self.parameters
+        kinds = {name: f": {part['type']}" if "type" in part else "" for name, part in schema["properties"].items()}
+        needed = schema.get("required", [])
+        words = [f"{name}{kind}{'' if name in needed else ' (optional)'}" for name, kind in kinds.items()]
+        return f"{self.name} takes {', '.join(words) or 'no arguments'}"
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """The parameters that the model gives."""
+        return [name for name in inspect.signature(self.function).parameters if name not in INJECTED]
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool: ...
+
+
+@overload
+def tool(*, name: str | None = None, description: str | None = None) -> Callable[[Callable[..., Any]], Tool]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None, /, *, name: str | None = None, description: str | None = None
+) -> Tool | Callable[[Callable[..., Any]], Tool]:
+    """Make a tool of a function: `@tool`, or `@tool(name=..., description=...)`.
+
+    Parameters called `state` (or `agent_state`) and `user_state` are given the session's and its user's fields as
+    dicts that have the methods of a record as well, `session` the session; the model gives the others, each of which
+    has an annotation that it is checked against. Plain and coroutine functions may be tools, the latter on the asyncio
+    face only.
+    """
+    if function is None:
+        return lambda each: _tool(each, name, description)
+    return _tool(function, name, description)
+
+
+def _tool(function: Callable[..., Any], name: str | None, description: str | None) -> Tool:
+    if not callable(function):
+        raise InvalidValue(f"a tool is a function, not {function!r:.80}")
+    called = str(name or getattr(function, "__name__", "tool"))
+    text = description or inspect.getdoc(function) or ""
+    signature = inspect.signature(function)
+    hints = get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for each in signature.parameters.values():
+        if each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD, each.POSITIONAL_ONLY):
+            raise InvalidValue(f"{called}: parameter {each.name!r} cannot be given by name; a model gives each by name")
+        if each.name not in INJECTED:
+            if each.name not in hints:
+                # It would take whatever a model makes up, and its schema could not say what to give.
+                text = f"{called}: parameter {each.name!r} has no annotation, which says what a model may give"
+                raise InvalidValue(f"{text}; given by us are {', '.join(INJECTED)}")
+            default = ... if each.default is each.empty else each.default
+            fields[_safe(each.name)] = (hints[each.name], Field(default, alias=each.name))
+    arguments = create_model(called, __config__=ConfigDict(extra="forbid"), **fields)
+    return Tool(called, text, function, frozenset(signature.parameters) & set(INJECTED), arguments)
+
+
+def _safe(name: str) -> str:
+    return f"p_{name}"  # whatever the parameter is called, it is no attribute of pydantic's own
+
+
+def chosen(tool: Tool | str, tools: Iterable[Tool]) -> Tool:
+    """The tool, or the one of this name. Raises NotFound with the names that there are."""
+    if isinstance(tool, Tool):
+        return tool
+    if not isinstance(tool, str):
+        raise InvalidValue(f"a turn calls a Tool, as @tool makes it of a function, or its name, not {tool!r:.80}")
+    known = {each.name: each for each in tools}
+    if tool not in known:
+        raise NotFound(f"there is no tool {tool!r:.80}; there are {', '.join(known) or 'none'}")
+    return known[tool]
+
+
+class Scratch(MutableMapping[str, Any]):
+    """A dict over another: what is changed here is kept as a whole, or not at all.
+
+    Beside what a dict has it has the methods of a record, which a tool may know instead.
+    """
+
+    def __init__(self, below: MutableMapping[str, Any]) -> None:
+        self._below = below
+        self._now: dict[str, Any] = {}
+        self._given: dict[str, bytes] = {}  # lists and objects that were handed out, as they were then
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._now:
+            value = self._below[key]
+            if not isinstance(value, (dict, list)):
+                return value
+            self._given[key] = codec.encode(value, key)
+            self._now[key] = copy.deepcopy(value)
+        if self._now[key] is _GONE:
+            raise KeyError(key)
+        return self._now[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        codec.encode_key(key)
+        codec.encode(value, key)
+        self._given.pop(key, None)
+        self._now[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        self[key]  # KeyError if it is not there
+        self._given.pop(key, None)
+        self._now[key] = _GONE
+
+    def __iter__(self) -> Iterator[str]:
+        keys = dict.fromkeys([*self._below, *self._now])
+        return (key for key in keys if self._now.get(key) is not _GONE)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def set(self, key: str, value: Any) -> None:
+        """Set a field."""
+        self[key] = value
+
+    def has(self, key: str) -> bool:
+        """Tell whether a field is there."""
+        return key in self
+
+    def delete(self, key: str) -> None:
+        """Delete a field. One that is not there is no error."""
+        self.pop(key, None)
+
+    def get_all(self) -> dict[str, Any]:
+        """All fields."""
+        return dict(self)
+
+    def update(self, other: Any = (), values: Any = _GONE, /, **named: Any) -> None:
+        """As a dict's, or `update(key, values)`: merge `values` into the object at `key`, one level deep."""
+        if values is _GONE:
+            super().update(other, **named)
+            return
+        stored = self.get(other, {})
+        if named or not isinstance(values, Mapping) or not isinstance(stored, dict):
+            found = f"the field holds a {type(stored).__name__}, values is a {type(values).__name__}"
+            raise InvalidValue(f"{other!r:.80}: update(key, values) merges two objects; {found}")
+        self[other] = {**stored, **values}
+
+    def check(self) -> None:
+        """Raise InvalidValue if something that was changed in place cannot be stored."""
+        for key, value in self._now.items():
+            if value is not _GONE:
+                codec.encode(value, key)
+
+    def keep(self) -> None:
+        """Write what was changed through to the dict below."""
+        for key, value in self._now.items():
+            if value is _GONE:
+                self._below.pop(key, None)
+            elif self._given.get(key) != codec.encode(value, key):
+                self._below[key] = value

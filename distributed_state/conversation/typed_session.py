@@ -1,0 +1,11 @@
+"""A session whose fields are those of a pydantic model. Law: it adds nothing to its two parents."""
+
+from __future__ import annotations
+
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.records.schema import M
+from distributed_state.records.typed import AsyncTypedRecord
+
+
+class AsyncTypedSession(AsyncTypedRecord[M], AsyncSession):
+    """A session whose fields are those of a pydantic model."""

@@ -1,0 +1,188 @@
+"""What a turn changes in its user's record, beside its own. Law: once for each request, on top of what others wrote.
+
+The two records are two commits, the turn's first: one that is refused leaves its user alone. The other is prepared
+before it and asked of the server, so that what it would be refused for stops the turn while nothing is written; after
+it, it is completed with patience. The turn's carries what the other is to be, so that a repeated request completes what
+a crash or somebody faster left out; the other remembers the request, so that it is never applied twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any, TypedDict, TypeVar
+
+from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, WarmUnavailable
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.records.transaction import _GONE as GONE
+from distributed_state.records.transaction import Transaction
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import codec
+from distributed_state.values.model import REQUEST
+from distributed_state.warm.answers import Draft
+
+T = TypeVar("T")
+
+Effects = dict[str, dict[str, Any]]
+_TTL = 30.0
+
+
+class Effect(TypedDict):
+    """What a turn remembers of it: whose record, its version then, the name under which that remembers the request."""
+
+    user: str
+    version: int
+    mark: str | None
+    fields: Effects
+
+
+def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
+    """Whether this record may have been changed so already and remember it no more: too much came after.
+
+    Then it is taken for changed: one commit follows the other at once, and a crash in between is the rare case.
+    """
+    if entry.version < effect["version"]:
+        return True  # purged since
+    marks = [(data, codec.decode_key(name)) for name, data in entry.fields.items() if name[:2] == REQUEST]
+    return len(marks) >= remembered and all(entry.form.decode(*mark)[0] > effect["version"] for mark in marks)
+
+
+# In the user's record
+
+
+async def prepare(tiers: Tiers, user: Any, view: Transaction, effect: Effect, wait: float) -> Draft | None:
+    """The change of the user's record, as the server would carry it out now; None if there is nothing left to do.
+
+    Raises what it would be refused for; LockTimeout if somebody else holds the record for longer than `wait` seconds.
+    """
+    draft = _draft(tiers, user, view, effect)
+
+    async def once() -> None:
+        nonlocal draft
+        try:
+            if draft is not None:
+                await write_path.check(tiers, user._names, draft)
+        except Conflict:
+            draft = _draft(tiers, user, _anew(user, await _entry(tiers, user), effect), effect)
+            raise
+        except DurabilityUnknown as error:
+            # Of a write that would be true, but this is a question.
+            raise WarmUnavailable(f"{user.ref.text[:200]}: cannot be asked, nothing was written: {error}") from error
+
+    await _when_free(tiers, user, wait, lambda: write_path.until_no_conflict(tiers, once))
+    return draft
+
+
+async def complete(
+    tiers: Tiers, user: Any, effect: Effect, wait: float, *, draft: Draft | None = None, doubted: bool = False
+) -> None:
+    """Apply the effect on what is there now, if that was not done yet; `draft` is what was prepared.
+
+    A user that was deleted meanwhile stays so. `doubted`: the effect is of an earlier turn.
+    """
+
+    async def once() -> None:
+        nonlocal draft
+        change = draft
+        draft = None
+        if change is None:
+            entry = await _entry(tiers, user)
+            if entry.deleted or (doubted and forgotten(effect, entry, tiers.settings.remembered_requests)):
+                return
+            change = _draft(tiers, user, _anew(user, entry, effect), effect)
+        if change is not None:
+            await write_path.commit(tiers, user._names, change)
+
+    with suppress(Deleted):
+        await _when_free(tiers, user, wait, lambda: write_path.until_no_conflict(tiers, once))
+
+
+async def _when_free(tiers: Tiers, user: Any, wait: float, work: Callable[[], Awaitable[T]]) -> T:
+    """Do it; if somebody else holds the user's record, when it is our turn to."""
+    try:
+        return await work()
+    except Locked:
+        async with tiers.lock(user._names, wait=wait, ttl=_TTL):
+            return await work()
+
+
+async def _entry(tiers: Tiers, user: Any) -> CachedRecord:
+    return await read_path.read(tiers, user._names, fresh=True)
+
+
+def _anew(user: Any, entry: CachedRecord, effect: Effect) -> Transaction:
+    view = Transaction(entry, user._changes(), user._allow)
+    apply(effect["fields"], view)
+    return view
+
+
+def _draft(tiers: Tiers, user: Any, view: Transaction, effect: Effect) -> Draft | None:
+    """The commit of the user's record; None if this request has changed it already."""
+    if effect["mark"] is not None:
+        request = REQUEST + effect["mark"].encode("utf-8", "surrogatepass")
+        if request in view._entry.fields:
+            return None
+        remember(tiers, view._changes, view._entry, request, [view._entry.version])
+    draft = view._draft("turn")
+    return None if draft is None else user._sign(draft)
+
+
+def remember(tiers: Tiers, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
+    """Note that a request was answered, and make room for it."""
+    form = entry.form
+    changes.reserved(request, form.encode(kept, codec.decode_key(request)))
+    known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
+    too_many = len(known) + 1 - tiers.settings.remembered_requests
+    if too_many > 0:
+        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
+        for name in oldest[:too_many]:
+            changes.reserved(name, None)
+
+
+# What becomes of fields
+
+
+def changed(view: Transaction) -> Effects:
+    """The fields that a view changes: what each was (`base`) and is to be (`mine`); a part is left out if absent."""
+    found: Effects = {}
+    for key, base, mine in view._differences():
+        found[key] = {name: value for name, value in (("base", base), ("mine", mine)) if value is not GONE}
+    return found
+
+
+def apply(effects: Effects, view: Transaction) -> None:
+    """Make these changes on a newer state: numbers add up, objects merge, lists grow; else the later one is right."""
+    for key, parts in effects.items():
+        if "mine" not in parts:
+            view.pop(key, None)
+        elif key in view and view[key] != parts.get("base"):
+            view[key] = added(parts.get("base"), view[key], parts["mine"])
+        else:
+            view[key] = parts["mine"]
+
+
+def added(base: Any, theirs: Any, mine: Any) -> Any:
+    """Both changes of one value, as far as there is a sum of them; else `mine`."""
+    if _number(theirs) and _number(mine) and (base is None or _number(base)):
+        return theirs + mine - (base or 0)
+    if isinstance(theirs, list) and isinstance(mine, list):
+        before = base if isinstance(base, list) else []
+        return theirs + mine[len(before) :] if mine[: len(before)] == before else mine
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        return _merged(base if isinstance(base, dict) else {}, theirs, mine)
+    return mine
+
+
+def _merged(base: Mapping[str, Any], theirs: dict[str, Any], mine: dict[str, Any]) -> dict[str, Any]:
+    merged = {key: value for key, value in theirs.items() if key in mine or key not in base}
+    for key, value in mine.items():
+        if key not in base or value != base[key]:
+            merged[key] = added(base.get(key), theirs[key], value) if key in theirs else value
+    return merged
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

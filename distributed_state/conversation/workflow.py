@@ -1,0 +1,153 @@
+"""A loop of steps that survives its worker. Law: each step is one commit; what was committed is not run again.
+
+A step is a turn: it loads the agent's state, decides what comes next, and commits the new state. A worker that dies
+loses the step that it was in; whoever runs the session next begins that one again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation.phases import DEFAULT
+from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.errors import InvalidValue, NotFound
+
+log = logging.getLogger(__name__)
+Step = Callable[[AgentState, Any], AgentState | Awaitable[AgentState]]
+_NEXT = "workflow.next"
+_FIRST = "workflow.first"
+
+
+@dataclass(frozen=True)
+class Workflow:
+    """What an agent does in each phase: `{"planning": plan, "executing": work, "reflecting": look_back}`.
+
+    A step takes the AgentState and the turn that it is part of, and returns the next state. What a tool changes
+    through `turn.call`, or the step in the turn's fields, is committed with it. `turn.request_id` names the step, the
+    same when it is repeated after a crash: hand it to whatever it causes outside the store, because that may happen
+    again. A task that takes more than `max_steps` ends in phase "error"; a step longer than `step_timeout` seconds is
+    given up and raises Fenced, and may be run again.
+    """
+
+    steps: Mapping[str, Step]
+    max_steps: int = 20
+    step_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.steps, Mapping) or not self.steps:
+            raise InvalidValue(f"steps are functions by phase, as {{'planning': plan}}, not {self.steps!r:.80}")
+        for phase, step in self.steps.items():
+            if phase not in DEFAULT.states - DEFAULT.final:
+                allowed = ", ".join(sorted(DEFAULT.states - DEFAULT.final))
+                raise InvalidValue(f"there is no step to do in phase {phase!r:.80}; phases with steps: {allowed}")
+            if not callable(step):
+                raise InvalidValue(f"the step of phase {phase!r} is a function, not {step!r:.80}")
+        if type(self.max_steps) is not int or self.max_steps < 1:
+            raise InvalidValue(f"max_steps is an int from 1 on, not {self.max_steps!r:.80}")
+        seconds = self.step_timeout
+        if seconds is not None and (
+            isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0
+        ):
+            raise InvalidValue(f"step_timeout is in seconds and more than 0, not {self.step_timeout!r:.80}")
+
+
+async def run(
+    session: Any,
+    workflow: Workflow,
+    text: str | None,
+    request_id: str | None,
+    dress: Callable[[Any], Any],
+    **lease: Any,
+) -> AgentState:
+    """Begin or go on with a session's task until it is done, has failed or waits for its user; the state then."""
+    if not isinstance(workflow, Workflow):
+        raise InvalidValue(f"run takes a Workflow, not {workflow!r:.80}")
+    if text is not None and not isinstance(text, str):
+        raise InvalidValue(f"the user's input is a str or None, not {text!r:.80}")
+    state = await _begin(session, text, request_id, lease)
+    while _unfinished(state, workflow):
+        turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
+        async with turn:
+            # Whoever else runs this session may have done the step meanwhile.
+            if state._saved is None or (state._saved.epoch, state._saved.version) != (turn.epoch, turn.version):
+                state = await _loaded(turn)
+            if _unfinished(state, workflow):
+                await _step(workflow, state, turn, dress)
+        state = turn.state or state
+    return state
+
+
+def _unfinished(state: AgentState, workflow: Workflow) -> bool:
+    return state.phase not in DEFAULT.final and (state.phase != "waiting_feedback" or state.phase in workflow.steps)
+
+
+async def _begin(session: Any, text: str | None, request_id: str | None, lease: dict[str, Any]) -> AgentState:
+    """Put the user's input into the state: a new task, the answer to a question, or nothing if it is there already."""
+    turn: AsyncTurn = session.turn(request_id=request_id, **lease)
+    async with turn:
+        state = await turn.load_state()
+        if turn.repeated or text is None:
+            if state is None:
+                raise NotFound(f"{session.ref.text[:200]}: there is no task to go on with")
+            return state
+        following = await _told(turn, state, session.ref.id, text)
+        if following is None:
+            assert state is not None
+            log.info("%s: goes on in phase %s", session.ref.text[:200], state.phase)
+            return state
+        if state is None or state.phase in DEFAULT.final:
+            turn[_FIRST] = turn.get(_NEXT, 0)
+        await turn.save_state(following)
+    assert turn.state is not None
+    return turn.state
+
+
+async def _told(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
+    """The state with the user's input; None if it is in the middle of the task that this input began."""
+    if state is None:
+        return AgentState(session_id=session_id, history=tuple(await turn.messages())).new_task(text)
+    if state.phase in (*DEFAULT.final, DEFAULT.initial):
+        return state.new_task(text)
+    if state.phase == "waiting_feedback":
+        return state.with_messages({"role": "user", "content": text}).to_executing()
+    if text == state.memory.goal:
+        return None
+    return state.with_messages({"role": "user", "content": text})
+
+
+async def _loaded(turn: AsyncTurn) -> AgentState:
+    state = await turn.load_state()
+    if state is None:
+        raise NotFound("the session's task was removed while it ran")
+    return state
+
+
+async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dress: Callable[[Any], Any]) -> None:
+    number = turn.get(_NEXT, 0)
+    turn.request_id = f"{state.session_id}/{number}"
+    turn[_NEXT] = number + 1
+    if number - turn.get(_FIRST, 0) >= workflow.max_steps:
+        await turn.save_state(state.to_error(f"no answer after {workflow.max_steps} steps"))
+        return
+    step = workflow.steps.get(state.phase)
+    if step is None:
+        raise InvalidValue(
+            f"the workflow has no step for phase {state.phase!r:.80}, only for {', '.join(workflow.steps)}"
+        )
+    if inspect.iscoroutinefunction(step) and not turn.suspends:
+        raise InvalidValue(f"the step of phase {state.phase!r} is a coroutine function, for asyncio only")
+    following = step(state, dress(turn))
+    if inspect.isawaitable(following):
+        following = await following
+    if not isinstance(following, AgentState):
+        raise InvalidValue(f"the step of phase {state.phase!r} returned {following!r:.80}, not the next AgentState")
+    if following.phase not in DEFAULT.states:
+        raise InvalidValue(f"the step of phase {state.phase!r} returned a state in phase {following.phase!r:.80}")
+    if turn.pending or turn.phase != state.phase:
+        raise InvalidValue("messages and phase of a step belong into the AgentState that it returns, not into its turn")
+    await turn.save_state(following)

@@ -1,0 +1,1 @@
+"""Lifecycle events: handlers, the audit, the fleet's config."""

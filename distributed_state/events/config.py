@@ -1,0 +1,214 @@
+"""What an agent is configured with, from a file or from the fleet. Law: a broken one never replaces a good one.
+
+What the fleet is given lies in a record, and is read there. The event says which names changed, never to what: events
+reach more readers than records do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from distributed_state.errors import ConfigurationError, InvalidValue, StateError
+from distributed_state.values import codec
+
+log = logging.getLogger(__name__)
+Source = str | os.PathLike[str] | Mapping[str, Any]
+RECORD = "agent-config"  # of scope app: a field for all agents, and one for each that was given its own
+
+
+def field_of(agent: str) -> str:
+    """Where the record keeps what was given to one agent, or with "" to all."""
+    if not isinstance(agent, str):
+        raise InvalidValue(f"agent is the name of one, not a {type(agent).__name__}")
+    return f"agent:{agent}" if agent else "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A config that was given to the whole fleet. `time` is in seconds since 1970, `version` the record's."""
+
+    config: dict[str, Any]
+    time: float
+    version: int
+
+
+def newest(fields: Mapping[str, Any], agent: str, version: int) -> Spread | None:
+    """What the fleet was given last that concerns this agent."""
+    found = [_spread(fields.get(name), version) for name in (field_of(""), field_of(agent))]
+    return max(filter(None, found), key=lambda each: each.time, default=None)
+
+
+def _spread(found: Any, version: int) -> Spread | None:
+    """What a field of the record says; what else somebody wrote there keeps no agent from starting."""
+    given, time = (found.get("config"), found.get("time")) if isinstance(found, dict) else (None, None)
+    return Spread(given, float(time), version) if isinstance(given, dict) and isinstance(time, (int, float)) else None
+
+
+def told(before: Any, found: dict[str, Any], agent: str) -> dict[str, Any]:
+    """What an event says of a new config. `before` is what the record held in its place."""
+    given = before.get("config") if isinstance(before, dict) else None
+    changed = _differing(given if isinstance(given, dict) else {}, found)
+    return {"agent": agent, "changed": sorted(changed), "digest": digest(found)}
+
+
+def digest(found: dict[str, Any]) -> str:
+    """SHA-256 of a config, in hex: who has one can tell whether it is the fleet's."""
+    return hashlib.sha256(json.dumps(found, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The contents of a file, JSON if it is called so, else YAML. Raises ConfigurationError with the place."""
+    file = Path(path)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{file}: cannot be read: {error}") from error
+    try:
+        found = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{file}, line {error.lineno}, column {error.colno}: {error.msg}") from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigurationError(f"{file}{place}: {error.problem or error.context}") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigurationError(f"{file}: {error}") from error
+    return _object({} if found is None else found, str(file))
+
+
+def of_fleet(source: Source) -> dict[str, Any]:
+    """What is given to the whole fleet: a mapping, or the path of a file. Raises ConfigurationError, InvalidValue."""
+    if isinstance(source, (str, os.PathLike)):
+        return read(source)
+    if not isinstance(source, Mapping):
+        raise InvalidValue(f"a config is a mapping or the path of a file, not {type(source).__name__}")
+    return _object(dict(source), "config")
+
+
+def _object(found: Any, place: str) -> dict[str, Any]:
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(f"{place}: holds no object whose names are texts, but a {type(found).__name__}")
+    try:
+        # What every replica can be told, and compares with what it has: dates and the like of YAML are none.
+        value: dict[str, Any] = codec.decode(codec.encode(found, "config"))
+    except StateError as error:
+        raise ConfigurationError(f"{place}: {error}") from error
+    return value
+
+
+def part_of(found: dict[str, Any], agent: str) -> dict[str, Any]:
+    """What concerns one agent: all of it, or what stands under `agents` for it, over what stands beside that.
+
+    `agents` is a mapping by name, or a list of objects with a `name`.
+    """
+    agents = found.get("agents")
+    if isinstance(agents, list):
+        agents = {each.get("name"): each for each in agents if isinstance(each, dict)}
+    if not isinstance(agents, dict):
+        return found
+    mine = agents.get(agent)
+    beside = {name: value for name, value in found.items() if name != "agents"}
+    return beside | (mine if isinstance(mine, dict) else {})
+
+
+class Config:
+    """The config of one agent, as it is now: `value` is a dict, or a model of the class that the agent named."""
+
+    def __init__(self, agent: str, model: type[BaseModel] | None, source: Source | None) -> None:
+        self._agent = agent
+        self._model = model
+        self._path = Path(source) if isinstance(source, (str, os.PathLike)) else None
+        self._given = None if source is None or self._path else of_fleet(source)
+        self._raw: dict[str, Any] = {}
+        self._file: dict[str, Any] | None = None  # as last read, good or not
+        self._seen: tuple[float, int] | None = None
+        self._version = 0
+        self._time = 0.0
+        self.value: Any = {}
+
+    def begin(self, spread: Spread | None) -> None:
+        """Take the newest of file and fleet at the start. Raises ConfigurationError if there is none that is valid."""
+        if self._path is not None:
+            self._seen = self._stat()
+            self._given = self._file = read(self._path)
+        if spread is not None:
+            self._version = spread.version
+            self._time = spread.time
+            if self._seen is None or spread.time > self._seen[0]:
+                try:
+                    self._put(spread.config)
+                    return
+                except ConfigurationError as error:
+                    if self._given is None:
+                        raise
+                    log.error("agent %s starts with its own config, not the fleet's: %s", self._agent, error)
+        self._put(self._given or {})
+
+    def reload(self) -> set[str]:
+        """Read the file again; the names whose values differ now. Raises ConfigurationError, and nothing changed.
+
+        A file that is what it was changes nothing, even if the fleet was given another config since.
+        """
+        if self._path is None:
+            return set()
+        self._seen = self._stat()
+        found = read(self._path)
+        if found == self._file:
+            return set()
+        self._file = found
+        return self._put(found)
+
+    def take(self, spread: Spread) -> set[str]:
+        """Take what the fleet was given; the names whose values differ now. What came before the present is ignored."""
+        if spread.version <= self._version:
+            return set()
+        # The record moves on for other agents, too: what was given once is not taken again, over a newer file.
+        known = spread.time == self._time
+        self._version = spread.version
+        self._time = spread.time
+        return set() if known else self._put(spread.config)
+
+    def touched(self) -> bool:
+        """Whether the file is another one since it was read."""
+        return self._path is not None and self._stat() != self._seen
+
+    def _stat(self) -> tuple[float, int] | None:
+        assert self._path is not None
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime, found.st_size
+
+    def _put(self, found: dict[str, Any]) -> set[str]:
+        raw = part_of(found, self._agent)
+        try:
+            value = raw if self._model is None else self._model.model_validate(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"]) or "config"
+            source = f"{self._path}: " if self._path is not None else ""
+            raise ConfigurationError(f"{source}{place}: {first['msg']}") from error
+        changed = _differing(raw, self._raw)
+        self._raw = raw
+        self.value = value
+        return changed
+
+
+def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if _value(one, name) != _value(other, name)}
+
+
+def _value(raw: dict[str, Any], name: str) -> bytes | None:
+    # As text: to Python 1, 1.0 and True are equal.
+    return codec.encode(raw[name], name) if name in raw else None

@@ -1,0 +1,1 @@
+"""The hot tier: records kept in this process."""

@@ -1,0 +1,78 @@
+"""The command that tells what happened. Law: a time is read as its writer meant it, or refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from distributed_state import InvalidValue
+from distributed_state.programs.cli.looking import plain, when
+from distributed_state.programs.cli.shell import app, err, open_store, out
+
+_AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_WHEN = "so long ago, as 10m, 2h or 7d, or a date and time in ISO 8601, local unless it says otherwise"
+
+
+@app.command()
+def audit(
+    context: typer.Context,
+    conversation: Annotated[str | None, typer.Option(help="Only what happened to this conversation.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Only what is about this, as user:u1 or client:web.")] = None,
+    type_: Annotated[str | None, typer.Option("--type", help="conversation.deleted, or conversation.*")] = None,
+    since: Annotated[str | None, typer.Option(help=f"From then on: {_WHEN}.")] = None,
+    until: Annotated[str | None, typer.Option(help="Before then.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many; without --after the newest.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Go on behind this cursor, or from the 'oldest'.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One CloudEvent a line.")] = False,
+) -> None:
+    """List what happened on any replica, newest last.
+
+    Example: [cyan]distributed-state audit --type "conversation.*" --since 10m[/]
+    """
+    now = time.time()
+    begin = moment("--since", since, now)
+    end = moment("--until", until, now)
+    with open_store(context) as store:
+        events = store.audit(
+            conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
+        )
+    if as_json:
+        # ASCII: what a terminal would obey comes escaped.
+        sys.stdout.writelines(json.dumps(event.to_dict()) + "\n" for event in events)
+    else:
+        table = Table("time", "type", "subject", "version", "by", "data")
+        for event in events:
+            version = str(event.version or "")
+            data = json.dumps(event.data, ensure_ascii=False) if event.data else ""
+            short = data if len(data) <= 100 else data[:97] + "..."
+            row = (event.type, event.subject, version, event.actor, short)
+            table.add_row(when(event.time), *(plain(text) for text in row))
+        out.print(table)
+    if after is not None and len(events) == limit:
+        err.print(f"more may follow: --after {events[-1].cursor}", markup=False, highlight=False)
+
+
+def moment(option: str, text: str | None, now: float) -> float | None:
+    """The time that an option names, in seconds since 1970."""
+    if text is None:
+        return None
+    if past := _AGO.fullmatch(text):
+        return max(0.0, now - float(past[1]) * _SECONDS[past[2]])
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        raise InvalidValue(f"{option} is {_WHEN}, not {text!r:.80}") from error
+
+
+def ago(seconds: float) -> str:
+    """A length of time in its largest unit, as `moment` reads it."""
+    unit = max((each for each in _SECONDS if _SECONDS[each] <= max(seconds, 1)), key=_SECONDS.__getitem__)
+    return f"{max(seconds, 0) // _SECONDS[unit]:.0f}{unit}"

@@ -1,0 +1,133 @@
+"""Commands that change, remove and move records. Law: what cannot be undone asks first."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from distributed_state import InvalidValue
+from distributed_state.programs.cli.shell import Id, Scope, app, open_store, record_of
+
+
+@app.command("set")
+def set_(
+    context: typer.Context,
+    id: Id,
+    key: Annotated[str, typer.Argument(help="The field.", show_default=False)],
+    value: Annotated[str, typer.Argument(help="Its value as JSON; a text needs quotes.", show_default=False)],
+    scope: Scope = "session",
+) -> None:
+    """Set one field and print the record's new version.
+
+    Example: [cyan]distributed-state set user-123 name '"Alice"'[/]
+    """
+    try:
+        decoded = json.loads(value)
+    except ValueError as error:
+        raise InvalidValue(f"{value!r} is not JSON ({error}); a text needs quotes: '\"text\"'") from error
+    with open_store(context) as store:
+        version = record_of(store, scope, id).set(key, decoded)
+    typer.echo(version)
+
+
+@app.command()
+def delete(context: typer.Context, id: Id, scope: Scope = "session") -> None:
+    """Delete a record. Its history stays until it is purged or erased, or its user is forgotten.
+
+    Example: [cyan]distributed-state delete user-123[/]
+    """
+    with open_store(context) as store:
+        version = store.delete(id, scope=scope)
+    typer.echo(f"deleted as version {version}")
+
+
+@app.command()
+def erase(
+    context: typer.Context,
+    id: Id,
+    scope: Scope = "session",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove a record with its messages, history and events. Its forks stay. This cannot be undone.
+
+    Example: [cyan]distributed-state erase user-123[/]
+    """
+    if not yes:
+        typer.confirm(f"Remove {scope} {id!r}, with its history, for good?", abort=True, err=True)
+    with open_store(context) as store:
+        found = store.erase(id, scope=scope)
+    typer.echo("erased" if found else "there was nothing to erase")
+
+
+@app.command()
+def forget(
+    context: typer.Context,
+    user: Annotated[str, typer.Argument(help="Id of the user.", show_default=False)],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Remove every trace of a user: records, sessions, history, forks. This cannot be undone.
+
+    Example: [cyan]distributed-state forget u1[/]
+    """
+    if not yes:
+        typer.confirm(f"Remove everything about user {user!r}, with its history, for good?", abort=True, err=True)
+    with open_store(context) as store:
+        count = store.forget(user)
+    typer.echo(f"{count} records removed")
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    id: Id,
+    output: Annotated[Path | None, typer.Option(help="File to write; without it, stdout.")] = None,
+    scope: Scope = "session",
+) -> None:
+    """Write a record with its whole history as JSON lines.
+
+    Example: [cyan]distributed-state export user-123 --output user-123.jsonl[/]
+    """
+    with open_store(context) as store:
+        lines = store.export(id, scope=scope)
+    text = "".join(f"{line}\n" for line in lines)
+    if output is None:
+        sys.stdout.write(text)
+    else:
+        output.write_text(text, encoding="utf-8")
+
+
+@app.command("import")
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="What `export` wrote; - is stdin.", show_default=False)],
+    id: Annotated[str | None, typer.Option(help="Import under another id.")] = None,
+) -> None:
+    """Bring an exported record back, with its versions and history, and print its id.
+
+    Example: [cyan]distributed-state import user-123.jsonl --id user-123-copy[/]
+    """
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{file}: is not text in UTF-8 ({error})") from error
+    with open_store(context) as store:
+        typer.echo(store.import_(text.splitlines(), id=id))
+
+
+@app.command("reload-config")
+def reload_config(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="YAML, or JSON if it is called so.", show_default=False)],
+    agent: Annotated[str, typer.Option(help="Only for the agent of this name.")] = "",
+) -> None:
+    """Give every replica of the agents another config, without a restart.
+
+    Example: [cyan]distributed-state reload-config agents.yaml --agent note_agent[/]
+    """
+    with open_store(context) as store:
+        version = store.reload_config(file, agent=agent)
+    typer.echo(f"config of {f'agent {agent}' if agent else 'all agents'} is version {version}")

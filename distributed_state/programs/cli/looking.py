@@ -1,0 +1,125 @@
+"""Commands that look at what is kept. Law: they change nothing but which records are in Redis."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from distributed_state import Change, NotFound
+from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store, out, print_json, record_of
+
+
+@app.command()
+def get(
+    context: typer.Context,
+    id: Id,
+    key: Annotated[str | None, typer.Argument(help="One field; without it, all.", show_default=False)] = None,
+    scope: Scope = "session",
+) -> None:
+    """Print a record's fields as JSON.
+
+    Example: [cyan]distributed-state get user-123 preferences[/]
+    """
+    with open_store(context) as store:
+        record = record_of(store, scope, id)
+        if not record.exists():
+            raise NotFound(f"there is no {scope} {id!r}")
+        fields = record.get_all()
+    if key is not None and key not in fields:
+        raise NotFound(f"{scope} {id!r} has no field {key!r}")
+    print_json(fields if key is None else fields[key])
+
+
+@app.command()
+def history(
+    context: typer.Context,
+    id: Id,
+    scope: Scope = "session",
+    last: Annotated[int, typer.Option(min=1, help="How many changes to show.")] = 50,
+) -> None:
+    """List a record's changes: version, when, by whom, what.
+
+    Example: [cyan]distributed-state history user-123 --last 10[/]
+    """
+    with open_store(context) as store:
+        record = record_of(store, scope, id)
+        version = record.version()
+        if not version:
+            raise NotFound(f"there is no {scope} {id!r}")
+        changes = record.history(after=max(0, version - last))
+    table = Table("version", "time", "kind", "by", "token", "what")
+    for change in changes:
+        token = str(change.token) if change.token else ""
+        row = (str(change.version), when(change.time), change.kind, plain(change.actor), token, _what(change))
+        table.add_row(*row)
+    out.print(table)
+
+
+@app.command()
+def sessions(
+    context: typer.Context,
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows of a page.")] = 50,
+    after: Annotated[str | None, typer.Option(help="Go on behind this cursor of the page before.")] = None,
+    scope: Scope = "session",
+) -> None:
+    """List sessions, the last archived change first.
+
+    Example: [cyan]distributed-state sessions --user u1[/]
+    """
+    with open_store(context) as store:
+        rows = store.sessions(user=user, limit=limit, after=after, scope=scope)
+    table = Table("id", "user", "version", "created", "updated", "")
+    for row in rows:
+        deleted = "deleted" if row.deleted else ""
+        table.add_row(
+            plain(row.id), plain(row.user or ""), str(row.version), when(row.created), when(row.updated), deleted
+        )
+    out.print(table)
+    if len(rows) == limit:
+        err.print(f"more may follow: --after {rows[-1].cursor}", markup=False, highlight=False)
+
+
+@app.command()
+def doctor(context: typer.Context) -> None:
+    """Examine Redis, SQL and the archiver, and say what to change. Exit code 1 if anything needs it.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents doctor[/]
+    """
+    with open_store(context) as store:
+        findings = store.doctor()
+    table = Table("", "what", "found", "advice")
+    for finding in findings:
+        mark = "[green]ok[/]" if finding.ok else "[red]bad[/]"
+        table.add_row(mark, escape(finding.name), escape(finding.found), "" if finding.ok else escape(finding.advice))
+    out.print(table)
+    if not all(finding.ok for finding in findings):
+        raise typer.Exit(1)
+
+
+def plain(text: str) -> str:
+    """Text that may hold anything, without what a terminal would obey."""
+    return escape(printable(text))
+
+
+def printable(text: str) -> str:
+    """The same where nothing reads markup."""
+    return text if text.isprintable() else ascii(text)
+
+
+def when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def _what(change: Change) -> str:
+    parts = [f"{key} = {json.dumps(value)}" for key, value in change.set.items()]
+    parts += [f"{key} deleted" for key in change.deleted]
+    parts += [f"+ {message.role}: {json.dumps(message.content)}" for message in change.appended]
+    parts += [f"phase {change.phase}"] if change.phase else []
+    parts += [f"label {change.label}"] if change.label else []
+    return "\n".join(plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)

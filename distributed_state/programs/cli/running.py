@@ -1,0 +1,237 @@
+"""Commands that run for a while. Law: Ctrl-C ends them cleanly, and running them again does no harm."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from distributed_state import (
+    Agent,
+    AsyncAgent,
+    AsyncStateStore,
+    InvalidValue,
+    Reencrypted,
+    StateError,
+    StateStore,
+    Upcast,
+)
+from distributed_state.adapters.opperator.bridge import run as run_bridge
+from distributed_state.adapters.opperator.pipes import standard_streams
+from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
+
+
+@app.command()
+def archiver(
+    context: typer.Context,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two lines of progress.")] = 10.0,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Serve Prometheus metrics there."),
+    ] = None,
+) -> None:
+    """Carry commits from Redis to SQL until SIGTERM or Ctrl-C. Several share the work.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents archiver[/]
+    """
+    stopping = False
+
+    def stop(*_: Any) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
+        if metrics_port is not None:
+            from distributed_state.store.metrics import serve
+
+            stack.enter_context(serve(store, metrics_port))
+        typer.echo("archiving")
+        said = 0.0
+        while not stopping:
+            if time.monotonic() - said >= every:
+                said = time.monotonic()
+                typer.echo(_progress(store))
+            time.sleep(0.1)
+    typer.echo("stopped")
+
+
+@app.command()
+def reencrypt(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+) -> None:
+    """Encrypt everything anew under the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
+
+    What is done already is skipped, so it may be broken off and repeated, beside workers however busy. Exit code 1 if a
+    record cannot be decrypted.
+
+    Example: [cyan]distributed-state reencrypt --dry-run[/]
+    """
+    done = Reencrypted()
+
+    def show(now: Reencrypted) -> None:
+        nonlocal done
+        done = now
+        err.print(f"{done.records} records, {done.values} values", highlight=False)
+
+    try:
+        with open_store(context) as store:
+            done = store.reencrypt(dry_run=dry_run, progress=show)
+    finally:
+        what = "to encrypt anew" if dry_run else "encrypted anew"
+        counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
+        typer.echo(f"{counts}, {done.failed} records unreadable")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def migrate(context: typer.Context) -> None:
+    """Bring the SQL schema up to date. Safe while others do the same; stores also do it when they open.
+
+    Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
+    """
+    with open_store(context, migrate=True):
+        typer.echo("the schema is up to date")
+
+
+@app.command()
+def upcast(
+    context: typer.Context,
+    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; found from this folder.")],
+    scope: Scope = "session",
+    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after bringing up so many.")] = None,
+) -> None:
+    """Bring records up to a schema's version, beside the workers. End it and run it again as you like.
+
+    Every record of the scope is taken to be of this schema. Exit code 1 if any failed; those stay as they are.
+
+    Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
+    """
+    wanted = _named(schema)
+    sofar = Upcast()
+
+    def show(now: Upcast) -> None:
+        nonlocal sofar
+        if now.failed > sofar.failed and len(now.failures) == now.failed:
+            err.print(now.failures[-1], style="red", markup=False, highlight=False)
+        sofar = now
+        status.update(f"{now.upcast} upcast, {now.unchanged} unchanged, {now.failed} failed")
+
+    try:
+        with open_store(context) as store, err.status("looking for records") as status:
+            store.upcast(wanted, scope=scope, user=user, dry_run=dry_run, limit=limit, progress=show)
+    finally:
+        verb = "to upcast" if dry_run else "upcast"
+        typer.echo(f"{sofar.upcast} {verb}, {sofar.unchanged} unchanged, {sofar.failed} failed")
+    if sofar.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def replay(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(help="Conversations as JSON lines; without it, a sample.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
+    kill: Annotated[int, typer.Option(min=0, help="How many workers to kill in the middle of a turn.")] = 0,
+    in_process: Annotated[bool, typer.Option("--in-process", help="Threads on the embedded store, no server.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Replay the file so many times.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Choose the same victims again.")] = None,
+    url: Annotated[str | None, typer.Option(help="Servers to use; without it, one is started.")] = None,
+    archive: Annotated[str | None, typer.Option(help="SQL database to use; without it, a SQLite file.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Without it, a new one.")] = None,
+    keep: Annotated[Path | None, typer.Option(help="Keep logs and databases in this folder.")] = None,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+) -> None:
+    """Replay recorded conversations on several workers, kill some, and verify that nothing acknowledged was lost.
+
+    Every turn goes to whichever worker is free: it locks the session, reads the context, commits and releases. At the
+    end every message is read back from SQL and compared. Exit code 1 if anything differs.
+
+    Example: [cyan]distributed-state replay --workers 4 --kill 3[/]
+    """
+    from distributed_state.programs.replay.conversations import read_conversations
+    from distributed_state.programs.replay.report import show
+    from distributed_state.programs.replay.run import Plan, replay
+
+    conversations = read_conversations(file)
+    given = context.obj
+    plan = Plan(
+        [conversation.again(number) for number in range(1, rounds + 1) for conversation in conversations],
+        url=url or given["url"],
+        archive=archive or given["archive"],
+        namespace=namespace or given["namespace"],
+        workers=workers,
+        kills=kill,
+        in_process=in_process,
+        seed=seed,
+        keep=keep,
+    )
+    result = replay(plan, err)
+    show(result, out)
+    if report is not None:
+        report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+    if result.differences:
+        raise typer.Exit(1)
+
+
+@app.command()
+def opperator(
+    context: typer.Context,
+    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; found from this folder.")],
+    client: Annotated[str, typer.Option(help="The daemon's name in events; by default user and host.")] = "",
+    config: Annotated[
+        Path | None, typer.Option(help="The agent's config, YAML or JSON; SIGHUP reads it again.")
+    ] = None,
+) -> None:
+    """Run an agent under an Opperator daemon: its JSON lines come on stdin and go on stdout.
+
+    What the daemon tells of conversations becomes events of the whole fleet, and the agent's notes, sections and
+    commands are those of every other replica. Ends with stdin, or with SIGTERM.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
+    my_agent:NoteAgent[/]
+    """
+    for handler in logging.getLogger().handlers:
+        # What the agent logs goes to the daemon as messages; here only what those do not tell.
+        handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
+    with standard_streams() as (stdin, stdout):
+        kind = _named(agent)
+        if not isinstance(kind, type) or not issubclass(kind, (Agent, AsyncAgent)):
+            raise InvalidValue(f"{agent!r} is no subclass of Agent or AsyncAgent")
+        if issubclass(kind, AsyncAgent):
+            run_bridge(kind(lambda: AsyncStateStore.open(**context.obj), config=config), stdin, stdout, client=client)
+        else:
+            with open_store(context) as store:
+                run_bridge(kind(store, config=config), stdin, stdout, client=client)
+
+
+def _named(place: str) -> Any:
+    """What `module:NAME` names, as seen from the present folder."""
+    module, _, name = place.partition(":")
+    sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidValue(f"{place!r} is not found as module:NAME from this folder: {error}") from error
+
+
+def _progress(store: StateStore) -> str:
+    try:
+        stats = store.stats()
+    except StateError as error:
+        # An archiver outlives its servers' restarts.
+        return f"waiting: {error}"
+    return f"{stats['archived']} commits archived here, {stats['unarchived']} waiting"

@@ -1,0 +1,115 @@
+"""The command `distributed-state`. Law: it uses what any program may use, and an error is one line on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from distributed_state import InvalidValue, Record, StateError, StateStore
+from distributed_state.values.model import SCOPES
+
+app = typer.Typer(
+    help="State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+# Without emoji: the record "session:a:" is none.
+out = Console(emoji=False)
+err = Console(stderr=True, emoji=False)
+
+_URL = "Redis or Valkey; without it, the embedded store of this folder."
+_ARCHIVE = "SQL database, as postgresql+psycopg://... or sqlite:///..."
+_NAMESPACE = "Which of several stores on the same servers."
+Url = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_URL", help=_URL)]
+Archive = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_ARCHIVE", help=_ARCHIVE)]
+Namespace = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_NAMESPACE", help=_NAMESPACE)]
+Id = Annotated[str, typer.Argument(help="Id of the record.", show_default=False)]
+Scope = Annotated[str, typer.Option(help="Kind of record: session, user, app or task.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(metadata.version("distributed-state"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    context: typer.Context,
+    url: Url = None,
+    archive: Archive = None,
+    namespace: Namespace = None,
+    log_level: Annotated[
+        str, typer.Option(envvar="DISTRIBUTED_STATE_LOG_LEVEL", help="debug to critical.")
+    ] = "warning",
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills."""
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise typer.BadParameter(f"{log_level!r} is none of debug, info, warning, error, critical")
+    logging.basicConfig(level=level, format="%(name)s: %(message)s", handlers=[RichHandler(console=err)])
+    context.obj = {"url": url, "archive": archive, "namespace": namespace}
+
+
+@contextmanager
+def open_store(context: typer.Context, **settings: Any) -> Iterator[StateStore]:
+    # A command that comes and goes is no replica of the fleet.
+    with StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
+        yield store
+
+
+def record_of(store: StateStore, scope: str, id: str) -> Record:
+    if scope not in SCOPES:
+        raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
+    return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records
+
+
+def print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+class _Terminated:
+    """SIGTERM as a Ctrl-C with an exit code of its own: on that asyncio cancels, by other exceptions it breaks."""
+
+    def __init__(self) -> None:
+        self.heard = False
+        # What a shell starts in the background has SIGINT ignored, and asyncio would leave it so.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def _hear(self, _: int, frame: FrameType | None) -> None:
+        self.heard = True
+        interrupted = signal.getsignal(signal.SIGINT)
+        assert callable(interrupted)
+        interrupted(signal.SIGINT, frame)
+
+
+def main() -> None:
+    """Run the command."""
+    terminated = _Terminated()
+    # Lone surrogates are legal in our values and unprintable; JSON writes them as this does.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stdout is a TextIOWrapper
+    try:
+        app()
+    except (StateError, OSError) as error:
+        err.print(f"error: {error}", style="red", markup=False, highlight=False)
+        sys.exit(1)
+    finally:
+        if terminated.heard:
+            sys.exit(128 + signal.SIGTERM)

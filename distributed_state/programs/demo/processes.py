@@ -1,0 +1,175 @@
+"""The replicas of the demo as processes of this one. Law: whoever was started is gone when the block is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from distributed_state.errors import StateError
+from distributed_state.programs.demo import notebook
+
+PROGRAM = (sys.executable, "-m", "distributed_state.programs.demo.replica")
+_START_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+_GONE = "gone"
+
+
+class Replica:
+    """One replica: a process, and what it told in all its lives."""
+
+    def __init__(self, name: str, folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
+        self.name = name
+        self.notes = folder / f"{name}.jsonl"
+        self.log = folder / f"{name}.log"
+        self.told: list[dict[str, Any]] = []
+        self.exit_code: int | None = None
+        self._place = place
+        self._program = program
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def lives(self) -> int:
+        return len(self.of(notebook.START))
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """What it told of one kind."""
+        return [each for each in self.told if each["kind"] == kind]
+
+    def start(self, mailbox: SimpleQueue[tuple[Replica, Any, dict[str, Any]]]) -> None:
+        """Start it, or start it again; what it tells goes to the mailbox."""
+        pipe = subprocess.PIPE
+        with self.log.open("ab") as log:
+            # Its own session: a Ctrl-C in the terminal is for us, who then end it.
+            self._process = process = subprocess.Popen(
+                self._program, stdin=pipe, stdout=pipe, stderr=log, encoding="utf-8", start_new_session=True
+            )
+
+        def listen() -> None:
+            assert process.stdout is not None
+            with process.stdout as lines:
+                for line in lines:
+                    if line.endswith("\n"):
+                        mailbox.put((self, process, json.loads(line)))
+            mailbox.put((self, process, {"kind": _GONE}))
+
+        self._listener = threading.Thread(target=listen, daemon=True)
+        self._listener.start()
+        self.send(name=self.name, notebook=str(self.notes), store=dict(self._place))
+
+    def send(self, **fields: Any) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        with suppress(BrokenPipeError):  # that it is gone is told by the mailbox
+            self._process.stdin.write(json.dumps(fields) + "\n")
+            self._process.stdin.flush()
+
+    def hear(self, process: Any, told: dict[str, Any]) -> None:
+        """Keep what came from the mailbox. Raises StateError if it ended on its own."""
+        if told["kind"] != _GONE:
+            self.told.append(told)
+        elif process is self._process:
+            said = self.log.read_text(errors="replace").strip()[-2000:]
+            raise StateError(f"{self.name} ended with {self._end()}: {said or 'it said nothing'}")
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._end()
+
+    def ask_to_end(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait until it has ended, in the time that it has for that."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_STOP_SECONDS)
+            self.kill()
+
+    def _end(self) -> int:
+        process = self._process
+        self._process = None
+        assert process is not None and process.stdin is not None
+        self.exit_code = process.wait()
+        self._listener.join(_STOP_SECONDS)
+        with suppress(BrokenPipeError):
+            process.stdin.close()
+        return self.exit_code
+
+
+class Fleet:
+    """All replicas, and what they tell."""
+
+    def __init__(self, names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
+        self.replicas = {name: Replica(name, folder, place, program) for name in names}
+        self._mailbox: SimpleQueue[tuple[Replica, Any, dict[str, Any]]] = SimpleQueue()
+        self._orders = 0
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(self.replicas.values())
+
+    def start(self, *replicas: Replica) -> None:
+        """Start these and wait until they listen."""
+        lives = {each.name: each.lives for each in replicas}
+        for each in replicas:
+            each.start(self._mailbox)
+        if not self.until(lambda: all(each.lives > lives[each.name] for each in replicas), _START_SECONDS):
+            raise StateError(f"not all replicas were ready within {_START_SECONDS:g} s")
+
+    def order(self, name: str, call: str, **arguments: Any) -> None:
+        """Have a replica do something, and wait until it is done. Raises StateError with what it said."""
+        self._orders += 1
+        number = self._orders
+        replica = self.replicas[name]
+        replica.send(order=number, call=call, arguments=arguments)
+
+        def answers() -> list[dict[str, Any]]:
+            return [each for each in replica.told if each.get("order") == number]
+
+        if not self.until(lambda: bool(answers()), _START_SECONDS):
+            raise StateError(f"{name} did not answer within {_START_SECONDS:g} s")
+        if answers()[0]["kind"] == "failed":
+            raise StateError(f"{name}: {answers()[0]['error']}")
+
+    def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Take in what the replicas tell until the condition holds; whether it did in time."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            with suppress(Empty):
+                replica, process, told = self._mailbox.get(timeout=min(left, 0.2))
+                replica.hear(process, told)
+        return True
+
+    def end(self) -> None:
+        """Let all end in the orderly way."""
+        for each in self:
+            each.ask_to_end()
+        for each in self:
+            each.wait()
+
+
+@contextmanager
+def fleet(names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> Iterator[Fleet]:
+    """A fleet that is ended with the block, by SIGKILL if it did not end before."""
+    them = Fleet(names, folder, place, program)
+    try:
+        yield them
+    finally:
+        for each in them:
+            each.kill()

@@ -1,0 +1,221 @@
+"""Hands out turns, kills workers, and keeps the log of what was acknowledged.
+
+Law: a turn counts as acknowledged when the commit's reply reached a worker and its report reached us, whatever happens
+to the worker afterwards; a turn that was not acknowledged is handed out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import IO, Any
+
+from distributed_state.errors import InvalidValue, StateError
+from distributed_state.programs.replay.conversations import Conversation
+from distributed_state.programs.replay.pool import Worker, WorkerDied
+from distributed_state.programs.replay.verify import Ack
+
+BEFORE = "before the commit"
+UNHEARD = "committed, reply lost"
+HEARD = "committed"
+IDLE = "between turns"
+_STRUCK = {"begin": BEFORE, "ack": HEARD, "already": HEARD}
+_TRIES = 3
+_FIRST_GUESS_SECONDS = 0.004
+
+
+@dataclass
+class Tally:
+    """What happened so far; the progress display and the report read it."""
+
+    turns: int = 0
+    kills: int = 0
+    workers: int = 0
+    began: float = 0.0
+    ended: float = 0.0
+    acks: list[Ack] = field(default_factory=list)
+    struck: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+    latencies: dict[str, list[float]] = field(default_factory=dict)
+    hot: dict[int, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Turn:
+    """One turn on its way. `stage` is the last that its worker reported."""
+
+    conversation: Conversation
+    number: int
+    stage: str = ""
+    committed: bool = False
+    failures: int = 0
+
+    def __str__(self) -> str:
+        return f"turn {self.number} of {self.conversation.id}"
+
+    def order(self) -> dict[str, Any]:
+        """What the worker is told."""
+        messages = [message.to_dict() for message in self.conversation.turns[self.number]]
+        return {"conversation": self.conversation.id, "turn": self.number, "messages": messages}
+
+
+class Coordinator:
+    """Has all turns of all conversations served by `workers` workers, `kills` of which die on the way."""
+
+    def __init__(
+        self,
+        conversations: Sequence[Conversation],
+        hire: Callable[[int], Worker],
+        *,
+        workers: int,
+        kills: int,
+        seed: int | None,
+        log: IO[str],
+    ) -> None:
+        self.tally = Tally()
+        self.total = sum(len(conversation.turns) for conversation in conversations)
+        # The last tenth stays free, for kills that come too late for their turn and need another one.
+        self._early = self.total * 9 // 10
+        if kills > self._early:
+            raise InvalidValue(f"{self.total} turns are too few for {kills} kills; at most {self._early}")
+        self._hire = hire
+        self._workers = workers
+        self._log = log
+        self._random = random.Random(seed)
+        self._strikes = sorted(self._random.sample(range(self._early), kills), reverse=True)
+        self._waiting = deque(Turn(conversation, 0) for conversation in conversations)
+        self._change = asyncio.Condition()
+        self._begun = 0
+        self._recent: deque[float] = deque(maxlen=200)
+
+    async def run(self) -> Tally:
+        """Serve everything. Raises StateError when a turn fails again and again."""
+        try:
+            async with asyncio.TaskGroup() as slots:
+                for number in range(self._workers):
+                    slots.create_task(self._slot(number))
+        except ExceptionGroup as failed:
+            # The others failed because of the first, or in the same way.
+            raise failed.exceptions[0] from None
+        return self.tally
+
+    async def _slot(self, number: int) -> None:
+        """Keep one place filled: when its worker dies, hire the next."""
+        while self.tally.turns < self.total:
+            worker = self._hire(number)
+            last_words = None
+            try:
+                await worker.start()
+                self.tally.workers += 1
+                serial = self.tally.workers
+                await self._employ(serial, worker)
+                last_words = partial(self._hear_figures, serial)
+            except WorkerDied:
+                pass
+            finally:
+                await worker.stop(last_words)
+
+    async def _employ(self, serial: int, worker: Worker) -> None:
+        while (turn := await self._next()) is not None:
+            turn.stage = ""
+
+            def listen(report: dict[str, Any], turn: Turn = turn) -> None:
+                self._hear(serial, worker, turn, report)
+
+            try:
+                await worker.serve(turn.order(), listen)
+            except WorkerDied as death:
+                if worker.killed:
+                    self._struck(_STRUCK.get(turn.stage, IDLE))
+                else:
+                    self._fail(turn, str(death))
+                await self._give_back(turn)
+                raise
+            await self._give_back(turn)
+
+    async def _next(self) -> Turn | None:
+        async with self._change:
+            await self._change.wait_for(lambda: self._waiting or self.tally.turns >= self.total)
+            return self._waiting.popleft() if self._waiting else None
+
+    async def _give_back(self, turn: Turn) -> None:
+        if turn.failures >= _TRIES:
+            raise StateError(f"failed {_TRIES} times: {self.tally.failures[-1]}")
+        async with self._change:
+            if not turn.committed:
+                # In front, so that the conversation does not fall behind the others.
+                self._waiting.appendleft(turn)
+            else:
+                self.tally.turns += 1
+                self.tally.ended = time.monotonic()
+                if turn.number + 1 < len(turn.conversation.turns):
+                    self._waiting.append(Turn(turn.conversation, turn.number + 1))
+            self._change.notify_all()
+
+    def _hear(self, serial: int, worker: Worker, turn: Turn, report: dict[str, Any]) -> None:
+        turn.stage = report["report"]
+        match turn.stage:
+            case "begin":
+                self.tally.began = self.tally.began or time.monotonic()
+                self._plan_strike(worker, turn)
+            case "ack":
+                turn.committed = True
+                self._acknowledge(Ack(turn.conversation.id, turn.number, report["version"], report["first"]))
+            case "already":
+                turn.committed = True
+                self.tally.struck[BEFORE] -= 1  # so it was assumed when the first worker died
+                self.tally.struck[UNHEARD] += 1
+            case "done":
+                self._recent.append(report["seconds"]["turn"])
+                for name, seconds in report["seconds"].items():
+                    self.tally.latencies.setdefault(name, []).append(seconds)
+                self._hear_figures(serial, report)
+            case "failed":
+                self._fail(turn, report["error"])
+
+    def _hear_figures(self, serial: int, report: dict[str, Any]) -> None:
+        if "hot" in report:
+            self.tally.hot[serial] = report["hot"]
+
+    def _acknowledge(self, ack: Ack) -> None:
+        self.tally.acks.append(ack)
+        self._log.write(json.dumps(asdict(ack)) + "\n")
+
+    def _fail(self, turn: Turn, why: str) -> None:
+        turn.failures += 1
+        self.tally.failures.append(f"{turn}: {why}")
+
+    # Killing
+
+    def _plan_strike(self, worker: Worker, turn: Turn) -> None:
+        self._begun += 1
+        if not self._strikes or self._begun <= self._strikes[-1]:
+            return
+        self._strikes.pop()
+        if self._begun > self._early:
+            # There may be no turn left to make up for one that comes too late.
+            self._strike(worker, turn)
+            return
+        # Spread over the usual length of a turn, so that kills land in every part of one.
+        usual = statistics.median(self._recent) if self._recent else _FIRST_GUESS_SECONDS
+        delay = self._random.uniform(0, usual)
+        asyncio.get_running_loop().call_later(delay, self._strike, worker, turn)
+
+    def _strike(self, worker: Worker, turn: Turn) -> None:
+        if worker.killed or turn.stage in ("done", "failed"):
+            self._strikes.append(self._begun)  # too late for this turn: the next one that begins
+        else:
+            self.tally.kills += 1
+            worker.kill()
+
+    def _struck(self, where: str) -> None:
+        self.tally.struck[where] += 1
+        if where == IDLE:
+            self._strikes.append(self._begun)  # the report that its turn was over was on the way: one more

@@ -1,0 +1,7 @@
+"""The store over HTTP, for workers in containers: `distributed-state serve`. A program beside the core."""
+
+from distributed_state.programs.service.app import Service
+from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.running import serve
+
+__all__ = ["Limits", "Service", "serve"]

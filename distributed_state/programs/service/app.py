@@ -1,0 +1,194 @@
+"""The worker as an ASGI application. Law: every request has a time limit, and every error an answer.
+
+`X-Request-Id` comes back with the answer and is in the access log. Neither is it a turn's `request_id`, because
+proxies make up another one for each attempt, nor the actor that history shows: that is `X-Actor`, which whatever
+authenticates users in front of the workers sets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from distributed_state.errors import Backpressure, InvalidValue, StateError, Unavailable
+from distributed_state.programs.service import conversations, requests
+from distributed_state.programs.service.answers import answer, refusal
+from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.readiness import Probe, probes
+from distributed_state.programs.service.streaming import EventStream
+from distributed_state.programs.service.work import Work
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.metrics import collector
+
+access = logging.getLogger("distributed_state.service.access")
+Served = Callable[[AsyncStateStore, Limits, Request], Coroutine[Any, Any, Response]]
+_PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Service:
+    """One store, served over HTTP: `begin` with it when it is open, `leave` and `drain` before it closes."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.store: AsyncStateStore | None = None
+        self.draining = False
+        self.registry = CollectorRegistry()
+        self._probes: dict[str, Probe] = {}
+        self._work = Work()
+        self._streams: set[EventStream] = set()
+        self._measure()
+        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: self._unrouted})
+
+    def _routes(self) -> list[Route]:
+        def route(path: str, method: str, served: Served) -> Route:
+            return Route(path, partial(self._serve, path, served), methods=[method])
+
+        return [
+            route("/conversations/{id}/turns", "POST", conversations.turn),
+            route("/conversations/{id}", "GET", conversations.read),
+            route("/conversations/{id}", "DELETE", conversations.delete),
+            route("/conversations", "POST", conversations.create),
+            route("/conversations", "GET", conversations.listing),
+            route("/replicas", "GET", conversations.replicas),
+            route("/events", "GET", self._events),
+            Route("/healthz", self._healthz),
+            Route("/readyz", self._readyz),
+            Route("/metrics", self._metrics),
+        ]
+
+    def _measure(self) -> None:
+        prefix = "distributed_state_http"
+        self._requests = Counter(
+            f"{prefix}_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            f"{prefix}_request_seconds", "Time until the answer.", ["method", "route"], registry=self.registry,
+            buckets=_SECONDS,
+        )  # fmt: skip
+        running = Gauge(f"{prefix}_requests_running", "Requests that are running.", registry=self.registry)
+        running.set_function(lambda: len(self._work))
+        streams = Gauge(f"{prefix}_event_streams", "Readers of events.", registry=self.registry)
+        streams.set_function(lambda: len(self._streams))
+
+    # Its life
+
+    def begin(self, store: AsyncStateStore) -> None:
+        """Serve this store from now on; until then every answer is 503, but that of /healthz."""
+        self._probes = probes(store, self.limits.check)
+        self.registry.register(collector(store))
+        self.store = store
+
+    async def leave(self) -> None:
+        """Let whoever asks know that this worker ends, and serve for a moment more."""
+        self.draining = True
+        if self.store is not None:
+            await asyncio.sleep(self.limits.notice)
+
+    async def drain(self) -> None:
+        """End the streams of events, and let the requests that run end. To be called when no more come."""
+        for stream in self._streams:
+            stream.end()
+        await self._work.finish(self.limits.drain)
+        for probe in self._probes.values():
+            await probe.close()
+
+    # Requests
+
+    async def _serve(self, path: str, served: Served, request: Request) -> Response:
+        began = time.perf_counter()
+        try:
+            response = await self._served(served, request)
+        except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is none of ours
+            response = refusal(error)
+        took = time.perf_counter() - began
+        self._requests.labels(request.method, path, response.status_code).inc()
+        self._seconds.labels(request.method, path).observe(took)
+        return self._sent(request, response, took)
+
+    async def _served(self, served: Served, request: Request) -> Response:
+        if self.store is None:
+            raise Unavailable("this worker is starting: it waits for Redis and SQL")
+        if len(self._work) >= self.limits.requests:
+            raise Backpressure(f"this worker serves {self.limits.requests} requests already")
+        actor = requests.header(request, "x-actor")
+        with self.store.acting_as(actor) if actor else contextlib.nullcontext():
+            return await self._work.within(self.limits.request, served(self.store, self.limits, request))
+
+    def _sent(self, request: Request, response: Response, took: float) -> Response:
+        id = request.headers.get("x-request-id", "")
+        if _PRINTABLE.fullmatch(id):
+            response.headers["X-Request-Id"] = id
+        if self.draining:
+            response.headers["Connection"] = "close"  # the next request goes to another worker
+        if access.isEnabledFor(logging.INFO):
+            client = request.client.host if request.client else ""
+            line = {
+                "time": round(time.time(), 3), "client": client, "method": request.method, "path": request.url.path,
+                "status": response.status_code, "ms": round(took * 1000, 2), "request_id": id[:200],
+            }  # fmt: skip
+            access.info(json.dumps(line))
+        return response
+
+    async def _unrouted(self, request: Request, error: Exception) -> Response:
+        return self._sent(request, refusal(error), 0.0)
+
+    async def _events(self, store: AsyncStateStore, limits: Limits, request: Request) -> Response:
+        """GET /events?types=conversation.*&since= and the header Last-Event-ID, which counts more."""
+        if self.draining:
+            raise Unavailable("this worker ends")
+        if len(self._streams) >= limits.streams:
+            raise Backpressure(f"this worker has {limits.streams} readers of events already")
+        types = [each for given in request.query_params.getlist("types") for each in given.split(",") if each]
+        since = requests.header(request, "last-event-id") or request.query_params.get("since") or None
+        stream = EventStream(store.events(*types, since=since), limits, self._streams.discard)
+        self._streams.add(stream)
+        try:
+            await stream.join()
+        except BaseException:
+            self._streams.discard(stream)
+            raise
+        return stream
+
+    # Of the worker itself
+
+    async def _healthz(self, request: Request) -> Response:
+        return answer({"status": "alive"})
+
+    async def _readyz(self, request: Request) -> Response:
+        """GET /readyz, or ?need=redis for a fleet that is to serve what is in Redis while SQL is away."""
+        needed = request.query_params.get("need", "redis,sql").split(",")
+        if not self._probes or self.draining:
+            return answer({"status": "draining" if self.draining else "starting"}, 503)
+        try:
+            asked = {name: self._probes[name] for name in needed}
+        except KeyError as error:
+            return refusal(InvalidValue(f"need is made of redis and sql, not {error.args[0]!r:.40}"))
+        found = await asyncio.gather(*(probe.complaint() for probe in asked.values()))
+        said = {name: complaint or "answers" for name, complaint in zip(asked, found, strict=True)}
+        ready = not any(found)
+        response = answer({"status": "ready" if ready else "not ready", **said}, 200 if ready else 503)
+        if not ready:
+            response.headers["Retry-After"] = "1"
+        return response
+
+    async def _metrics(self, request: Request) -> Response:
+        try:
+            text = generate_latest(self.registry)
+        except StateError as error:
+            return refusal(error)
+        return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})

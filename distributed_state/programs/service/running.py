@@ -1,0 +1,222 @@
+"""A worker as a process. Law: SIGTERM ends it with code 0 and loses nothing acknowledged; a second one ends it at once.
+
+It listens from the first, so that whoever watches it sees that it is alive, and answers when Redis and SQL do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any, TypeVar
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from distributed_state.errors import ConfigurationError, StateError, Unavailable
+from distributed_state.programs.service.app import Service, access
+from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.streaming import TRANSPORT
+from distributed_state.store.asyncio import AsyncStateStore
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_KEEP_ALIVE = 75  # longer than most proxies keep a connection: the side that sends requests should be the one to close
+
+
+class Protocol(H11Protocol):
+    """A connection that a request can break off.
+
+    Of h11, which costs a tenth of a millisecond more than httptools: that one knows no limit of a request's head, loses
+    the body of a request that would rather speak HTTP/2, and tells not every request of a connection that it is gone.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.app_state: dict[str, Any] = {**self.app_state, TRANSPORT: transport}
+
+
+class Server(uvicorn.Server):
+    """Leaves the signals to us: uvicorn would end by the signal, not with code 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def serve(
+    open_store: Callable[[], Awaitable[AsyncStateStore]],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    wait: float = 60.0,
+    limits: Limits | None = None,
+    access_log: bool = False,
+    told: Callable[[str], None] = log.info,
+) -> None:
+    """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `told` hears which.
+
+    While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
+    ConfigurationError at once. Uses uvloop if it is installed.
+    """
+    # Else it would go wherever the level of all logging is `info`.
+    access.setLevel(logging.INFO if access_log else logging.WARNING)
+    if access_log:
+        _write_access()
+    factory = None
+    if find_spec("uvloop") is not None:
+        import uvloop  # type: ignore[import-not-found,unused-ignore]  # installed or not, as the user likes
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner, _listening(host, port) as listener:
+        if not runner.run(_run(open_store, listener, wait, limits or Limits(), told)):
+            # Some thread waits for a server that does not answer, and leaving in order would wait for that thread.
+            sys.stdout.flush()
+            os._exit(0)
+
+
+async def _run(
+    open_store: Callable[[], Awaitable[AsyncStateStore]],
+    listener: socket.socket,
+    wait: float,
+    limits: Limits,
+    told: Callable[[str], None],
+) -> bool:
+    """Whether all was closed in order."""
+    stopping = asyncio.Event()
+    service = Service(limits)
+    store: AsyncStateStore | None = None
+    closed = True
+    with _hearing(stopping):
+        config = uvicorn.Config(
+            service.app, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
+            server_header=False, proxy_headers="FORWARDED_ALLOW_IPS" in os.environ, timeout_keep_alive=_KEEP_ALIVE,
+            timeout_graceful_shutdown=int(limits.drain) + 5,
+        )  # fmt: skip
+        server = Server(config)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            store = await _unless(stopping, open_patiently(open_store, wait))
+            if store is not None:
+                service.begin(store)
+                # A full collection would look at all that was loaded until now, and nothing is answered meanwhile.
+                gc.collect()
+                gc.freeze()
+                told(f"serving on {_shown(listener)}")
+                await _unless(stopping, asyncio.shield(serving))
+        finally:
+            if stopping.is_set():
+                told("draining")
+            await service.leave()
+            server.should_exit = True
+            await service.drain()
+            await serving
+            if store is not None:
+                closed = await _close(store, limits)
+            if stopping.is_set():
+                told("stopped")
+    return closed
+
+
+async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float) -> AsyncStateStore:
+    """Open a store, again and again for `wait` seconds while its servers do not answer."""
+    deadline = time.monotonic() + wait
+    pause = 0.1
+    while True:
+        try:
+            return await open_store()
+        except Unavailable as error:
+            if time.monotonic() + pause > deadline:
+                raise
+            log.warning("waiting: %s", error)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 2.0)
+
+
+async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
+    """The result of this work, or None if we are to stop before it is done."""
+    task = asyncio.ensure_future(work)
+    stop = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((task, stop), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        stop.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+
+
+async def _close(store: AsyncStateStore, limits: Limits) -> bool:
+    """Whether it could be done in time; else leases run out by themselves, and another worker archives."""
+    if store.settings.archiver:
+        try:
+            async with asyncio.timeout(limits.archive):
+                await store.tiers().archiver.drain()  # the service's own work: no policy is asked for it
+        except (StateError, TimeoutError) as error:
+            log.warning("not all is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
+    closing = asyncio.create_task(store.close())
+    done, _ = await asyncio.wait((closing,), timeout=limits.close)
+    if not done:
+        log.warning("a server does not answer: ending without a word to it")
+    return bool(done)
+
+
+@contextmanager
+def _hearing(stopping: asyncio.Event) -> Iterator[None]:
+    """Stop at the first signal; the second is not to be outwaited by anything, so it ends the process itself."""
+    loop = asyncio.get_running_loop()
+
+    def heard(number: int, _: Any) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+        loop.call_soon_threadsafe(lambda: None)  # wakes the loop up
+
+    before = {number: signal.signal(number, heard) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigurationError(f"{host}:{port}: {error.strerror or error}") from error
+    with listener:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.setblocking(False)
+        except OSError as error:
+            raise ConfigurationError(f"{host}:{port}: {error.strerror or error}") from error
+        yield listener
+
+
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _write_access() -> None:
+    """One JSON object a line on stdout."""
+    lines = logging.StreamHandler(sys.stdout)
+    lines.setFormatter(logging.Formatter("%(message)s"))
+    access.addHandler(lines)
+    access.propagate = False

@@ -1,0 +1,1 @@
+"""What is done with one record, through a handle."""

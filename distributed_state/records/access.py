@@ -1,0 +1,101 @@
+"""Asks the policy of a store who may do what. Law: it is asked before any server is, and all but True denies."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from distributed_state.errors import AccessDenied, ConfigurationError
+from distributed_state.values.model import INITIALIZED, PHASE, REQUEST, SUMMARY, TIMED, Ref, unescape
+
+Action = Literal["read", "write", "lock", "admin"]
+MESSAGES = "#messages"
+MOVES = "#phase"
+VERSION = "#version"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants to do.
+
+    `actor` and `user` are those of the handle: `store.session(id, user=..., actor=...)`. `field` is a field's name,
+    "#messages", "#phase", "#version" (how old the record is, whether it exists, its checkpoints), or None for the
+    record as a whole: who guards a field must guard None too. Reading a whole record asks for None first and then for
+    everything in it; listing or counting the names of its fields is reading it whole, forking it too. A turn takes the
+    lock, and who repeats its request gets its outcome. `id` is None where many records are meant: a listing and `stats`
+    are read, `announce` is write; archive, doctor, purge and the like are admin. `import_` is admin of the record, with
+    the `user` whose it will be. A test holds the whole table, a row for each public method.
+    """
+
+    actor: str
+    action: Action
+    scope: str | None
+    id: str | None
+    field: str | None
+    user: str | None
+
+
+Policy = Callable[[Request], bool]
+
+
+class Guard:
+    """The policy, as the records of a store ask it."""
+
+    def __init__(self, policy: Policy) -> None:
+        if not callable(policy) or inspect.iscoroutinefunction(policy):
+            raise ConfigurationError("access: give a plain function that takes a Request and returns True or False")
+        self._policy = policy
+
+    def ask(
+        self,
+        action: Action,
+        ref: Ref | None,
+        field: str | None = None,
+        *,
+        actor: str = "",
+        user: str | None = None,
+        scope: str | None = None,
+    ) -> None:
+        """Return if the policy says True, else raise AccessDenied. `actor` and `user` come escaped."""
+        request = Request(
+            actor=unescape(actor),
+            action=action,
+            scope=scope if ref is None else ref.scope,
+            id=None if ref is None else ref.id,
+            field=field,
+            user=None if not user else unescape(user),
+        )
+        who = f"{request.actor[:80]!r}" if request.actor else "nobody in particular"
+        what = "everything" if ref is None else ref.text[:200]
+        text = f"{who} may not {action} {what if field is None else f'{field!r:.80} of {what}'}"
+        try:
+            allowed = self._policy(request)
+        except Exception as error:
+            raise AccessDenied(f"{text}: the policy failed with {type(error).__name__}") from error
+        if allowed is not True:
+            if inspect.iscoroutine(allowed):
+                allowed.close()
+            raise AccessDenied(text)
+
+
+def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, str | None], None]:
+    """What a change has to be allowed, in order. Who is told a sum could read as well."""
+    wanted: dict[tuple[Action, str | None], None] = {}
+    for kind, name, _ in steps:
+        if name[:2] == REQUEST or name in (TIMED, INITIALIZED):
+            continue  # what a turn remembers of itself, and what goes with fields that are asked for
+        field: str | None = None
+        if kind == b"l":
+            field = VERSION
+        elif kind in (b"m", b"w") or name == SUMMARY:
+            field = MESSAGES
+        elif name == PHASE:
+            field = MOVES
+        elif kind in (b"s", b"d", b"i") and name[:1] != b"#":
+            field = name.decode("utf-8", "surrogatepass")
+        if kind == b"i":
+            wanted["read", field] = None
+        wanted["write", field] = None
+    return wanted

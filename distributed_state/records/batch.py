@@ -1,0 +1,61 @@
+"""Changes of many records in one round trip. Law: each record changes wholly or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from types import TracebackType
+from typing import Any, Self
+
+from distributed_state.errors import Conflict, StateError
+from distributed_state.records.home import StoreContext
+from distributed_state.records.transaction import Batch
+from distributed_state.tiers import commit as write_path
+from distributed_state.values.model import Ref
+from distributed_state.warm.answers import Committed
+
+
+class AsyncBatch:
+    """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
+
+    def __init__(self, store: StoreContext) -> None:
+        self._store = store
+        self._batch = Batch()
+        self.versions: dict[Ref, int] = {}
+
+    def on(self, handle: Any) -> Any:
+        """The changes of one record: `batch.on(session).set("a", 1)`."""
+        return self._batch.on(handle)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            return
+        drafts = self._batch._drafts()
+        for handle, draft in drafts:
+            handle._allow_steps(draft)
+            handle._own(draft)
+        attempts = [handle._attempt(draft) for handle, draft in drafts]
+        writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]
+        results = await write_path.commit_many(self._store.tiers(), writes)
+        failed: StateError | None = None
+        for (handle, draft), attempt, result in zip(drafts, attempts, results, strict=True):
+            if isinstance(result, Conflict) and attempt is not draft:
+                result = await _outcome(handle._send(draft))
+            if isinstance(result, StateError):
+                failed = failed or result
+            else:
+                self.versions[handle.ref] = result.version
+        if failed is not None:
+            failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
+            raise failed
+
+
+async def _outcome(sending: Awaitable[Committed]) -> Committed | StateError:
+    try:
+        return await sending
+    except StateError as error:
+        return error

@@ -1,0 +1,400 @@
+"""What a record's fields must be, as a pydantic model with a version. Law: what is written has been read back first.
+
+Older records are brought up by upcasters, one version at a time; a newer one is refused. While workers of an older
+version run, a schema may go on writing that (`write_version`): downcasters bring what is to be written back to it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from pydantic import BaseModel, RootModel, ValidationError
+from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema
+
+from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.settings import Settings
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import codec
+from distributed_state.values.codec import Codec
+from distributed_state.values.model import SCHEMA, Message
+
+M = TypeVar("M", bound=BaseModel)
+Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class View(CachedRecord):
+    """A record as another version of its schema than the stored one sees it."""
+
+    __slots__ = ("stored",)
+
+    def __init__(self, stored: CachedRecord, fields: dict[bytes, bytes]) -> None:
+        super().__init__(stored.form, stored.epoch, stored.version, fields, stored.messages)
+        self.stored = stored
+
+
+class Schema(Generic[M]):
+    """A pydantic model of a record's fields, with a version and what brings older records up to it.
+
+    `Schema(TripState, version=3, upcasters={1: v1_to_v2, 2: v2_to_v3})`. An upcaster takes the fields of its version as
+    a dict of JSON values and returns those of the next; it may be called again for the same record, so it has no effect
+    but its result. A plain model is version 1. A record that never met a schema counts as version 1.
+
+    For a release beside workers that know only version 2, `write_version=2` and `downcasters={2: v3_to_v2}`, the way
+    back of each upcaster: this worker reads both and writes the older, so they read all that it writes. Each of its
+    writes then holds for the version of the record that it saw, and is repeated until nobody was faster; a value that
+    does not come back from version 2 as it was is refused with InvalidValue, one at which a downcaster raises with
+    SchemaMismatch. When the last old worker has ended, a second release without `write_version` begins to write
+    version 3.
+    """
+
+    def __init__(
+        self,
+        model: type[M],
+        *,
+        version: int = 1,
+        upcasters: Mapping[int, Upcaster] | None = None,
+        write_version: int | None = None,
+        downcasters: Mapping[int, Upcaster] | None = None,
+    ) -> None:
+        if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
+            raise InvalidValue(f"a schema is a pydantic model with fields, not {model!r:.80}")
+        if type(version) is not int or version < 1:
+            raise InvalidValue(f"{model.__name__}: a version is an int from 1 on, not {version!r}")
+        write_version = version if write_version is None else write_version
+        if type(write_version) is not int or not 1 <= write_version <= version:
+            text = f"{model.__name__}: write_version is an int from 1 to {version}, not {write_version!r}"
+            raise InvalidValue(text)
+        self.model = model
+        self.version = version
+        self.write_version = write_version
+        self.stamp = b"%d" % write_version
+        self._newest = b"%d" % version
+        self._upcasters = dict(upcasters or {})
+        self._downcasters = dict(downcasters or {})
+        if self._upcasters.keys() != set(range(1, version)):
+            found = ", ".join(map(repr, self._upcasters)) or "none"
+            raise InvalidValue(f"{self}: needs upcasters from each of 1 to {version - 1}, has them from {found}")
+        if not set(range(write_version, version)) <= self._downcasters.keys() <= set(range(1, version)):
+            found = ", ".join(map(repr, self._downcasters)) or "none"
+            text = (
+                f"{self}: writing version {write_version} needs downcasters to each of {write_version} to {version - 1}"
+            )
+            raise InvalidValue(f"{text}, has them to {found}")
+        for way, casters in ("upcaster from", self._upcasters), ("downcaster to", self._downcasters):
+            for step, caster in casters.items():
+                if not callable(caster) or inspect.iscoroutinefunction(caster):
+                    raise InvalidValue(f"{self}: the {way} version {step} is no plain function: {caster!r:.80}")
+        model.model_rebuild()  # forward references, or an error that names the missing one
+        self._names = {_stored(model, name): name for name in model.model_fields}  # stored -> attribute
+        self._open = model.model_config.get("extra") == "allow"
+        self._core, self._definitions, self._config, self._together = _opened(model)
+        self._validators: dict[str, SchemaValidator] = {}
+
+    @staticmethod
+    def of(given: type[M] | Schema[M]) -> Schema[M]:
+        """The schema that was given, or version 1 of a plain model."""
+        return given if isinstance(given, Schema) else _plain(given)
+
+    def __repr__(self) -> str:
+        return f"{self.model.__name__} version {self.version}"
+
+    # One field
+
+    def prepare(self, key: str, value: Any) -> Any:
+        """The value as it is stored, if the field may hold it; else InvalidValue."""
+        name = self._alone(key)
+        if name is None:
+            return value
+        if key not in self._validators:
+            core: Any = self._core[name]["schema"]
+            whole = core_schema.definitions_schema(core, self._definitions) if self._definitions else core
+            self._validators[key] = SchemaValidator(whole, self._config)
+        validator = self._validators[key]
+        try:
+            checked = validator.validate_python(value)
+            stored = self._dump(self.model.model_construct(**{key: checked}), {name}).get(key)
+            _same(key, checked, _from_json(validator.validate_json, validator.validate_python, stored))
+        except ValidationError as error:
+            raise InvalidValue(_complaint(error, (key,))[1]) from None
+        return stored
+
+    def countable(self, key: str) -> bool:
+        """Whether any whole number will do and counting begins at 0, so that the server may add unseen."""
+        name = self._alone(key)
+        if name is None:
+            return True
+        core = self._core[name]["schema"]
+        zero = core["type"] == "default" and type(core.get("default")) is int and core["default"] == 0
+        return bool(zero) and core["schema"].keys() <= {"type", "metadata"} and core["schema"]["type"] == "int"
+
+    def default(self, key: str, otherwise: Any) -> Any:
+        """What an absent field counts as, in its stored form."""
+        name = self._alone(key)
+        if name is None or self.model.model_fields[name].is_required():
+            return otherwise
+        return self.prepare(key, self.model.model_fields[name].get_default(call_default_factory=True))
+
+    def deletable(self, key: str) -> None:
+        """Refuse with InvalidValue to delete a field that the model cannot do without."""
+        name = self._alone(key) if key in self._names else None
+        if name is not None and self.model.model_fields[name].is_required():
+            raise InvalidValue(f"{key!r}: {self.model.__name__} requires it, it cannot be deleted")
+
+    def _alone(self, key: str) -> str | None:
+        """The attribute of a field that is changed without the others; None for one that the model lets pass."""
+        codec.encode_key(key)
+        name = self._names.get(key)
+        if name is None and not self._open:
+            known = ", ".join(self._names)
+            raise InvalidValue(f"{key!r:.80}: {self.model.__name__} has no such field; it has {known:.200}")
+        if self._together:
+            raise InvalidValue(f"{key!r}: {self.model.__name__} validates its fields together; change them by edit()")
+        return name
+
+    # All fields
+
+    def read(self, text: str, entry: CachedRecord) -> M:
+        """The validated model. Raises CorruptState, or NotFound if there is nothing yet and defaults do not do."""
+        fields = {} if entry.deleted else entry.all()
+        try:
+            return self.parse(fields)
+        except ValidationError as error:
+            field, complaint = _complaint(error)
+            if not fields:
+                text = f"{text[:200]}: holds no fields yet, and {self.model.__name__} does not come from defaults alone"
+                raise NotFound(f"{text}: {complaint}") from None
+            raise _corrupt(text, self, field, complaint, entry) from None
+
+    def check(self, text: str, entry: CachedRecord, fields: Mapping[str, Any], keys: Collection[str]) -> None:
+        """Raise CorruptState if one of these fields is stored as what it cannot be."""
+        try:
+            self.parse(fields)
+        except ValidationError as error:
+            for each in error.errors(include_url=False):
+                if each["loc"] and each["loc"][0] in keys:
+                    raise _corrupt(text, self, str(each["loc"][0]), _sentence(each), entry) from None
+
+    def settle(self, values: M | Mapping[str, Any]) -> dict[str, Any]:
+        """All fields as they are stored, of a model or of values for one. Raises InvalidValue."""
+        if isinstance(values, self.model):
+            given = {key: values.__dict__[name] for key, name in self._names.items() if name in values.__dict__}
+            values = {**(values.__pydantic_extra__ or {}), **given}
+        elif not isinstance(values, Mapping):
+            raise InvalidValue(f"a {self.model.__name__} or a mapping is needed, not a {type(values).__name__}")
+        unknown = [] if self._open else [key for key in values if key not in self._names]
+        if unknown:
+            self.prepare(unknown[0], None)
+        try:
+            model = self.model.model_validate(dict(values))
+            fields = self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
+            back = self.parse(fields)  # nested models that were changed in place are only checked here
+        except ValidationError as error:
+            raise InvalidValue(_complaint(error)[1]) from None
+        for key in fields:
+            name = self._names.get(key, key)
+            _same(key, getattr(model, name), getattr(back, name))
+        return fields
+
+    def dump(self, model: M) -> dict[str, Any]:
+        """The fields of a model that was read."""
+        return self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
+
+    def parse(self, fields: Mapping[str, Any]) -> M:
+        """The model that these stored fields are. Raises pydantic's ValidationError."""
+        model: M = _from_json(self.model.model_validate_json, self.model.model_validate, fields)
+        return model
+
+    def _dump(self, model: M, names: set[str]) -> dict[str, Any]:
+        try:
+            return model.model_dump(mode="json", by_alias=True, include=names, warnings=False)
+        except (PydanticSerializationError, ValueError) as error:
+            raise InvalidValue(f"{self.model.__name__}: cannot be written as JSON: {error}") from error
+
+    # Versions
+
+    def version_of(self, text: str, stamp: bytes | None) -> int:
+        """The version that a record was written under. Raises SchemaMismatch if it is newer than this one."""
+        if stamp is not None and not (stamp.isdigit() and stamp != b"0"):
+            raise CorruptState(f"{text[:200]}: #schema holds no version", field="#schema", data=stamp)
+        version = 1 if stamp is None else int(stamp)
+        if version > self.version:
+            what = f"{text[:200]}: is of schema version {version}, this worker knows {self}"
+            raise SchemaMismatch(what, stored=version, known=self.version)
+        return version
+
+    def view(self, text: str, entry: CachedRecord) -> CachedRecord:
+        """The record as this version sees it; the same entry if that is how it is stored."""
+        stamp = entry.fields.get(SCHEMA)
+        if entry.deleted or stamp == self._newest:
+            return entry
+        version = self.version_of(text, stamp)
+        if version == self.version or not holds_fields(entry):
+            return entry
+        before = entry.all()
+        fields = {name: data for name, data in entry.fields.items() if name[:1] == b"#"} | {SCHEMA: self._newest}
+        for key, value in self._upcast(text, entry.all(), version):
+            name = codec.encode_key(key)
+            same = key in before and codec.encode(before[key]) == codec.encode(value)
+            fields[name] = entry.fields[name] if same else entry.form.encode(value, key)
+        return View(entry, fields)
+
+    def behind(self, text: str, entry: CachedRecord) -> bool:
+        """Whether the record is stored in another version than this writes. Raises SchemaMismatch if it is newer."""
+        return self.version_of(text, entry.fields.get(SCHEMA)) != self.write_version and holds_fields(entry)
+
+    def lowered(self, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """These fields in the version that is written. Raises InvalidValue if that cannot hold them."""
+        if self.write_version == self.version:
+            return dict(fields)
+        lower = copy.deepcopy(dict(fields))
+        for step in reversed(range(self.write_version, self.version)):
+            what = f"the downcaster from version {step + 1} to {step}"
+            lower = self._cast(text, what, self._downcasters[step], lower, self.version)
+        back = dict(self._upcast(text, copy.deepcopy(lower), self.write_version))
+        wanted = dict(fields)
+        found = back
+        with suppress(ValidationError):  # not whole yet: then as it is stored
+            wanted = self.dump(self.parse(fields))
+            found = self.dump(self.parse(back))
+        for key in [*wanted, *found]:
+            if wanted.get(key) != found.get(key):
+                what = (
+                    f"version {self.write_version} of {self.model.__name__}, which is still written, cannot hold this"
+                )
+                raise InvalidValue(f"{key!r:.80}: {what}; the other workers read no newer one yet")
+        return lower
+
+    def _upcast(self, text: str, fields: dict[str, Any], stored: int) -> Iterator[tuple[str, Any]]:
+        for step in range(stored, self.version):
+            what = f"the upcaster from version {step} to {step + 1}"
+            fields = self._cast(text, what, self._upcasters[step], fields, stored)
+        yield from fields.items()
+
+    def _cast(self, text: str, what: str, caster: Upcaster, fields: dict[str, Any], stored: int) -> dict[str, Any]:
+        what = f"{text[:200]}: {what} of {self.model.__name__}"
+        try:
+            fields = caster(fields)
+        except Exception as error:  # the user's own code may raise anything
+            raise SchemaMismatch(f"{what} raised {error!r:.200}", stored=stored, known=self.version) from error
+        complaint = "" if type(fields) is dict else f"returned a {type(fields).__name__}, not a dict"
+        try:
+            for key, value in fields.items() if not complaint else ():
+                codec.encode_key(key)
+                codec.encode(value, key)
+        except InvalidValue as error:
+            complaint = f"returned what cannot be stored: {error}"
+        if complaint:
+            raise SchemaMismatch(f"{what} {complaint}", stored=stored, known=self.version)
+        return fields
+
+
+class TypedChanges(Changes):
+    """Changes that a schema allows."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        form: Codec,
+        schema: Schema[Any],
+        prepare: Callable[[str, Any], Any] | None = None,
+        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        def prepared(key: str, value: Any) -> Any:
+            return schema.prepare(key, value if prepare is None else prepare(key, value))
+
+        super().__init__(settings, form, prepared, prepare_message, now)
+        self._schema = schema
+
+    def delete(self, key: str) -> None:
+        self._schema.deletable(key)
+        super().delete(key)
+
+    def increment(self, key: str, by: int) -> None:
+        if not self._schema.countable(key):
+            what = "is no int without limits that counts from 0, so the server cannot add to it unseen"
+            raise InvalidValue(f"{key!r}: {what}; use increment() or edit()")
+        super().increment(key, by)
+
+
+def holds_fields(entry: CachedRecord) -> bool:
+    """Whether there is anything to upcast."""
+    return not entry.deleted and any(name[:1] != b"#" for name in entry.fields)
+
+
+@lru_cache(maxsize=256)
+def _plain(model: type[M]) -> Schema[M]:
+    return Schema(model)
+
+
+def _stored(model: type[BaseModel], name: str) -> str:
+    """The name under which a field is stored: its alias, if it has one."""
+    info = model.model_fields[name]
+    stored = info.alias or name
+    if info.validation_alias not in (None, stored) or info.serialization_alias not in (None, stored):
+        raise InvalidValue(f"{model.__name__}.{name}: is read under one alias and written under another; use `alias`")
+    codec.encode_key(stored)
+    return stored
+
+
+def _opened(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, bool]:
+    """The schemas of a model's fields, what they refer to, its config, and whether it validates fields together."""
+    core: Any = model.__pydantic_core_schema__
+    definitions: list[Any] = []
+    config = None
+    together = False
+    while core["type"] != "model-fields":
+        definitions = core.get("definitions", definitions)
+        config = core.get("config", config)
+        together = together or core["type"].startswith("function")
+        if core["type"] == "definition-ref":
+            reference = core["schema_ref"]
+            core = next(each for each in definitions if each.get("ref") == reference)
+        elif "schema" in core:
+            core = core["schema"]
+        else:
+            raise InvalidValue(f"{model.__name__}: has a core schema of its own, without fields")
+    return core["fields"], definitions, config, together
+
+
+def _from_json(read: Callable[[bytes], Any], take: Callable[[Any], Any], stored: Any) -> Any:
+    """Validate what is stored, as JSON: only there a strict model takes a date from text."""
+    try:
+        return read(codec.encode(stored))
+    except ValidationError as error:
+        if error.errors(include_url=False)[0]["type"] != "json_invalid":
+            raise
+    return take(stored)  # lone surrogates: JSON to us, not to pydantic's parser
+
+
+def _same(key: str, given: Any, back: Any) -> None:
+    """What a model hides or loses on the way to JSON must not be lost for good."""
+    if given != back:
+        kind = type(given).__name__
+        raise InvalidValue(f"{key}: this {kind} is not the same any more when the model has written it as JSON")
+
+
+def _complaint(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[str, str]:
+    """The first field at fault, and what to say."""
+    errors = error.errors(include_url=False)
+    more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
+    first: Any = errors[0] | {"loc": (*place, *errors[0]["loc"])}
+    return str(first["loc"][0]) if first["loc"] else "", _sentence(first) + more
+
+
+def _sentence(error: Any) -> str:
+    # The type, not the value: what is stored here may be a secret, and errors are logged.
+    place = ".".join(map(str, error["loc"]))
+    given = "" if error["type"] == "missing" else f" (given a {type(error['input']).__name__})"
+    return f"{place}{': ' if place else ''}{error['msg']}{given}"
+
+
+def _corrupt(text: str, schema: Schema[Any], field: str, complaint: str, entry: CachedRecord) -> CorruptState:
+    data = entry.fields.get(field.encode("utf-8", "surrogatepass"), b"")
+    return CorruptState(f"{text[:200]}: is no {schema}: {complaint}", field=field, data=data)

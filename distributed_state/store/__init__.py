@@ -1,0 +1,1 @@
+"""The store's two faces and what concerns all of its records."""

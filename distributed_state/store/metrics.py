@@ -1,0 +1,272 @@
+"""Prometheus metrics of a store (extra `telemetry`). Law: a scrape asks no server; it shows what the store knows.
+
+What concerns partitions is told by the replica that archives them, so the sum over all replicas is the fleet's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from distributed_state.errors import ConfigurationError
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.blocking import StateStore
+from distributed_state.store.reaper import Reaper
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.warm.answers import PartitionState
+from distributed_state.warm.telemetry import BUCKETS, Times
+
+try:
+    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ConfigurationError(
+        "prometheus-client is not installed: pip install 'distributed-state[telemetry]'"
+    ) from error
+
+PREFIX = "distributed_state_"
+_MANY_PARTITIONS = 64
+Labelled = dict[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One metric. `read` is what one home of a store (an event loop, or all threads) adds to it, by label values."""
+
+    name: str
+    kind: str
+    help: str
+    read: Callable[[Tiers], float | Labelled | None]
+    labels: tuple[str, ...] = ()
+    together: Callable[[Iterable[float]], float] = sum
+
+
+def _reapers(tiers: Tiers) -> list[Reaper]:
+    return [each for each in tiers.workers if isinstance(each, Reaper)]
+
+
+def _handled(tiers: Tiers, name: str) -> int:
+    return tiers.feed.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
+
+
+def _places(tiers: Tiers) -> dict[int, PartitionState]:
+    """The partitions that this replica archives, as it last saw them."""
+    places = tiers.archiver.places
+    return {each: places[each] for each in list(tiers.archiver.mine) if each in places}
+
+
+def _journals(tiers: Tiers) -> dict[int, tuple[int, int]]:
+    """Entries and bytes that are not archived yet."""
+    return {each: (max(0, at.offset - at.archived), max(0, at.waiting)) for each, at in _places(tiers).items()}
+
+
+def _fill(tiers: Tiers) -> float:
+    return max((place.fill(tiers.settings) for place in _places(tiers).values()), default=0.0)
+
+
+def _lags(tiers: Tiers) -> dict[int, float]:
+    now = tiers.clock.now() if tiers.clock.known else 0.0
+    oldest = tiers.archiver.oldest
+    return {
+        each: max(0.0, now - oldest.get(each, now * 1000) / 1000) if count else 0.0
+        for each, (count, _) in _journals(tiers).items()
+    }
+
+
+def _by_partition(values: dict[int, float]) -> Labelled:
+    return {(str(each),): value for each, value in sorted(values.items())}
+
+
+def _link_up(tiers: Tiers) -> float | None:
+    return None if tiers.link.silence is None else float(tiers.link.up)
+
+
+FIGURES = (
+    Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
+    Figure("hot_misses", "counter", "Reads that had to leave the process", lambda t: t.hot.misses),
+    Figure("hot_entries", "gauge", "Records kept in this process", lambda t: len(t.hot.entries)),
+    Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
+    Figure(
+        "refused_writes", "counter",
+        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, ...)",
+        lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
+    ),
+    Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
+    Figure("leases_held", "gauge", "Records locked by this replica", lambda t: t.leases.held),
+    Figure("leases_lost", "counter", "Locks that were lost while held", lambda t: t.leases.lost),
+    Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),
+    Figure(
+        "link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up,
+        together=min,
+    ),
+    Figure(
+        "link_silence_seconds", "gauge", "Time since the subscription last proved itself; absent until it is needed",
+        lambda t: t.link.silence, together=max,
+    ),
+    Figure("link_breaks", "counter", "How often the subscription was lost", lambda t: t.link.breaks),
+    Figure("archived_commits", "counter", "Commits carried to SQL by this replica", lambda t: t.archiver.archived),
+    Figure("archived_partitions", "gauge", "Partitions that this replica archives", lambda t: len(t.archiver.mine)),
+    Figure(
+        "journal_entries", "gauge", "Commits not archived yet, of the partitions that this replica archives",
+        lambda t: sum(count for count, _ in _journals(t).values()),
+    ),
+    Figure(
+        "journal_bytes", "gauge", "And their size in Redis", lambda t: sum(size for _, size in _journals(t).values())
+    ),
+    Figure(
+        "journal_fill_ratio", "gauge", "How full the fullest of them is, 0 to 1; at 1 writes are refused", _fill,
+        together=max,
+    ),
+    Figure(
+        "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
+        lambda t: max(_lags(t).values(), default=0.0), together=max,
+    ),
+    Figure(
+        "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
+        lambda t: len(t.archiver.diverged),
+    ),
+    Figure(
+        "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
+        lambda t: t.archiver.aside, together=max,
+    ),
+    Figure(
+        "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
+        lambda t: sum(each.expired for each in _reapers(t)),
+    ),
+    Figure("events_emitted", "counter", "Lifecycle events written by this replica", lambda t: t.warm.emitted),
+    Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
+    Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
+    Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
+    Figure("events_waiting", "gauge", "Events that arrived and are not handed over yet", lambda t: t.feed.waiting),
+    Figure(
+        "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
+        lambda t: t.feed.replayed,
+    ),
+    Figure(
+        "resyncs", "counter", "How often a consumer was told that events are missing and it has to reload",
+        lambda t: t.feed.resyncs,
+    ),
+    Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
+)  # fmt: skip
+
+BY_PARTITION = (
+    Figure(
+        "partition_journal_entries", "gauge", "Commits not archived yet, by partition",
+        lambda t: _by_partition({each: count for each, (count, _) in _journals(t).items()}), ("partition",),
+    ),
+    Figure(
+        "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",
+        lambda t: _by_partition(_lags(t)), ("partition",), max,
+    ),
+)  # fmt: skip
+
+# Name, help, labels; of what `telemetry` calls by the first word of its operations.
+OPERATIONS = (
+    "operation_duration_seconds", "What left the process, and how long it took", ("operation", "tier", "outcome"),
+)  # fmt: skip
+LOCK_WAITS = "lock_wait_seconds", "How long locks were waited for, by what came of it", ("outcome",)
+
+
+class StoreCollector(Collector):
+    """What prometheus_client asks at each scrape. May be used from any thread."""
+
+    def __init__(self, store: AsyncStateStore, by_partition: bool) -> None:
+        self._store = store
+        self._figures = FIGURES + (BY_PARTITION if by_partition else ())
+        self._homes()
+
+    def _homes(self) -> list[Tiers]:
+        """The homes of the store: more may come, and each takes times once it is seen here."""
+        homes = list(self._store._homes.values())
+        for each in homes:
+            each.telemetry.measure()
+        return homes
+
+    def describe(self) -> Iterator[Metric]:
+        """The metrics without values."""
+        for figure in self._figures:
+            yield _family(figure)
+        for name, text, labels in (OPERATIONS, LOCK_WAITS):
+            yield HistogramMetricFamily(PREFIX + name, text, labels=labels)
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now."""
+        homes = self._homes()
+        for figure in self._figures:
+            family = _family(figure)
+            for labels, value in _values(figure, homes).items():
+                family.add_metric(labels, value)
+            yield family
+        times = _added(homes)
+        operations = {key: each for key, each in times.items() if key[0] != "lease.acquire"}
+        waits = {(outcome,): each for (name, _, outcome), each in times.items() if name == "lease.acquire"}
+        yield _histogram(OPERATIONS, operations)
+        yield _histogram(LOCK_WAITS, waits)
+
+
+def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None = None) -> StoreCollector:
+    """Make the collector of a store, to be registered: `REGISTRY.register(collector(store))`. One store a registry.
+
+    From now on the store takes times. `by_partition` says whether journals and lags are also told one by one; without
+    it, if there are at most 64. Neither this nor a scrape asks any server.
+    """
+    twin = store._twin if isinstance(store, StateStore) else store
+    few = twin.settings.partitions <= _MANY_PARTITIONS
+    return StoreCollector(twin, few if by_partition is None else by_partition)
+
+
+@contextmanager
+def serve(store: StateStore | AsyncStateStore, port: int, host: str = "0.0.0.0") -> Iterator[int]:
+    """Answer GET /metrics inside `with`, for a process that has no server of its own; the port, also for 0: any."""
+    registry = CollectorRegistry()
+    registry.register(collector(store))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigurationError(f"metrics cannot be served on {host}:{port}: {error}") from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _family(figure: Figure) -> Any:
+    kind = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
+    return kind(PREFIX + figure.name, figure.help, labels=figure.labels)
+
+
+def _values(figure: Figure, homes: Iterable[Tiers]) -> Labelled:
+    found: dict[tuple[str, ...], list[float]] = {}
+    for home in homes:
+        value = figure.read(home)
+        for labels, each in ({} if value is None else value if isinstance(value, dict) else {(): value}).items():
+            found.setdefault(labels, []).append(each)
+    return {labels: figure.together(each) for labels, each in found.items()}
+
+
+def _added(homes: Iterable[Tiers]) -> dict[tuple[str, str, str], Times]:
+    found: dict[tuple[str, str, str], Times] = {}
+    for home in homes:
+        for key, times in list(home.telemetry.times.items()):
+            sums = found.setdefault(key, Times())
+            sums.counts = [one + other for one, other in zip(sums.counts, times.counts, strict=True)]
+            sums.seconds += times.seconds
+    return found
+
+
+def _histogram(what: tuple[str, str, tuple[str, ...]], times: dict[Any, Times]) -> HistogramMetricFamily:
+    name, text, labels = what
+    family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
+    for key, each in sorted(times.items()):
+        sofar = 0
+        buckets = []
+        for limit, count in zip([*map(str, BUCKETS), "+Inf"], each.counts, strict=True):
+            sofar += count
+            buckets.append((limit, sofar))
+        family.add_metric(key, buckets, each.seconds)
+    return family

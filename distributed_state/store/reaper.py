@@ -1,0 +1,282 @@
+"""Ends sessions whose time is over, drops events that are too old to be kept, completes what is left half erased.
+
+Law: an end is an ordinary commit for the version that was looked at, so of two reapers one succeeds, and whoever writes
+meanwhile keeps the session alive. Who is to be looked at when is in a sorted set of the partition, which commits leave
+alone: that a session was not idle is found out by the look, and the next one put off.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from distributed_state.cold.values import Erasure, Mortal
+from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
+from distributed_state.port import Call, Job
+from distributed_state.records import deletion, erasure
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import field_ttl
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import LIFETIME, Ref
+from distributed_state.warm.answers import Committed, Draft
+from distributed_state.warm.scripts import DEFER, DUE, FILL, PRUNE
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 1000
+_PAGE = 1000
+_PRUNED = 1000
+_EMPTY_SECONDS = 60.0
+_TROUBLE_SECONDS = 30.0
+_PRUNE_SECONDS = 60.0
+_ERASE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A record that was found in the set, with the score that it has there."""
+
+    names: RecordKeys
+    score: bytes
+    epoch: str
+    now_ms: int
+
+
+class Reaper:
+    """Looks after some partitions, or all of them; several on one partition are harmless, only wasteful."""
+
+    def __init__(self, tiers: Tiers) -> None:
+        self._tiers = tiers
+        self._port = tiers.port
+        self._job: Job | None = None
+        self._empty: dict[int, float] = {}
+        self._prune_at = self._erase_at = 0.0
+        self._unfinished: set[Erasure] = set()
+        self.expired = 0
+
+    def begin(self) -> None:
+        """Sweep in the background, what this replica archives."""
+        self._job = self._port.spawn(self._run, "distributed-state-reaper")
+
+    async def close(self) -> None:
+        if self._job is not None:
+            await self._job.stop()
+            self._job = None
+
+    async def _run(self) -> None:
+        # With a fifth to spare, so that what a sweep takes does not make the end late.
+        pause = every = self._tiers.settings.sweep * 0.8
+        while True:
+            begun = self._port.monotonic()
+            more = False
+            try:
+                more = await self.sweep(list(self._tiers.archiver.mine))
+                pause = every
+            except StateError as error:
+                pause = min(pause * 2, max(every, 5.0))
+                log.warning("reaper: %s; trying again in %.1f s", error, pause)
+            if not more:
+                await self._port.sleep(max(pause - (self._port.monotonic() - begun), every / 10))
+
+    async def sweep(self, partitions: Sequence[int]) -> bool:
+        """End what is over in these partitions; whether there was more than one pass takes."""
+        if not partitions:
+            return False
+        most = max(10, _AT_ONCE // len(partitions))
+        keys = [self._tiers.keys.partition(each) for each in partitions]
+        answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most]) for each in keys])
+        due: list[Due] = []
+        unfilled: dict[int, str] = {}
+        empty: list[int] = []
+        more = False
+        for partition, answer in zip(partitions, answers, strict=True):
+            if isinstance(answer, StateError):
+                raise answer
+            if answer[0] == b"uninitialised":
+                empty.append(partition)
+                continue
+            self._empty.pop(partition, None)
+            _, epoch, filled, now_ms, rows = answer
+            if filled != epoch:
+                unfilled[partition] = epoch.decode()
+            found = zip(rows[::2], rows[1::2], strict=True)
+            due += [Due(self._names(each), score, epoch.decode(), int(now_ms)) for each, score in found]
+            more = more or len(rows) == 2 * most
+        await self._look(due)
+        await self._fill(unfilled)
+        await self._revive(empty)
+        await self._erase(partitions)
+        return await self._prune(partitions) or more
+
+    def _names(self, member: bytes) -> RecordKeys:
+        return self._tiers.keys.of(Ref.parse(member.decode()))
+
+    # What is due
+
+    async def _look(self, due: Sequence[Due]) -> None:
+        """End each of these, or look again when it may be over, or never."""
+        calls: list[Call] = []
+        ends: list[tuple[Due, Draft]] = []
+        for each, (version, last_ms, lifetime, deleted) in zip(due, await self._heads(due), strict=True):
+            if version is None:
+                continue  # it could not be read
+            if lifetime is None or deleted is not None or version == b"0":
+                calls.append(_later(each, None))
+                continue
+            ends_ms = field_ttl.end_ms(lifetime, int(last_ms or each.now_ms))
+            if ends_ms > each.now_ms:
+                calls.append(_later(each, ends_ms))
+            else:
+                ends.append((each, self._end(each, int(version), lifetime)))
+        if ends:
+            await self._tiers.listening()
+        results = await write_path.commit_many(self._tiers, [(each.names, draft) for each, draft in ends])
+        for (each, _), result in zip(ends, results, strict=True):
+            calls += self._outcome(each, result)
+        away = [result for result in results if isinstance(result, Unavailable)]
+        if away:
+            log.warning("%d sessions cannot expire now: %s", len(away), away[0])
+        await self._send(calls)
+
+    def _end(self, each: Due, version: int, lifetime: bytes) -> Draft:
+        tiers = self._tiers
+        until_ms = field_ttl.parse_lifetime(lifetime)[1]
+        reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
+        draft = deletion.tombstone(tiers.settings, tiers.form(each.names.ref.text), "expire", expired=reason)
+        draft.expected = version
+        draft.epoch = each.epoch
+        return draft
+
+    def _outcome(self, each: Due, result: Committed | StateError) -> list[Call]:
+        if isinstance(result, Committed | DurabilityUnknown):
+            self.expired += 1
+        elif isinstance(result, Deleted):
+            return [_later(each, None)]
+        elif isinstance(result, Conflict | Locked):
+            # Not left as it is: many that are held would keep the others from being looked at.
+            return [_later(each, each.now_ms + int(self._tiers.settings.sweep * 1000))]
+        elif not isinstance(result, Unavailable):
+            return self._trouble(each, result)
+        return []
+
+    def _trouble(self, each: Due, error: StateError) -> list[Call]:
+        log.warning("%s does not expire: %s; trying again in %.0f s", each.names.ref, error, _TROUBLE_SECONDS)
+        return [_later(each, each.now_ms + int(_TROUBLE_SECONDS * 1000))]
+
+    async def _heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:
+        """Version, time of the last commit, lifetime and whether it is deleted; what was evicted is brought back."""
+        found = await self._read_heads(due)
+        absent = [at for at, head in enumerate(found) if head[0] is None]
+        gone = set()
+        calls = []
+        for at in absent:
+            try:
+                if not (await read_path.present(self._tiers, due[at].names)).version:
+                    gone.add(at)
+            except Unavailable:
+                raise
+            except StateError as error:
+                calls += self._trouble(due[at], error)
+        for at, head in zip(absent, await self._read_heads([due[at] for at in absent]), strict=True):
+            found[at] = [b"0", None, None, None] if at in gone else head
+        await self._send(calls)
+        return found
+
+    async def _read_heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:
+        fields = (b"#v", b"#t", LIFETIME, b"#deleted")
+        answers = await self._port.exchange([(b"HMGET", each.names.record, *fields) for each in due]) if due else []
+        return [[None] * 4 if isinstance(answer, Exception) else list(answer) for answer in answers]
+
+    async def _send(self, calls: Sequence[Call]) -> None:
+        for answer in await self._port.scripts(calls) if calls else []:
+            if isinstance(answer, StateError):
+                raise answer
+
+    # What Redis lost
+
+    async def _fill(self, epochs: dict[int, str]) -> None:
+        """Put into the sets what SQL knows, once in an epoch."""
+        after = ""
+        page = _PAGE
+        while epochs and page == _PAGE:
+            rows = await self._mortal(epochs, after)
+            page = len(rows)
+            members: dict[int, list[bytes]] = defaultdict(list)
+            for row in rows:
+                ends_ms = field_ttl.end_ms(row.lifetime.encode(), row.updated_ms)
+                members[row.partition] += (b"%d" % ends_ms, row.record.encode())
+            last = b"1" if page < _PAGE else b"0"
+            calls: list[Call] = []
+            for partition in epochs if page < _PAGE else members:
+                keys = self._tiers.keys.partition(partition)
+                # One a partition in an exchange, so that it is noted as filled with its last members, not before.
+                calls.append((FILL, [keys.lifetimes, keys.meta], [epochs[partition], last, *members[partition]]))
+            await self._send(calls)
+            after = rows[-1].record if rows else ""
+
+    async def _revive(self, empty: Iterable[int]) -> None:
+        """Start partitions that Redis knows nothing of, if there is anything in them that will end."""
+        now = self._port.monotonic()
+        asked = {each: at for each, at in self._empty.items() if at > now}
+        self._empty = asked
+        unknown = [each for each in empty if each not in asked]
+        rows = await self._mortal(unknown, "") if unknown else []
+        for partition in sorted({row.partition for row in rows}):
+            await self._tiers.start(partition)
+        if len(rows) < _PAGE:
+            asked.update(dict.fromkeys(unknown, now + _EMPTY_SECONDS))
+
+    async def _mortal(self, partitions: Iterable[int], after: str) -> list[Mortal]:
+        def page() -> list[Mortal]:
+            return self._tiers.cold.mortal(list(partitions), after=after, limit=_PAGE)
+
+        return await self._port.sql(page)
+
+    # What is left half erased
+
+    async def _erase(self, partitions: Sequence[int]) -> None:
+        """Complete the erasures of these partitions that nobody has completed since the last look."""
+        now = self._port.monotonic()
+        if now < self._erase_at:
+            return
+        self._erase_at = now + _ERASE_SECONDS
+        found = await self._port.sql(partial(self._tiers.cold.pending, partitions=partitions, limit=_PAGE))
+        # Not those of a moment ago: who asked for them is probably at it.
+        left = [each for each in found if each in self._unfinished]
+        self._unfinished = set(found)
+        try:
+            await erasure.finish(self._tiers, left)
+        except Unavailable:
+            raise
+        except StateError as error:
+            log.warning("%d records are not erased yet: %s; trying again", len(left), error)
+
+    # Old events
+
+    async def _prune(self, partitions: Sequence[int]) -> bool:
+        """Drop events that are too old, some of each partition; whether there are more of them."""
+        now = self._port.monotonic()
+        settings = self._tiers.settings
+        if now < self._prune_at:
+            return False
+        keys = [self._tiers.keys.partition(each) for each in partitions]
+        age_ms = int(settings.events_for * 1000)
+        answers = await self._port.scripts([(PRUNE, [each.meta, each.events], [age_ms, _PRUNED]) for each in keys])
+        for answer in answers:
+            if isinstance(answer, StateError):
+                raise answer
+        if any(int(answer[1]) == _PRUNED for answer in answers):
+            return True
+        # A hundredth of their age later is soon enough.
+        self._prune_at = now + min(_PRUNE_SECONDS, settings.events_for / 100)
+        return False
+
+
+def _later(each: Due, score: int | None) -> Call:
+    """Look at it at this time in ms, None: never again, unless somebody changed that since."""
+    names = each.names
+    return DEFER, [names.event_keys[2]], [names.text, each.score, b"" if score is None else score]

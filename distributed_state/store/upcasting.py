@@ -1,0 +1,77 @@
+"""Brings many records to a newer schema. Law: one commit a record, which says how many are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from distributed_state.errors import Deleted, InvalidValue, StateError, Unavailable
+from distributed_state.records.home import StoreContext
+from distributed_state.records.schema import M, Schema
+from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.store import maintenance
+from distributed_state.values.model import Ref, escape
+
+_PAGE = 500
+
+
+_SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Upcast:
+    """How far an `upcast` came: records brought up, found as they should be, and failed; what the first 100 said."""
+
+    upcast: int = 0
+    unchanged: int = 0
+    failed: int = 0
+    failures: tuple[str, ...] = ()
+
+
+async def upcast_many(
+    home: StoreContext,
+    schema: type[M] | Schema[M],
+    scope: str,
+    user: str | None,
+    dry_run: bool,
+    limit: int | None,
+    progress: Callable[[Upcast], None] | None,
+) -> Upcast:
+    """Bring the archived records of a scope up, the last changed first. A server that is away ends it."""
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
+    schema = Schema.of(schema)
+    tiers = home.tiers()
+    sofar = Upcast()
+    after = None
+    owner = None if user is None else escape(Ref("user", user).id)
+    Ref(scope, "any")
+    await tiers.archiver.drain()
+    while rows := await maintenance.listing(tiers, scope, owner, _PAGE, after):
+        for row in rows:
+            if limit is not None and sofar.upcast >= limit:
+                return sofar
+            if not row.deleted:
+                handle = AsyncTypedRecord(home, Ref(scope, row.id), schema=schema)
+                sofar = await _one(handle, dry_run, sofar)
+                if progress is not None:
+                    progress(sofar)
+        # Those brought up are now the last changed: behind us.
+        after = rows[-1].cursor
+    return sofar
+
+
+async def _one(handle: AsyncTypedRecord[Any], dry_run: bool, sofar: Upcast) -> Upcast:
+    try:
+        older = await handle._is_older() if dry_run else await handle._upcast() is not None
+    except Deleted:
+        older = False
+    except Unavailable:
+        raise
+    except StateError as error:
+        failures = (*sofar.failures, str(error))[:_SHOWN]
+        return replace(sofar, failed=sofar.failed + 1, failures=failures)
+    if older:
+        return replace(sofar, upcast=sofar.upcast + 1)
+    return replace(sofar, unchanged=sofar.unchanged + 1)

@@ -1,0 +1,1 @@
+"""Where hot, warm and cold meet: one read path, one write path, one archiver."""

@@ -1,0 +1,356 @@
+"""The archiver: journal -> SQL. Law: SQL first, then settle, then trim; SQL's cursor alone decides who was first.
+
+And identity, never numbers: an offset says nothing about which history it belongs to. A Redis that lost its last
+seconds gives their offsets and versions once more, to other commits. So each pass compares the journal's entry at SQL's
+cursor by its event; unless it is there and the same, nothing is settled, trimmed or called archived, and the partition
+is diverged. The cursor is read before the journal: after it, somebody may have moved it meanwhile, and a healthy
+journal would not fit. And the partition is diverged only if the cursor is still there when it is read once more.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Batch, Cursor
+from distributed_state.errors import ColdUnavailable, StateError
+from distributed_state.port import Job, Port, Signal
+from distributed_state.settings import Settings
+from distributed_state.values.journal import Journal, JournalEntry
+from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.values.model import Ref
+from distributed_state.warm.answers import Committed, PartitionState
+from distributed_state.warm.client import Warm
+from distributed_state.warm.partition_assignment import PartitionAssignment
+from distributed_state.warm.telemetry import observed, several
+
+log = logging.getLogger(__name__)
+_ENTRIES_A_PASS = 8000
+_BYTES_A_PASS = 32 * 2**20
+_BYTES_TOGETHER = 2**20
+_ASIDE_SECONDS = 15.0
+_SHORTEST = 0.001
+
+
+@dataclass(slots=True)
+class Pass:
+    """One look at some partitions.
+
+    `fits` are the cursors, moved by it or not, of those whose journals continue SQL; `carried` are the events that it
+    brought to SQL, `count` how many; `misfits` says of others why it cannot go on.
+    """
+
+    done: Signal
+    partitions: list[int] = field(default_factory=list)
+    fits: dict[int, Cursor] = field(default_factory=dict)
+    carried: dict[int, set[str]] = field(default_factory=dict)
+    misfits: dict[int, str] = field(default_factory=dict)
+    count: int = 0
+
+
+class Archiver:
+    """Carries commits of some partitions to SQL. Two on one partition are harmless, only wasteful."""
+
+    def __init__(self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings) -> None:
+        self._port = port
+        self._warm = warm
+        self._cold = cold
+        self._keys = keys
+        self._settings = settings
+        self._cursors: dict[int, Cursor] = {}
+        self._driven: dict[int, Pass] = {}
+        self._mutex = port.mutex()
+        self._shares = PartitionAssignment(
+            port,
+            warm,
+            keys,
+            team=keys.archivers,
+            member=warm.replica,
+            claim=lambda partition: keys.partition(partition).archiver,
+        )
+        self._job: Job | None = None
+        self.archived = 0
+        self.behind = False  # whether the last pass left entries in a journal that it read
+        self.diverged: dict[int, str] = {}
+        self.telemetry = warm.telemetry
+        self.places: dict[int, PartitionState] = {}  # as last seen
+        self.oldest: dict[int, int] = {}  # when the oldest entry on its way to SQL was written, in ms
+        self.aside: int | None = None  # how much SQL holds in quarantine; None: not asked yet
+        self._aside_at = 0.0
+
+    @property
+    def mine(self) -> list[int]:
+        """The partitions that this replica takes care of now."""
+        return self._shares.mine
+
+    def begin(self) -> None:
+        """Archive in the background."""
+        self._job = self._port.spawn(self._run, "distributed-state-archiver")
+
+    async def close(self) -> None:
+        """Stop, and leave the partitions to others at once."""
+        if self._job is None:
+            return
+        await self._job.stop()
+        self._job = None
+        await self._shares.leave()
+
+    async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
+        """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""
+        if await self.reach(names.partition, done.epoch, done.offset, event):
+            return
+        # Somebody else went on past its offset: with it, or after Redis had lost it.
+        if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
+            raise ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
+
+    async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:
+        """Archive a partition up to an entry of its journal; whether SQL took this entry for certain.
+
+        Else it has what the journal holds at that offset now. Raises ColdUnavailable if that cannot be done.
+        """
+        later = False  # whether the pass surely read the journal after we were called
+        while True:
+            cursor = self._cursors.get(partition)
+            if cursor is not None and (cursor.epoch, cursor.offset, cursor.event) == (epoch, offset, event):
+                return True
+            passed = self._driven.get(partition)
+            if passed is None:
+                passed = await self._port.shield(self._drive([partition]))
+                later = True
+            else:
+                await passed.done.wait()
+            if event in passed.carried.get(partition, ()):
+                return True
+            if later:
+                fits = passed.fits.get(partition)
+                if fits is not None and self._covers(fits, epoch, offset):
+                    return False
+                _refuse(passed.misfits)
+                if fits is None:
+                    await self._port.sleep(0.002)  # another archiver was faster, or is at it
+            later = True
+
+    def _covers(self, cursor: Cursor, epoch: str, offset: int) -> bool:
+        if cursor.epoch != epoch and cursor.ordinal > int(epoch.split("-")[0]):
+            raise ColdUnavailable(f"partition {cursor.partition}: Redis lost what was written under epoch {epoch}")
+        return cursor.epoch == epoch and cursor.offset >= offset
+
+    async def drain(self, partitions: Iterable[int] | None = None) -> int:
+        """Archive everything written so far; how many commits that were. What others write meanwhile does not count."""
+        wanted = range(self._keys.partitions) if partitions is None else partitions
+        before = self.archived
+        goals = await self._unarchived(wanted)
+        while goals:
+            passed = await self._port.shield(self._drive(list(goals)))
+            if not passed.count:
+                _refuse(passed.misfits)
+                await self._port.sleep(0.01)
+            left = await self._unarchived(goals)
+            goals = {
+                each: goal
+                for each, goal in goals.items()
+                if each in left and left[each].epoch == goal.epoch and left[each].archived < goal.offset
+            }
+        return self.archived - before
+
+    async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
+        """Those of the partitions that hold what is not archived yet."""
+        places = await self._warm.places([self._keys.partition(each) for each in partitions])
+        self.places.update(places)
+        return {partition: place for partition, place in places.items() if place.offset > place.archived}
+
+    async def backlog(self) -> dict[int, int]:
+        """Commits not archived yet, by partition."""
+        places = await self._warm.places([self._keys.partition(each) for each in range(self._keys.partitions)])
+        return {partition: place.offset - place.archived for partition, place in places.items()}
+
+    # One pass
+
+    async def _drive(self, partitions: Sequence[int]) -> Pass:
+        """One pass over those of the partitions that nobody else of this replica is at.
+
+        To be shielded: who waits for a pass waits for as long as it is noted here.
+        """
+        passed = Pass(self._port.signal())
+        with self._mutex:
+            passed.partitions = [partition for partition in partitions if partition not in self._driven]
+            self._driven.update(dict.fromkeys(passed.partitions, passed))
+        try:
+            if passed.partitions:
+                await self._archive(passed.partitions, passed)
+        finally:
+            with self._mutex:
+                for partition in passed.partitions:
+                    del self._driven[partition]
+            passed.done.set()
+        return passed
+
+    @observed("archive", "cold", several)
+    async def _archive(self, partitions: Sequence[int], passed: Pass) -> None:
+        """Read, compare, insert, settle, trim."""
+        most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
+        cursors = await self._known(partitions)
+        batches: list[tuple[Cursor, Batch]] = []
+        size = 0
+        settled: dict[int, tuple[str, list[JournalEntry]]] = {}
+        doubtful: dict[int, str] = {}
+        for some in self._groups(partitions):
+            if size > _BYTES_A_PASS:
+                self.behind = True
+                break  # the others have their turn in the next pass
+            places = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in some]
+            for partition, journal in zip(some, await self._warm.journals(places, most), strict=True):
+                if not journal.epoch:
+                    passed.misfits[partition] = self.diverged[partition] = "Redis was emptied"
+                    continue
+                cursor = cursors.get(partition)
+                why = _misfit(cursor, journal)
+                if cursor is None or why:
+                    doubtful[partition] = why
+                    continue
+                self.diverged.pop(partition, None)
+                passed.fits[partition] = self._cursors[partition] = cursor
+                # An archiver that died before settling left what is before the cursor: all of that first.
+                whole = len(journal.before) < most
+                entries = journal.before + journal.onward if whole else journal.before
+                if not entries:
+                    continue
+                settled[partition] = (journal.epoch, entries)
+                # Not where the journal and SQL do not fit: there is nothing to hurry for.
+                self.behind = self.behind or not whole or len(journal.onward) == most
+                size += entries[-1].total_bytes - entries[0].total_bytes
+                fresh = [entry for entry in entries if entry.offset > cursor.offset]
+                if fresh:
+                    self.oldest[partition] = fresh[0].time_ms
+                    batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
+        moved = await self._port.sql(self._cold.archive, [batch for _, batch in batches]) if batches else set()
+        for cursor, batch in batches:
+            partition = batch.partition
+            last = batch.entries[-1]
+            self.oldest.pop(partition, None)
+            if partition in moved:
+                passed.fits[partition] = self._cursors[partition] = replace(
+                    cursor, offset=last.offset, event=last.event
+                )
+                passed.carried[partition] = {entry.event for entry in batch.entries}
+                passed.count += len(batch.entries)
+            else:
+                # Another archiver was faster, or the epoch was closed.
+                for known in (self._cursors, passed.fits, settled):
+                    known.pop(partition, None)
+        self.archived += passed.count
+        await self._settle(settled)
+        if doubtful:
+            passed.misfits |= await self._diverged(doubtful, cursors)
+
+    async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:
+        """The cursors as they are before the journals are read; a partition that SQL knows nothing of has none."""
+        known = {each: self._cursors.get(each) for each in partitions}
+        if None in known.values():
+            stored = await self._port.sql(self._cold.cursors)
+            return {each: at for each, kept in known.items() if (at := kept or stored.get(each)) is not None}
+        return {each: kept for each, kept in known.items() if kept is not None}
+
+    async def _diverged(self, doubtful: dict[int, str], cursors: dict[int, Cursor]) -> dict[int, str]:
+        """Those where SQL still is where the journal did not fit. Where it went on, the next pass knows better."""
+        stored = await self._port.sql(self._cold.cursors)
+        found = {}
+        for partition, why in doubtful.items():
+            self._cursors.pop(partition, None)
+            if stored.get(partition) == cursors.get(partition):
+                found[partition] = why
+                if self.diverged.get(partition) != why:
+                    text = "partition %d: journal and archive do not fit, archiving stops there: %s"
+                    log.error(text, partition, why)
+        self.diverged.update(found)
+        return found
+
+    def _groups(self, partitions: Sequence[int]) -> Iterator[list[int]]:
+        """The partitions in random order, those together whose journals are read in one round trip."""
+        group: list[int] = []
+        size = 0
+        for partition in random.sample(partitions, len(partitions)):
+            place = self.places.get(partition)
+            group.append(partition)
+            size += place.waiting if place else 0
+            if size > _BYTES_TOGETHER:
+                yield group
+                group = []
+                size = 0
+        if group:
+            yield group
+
+    async def _settle(self, passed: dict[int, tuple[str, list[JournalEntry]]]) -> None:
+        """Entries that SQL has already, too: an archiver that died before settling left them in the journal."""
+        calls = []
+        for partition, (epoch, entries) in passed.items():
+            latest = {entry.record: entry for entry in entries if entry.record}
+            records = [
+                (self._keys.of(Ref.parse(record)), entry.version, entry.next_message)
+                for record, entry in latest.items()
+            ]
+            calls.append((self._keys.partition(partition), epoch, entries[-1], records))
+        for answer in await self._warm.settle(calls):
+            if isinstance(answer, StateError):
+                log.warning("settle: %s", answer)
+        trims = [
+            (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
+        ]
+        # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
+        for answer in await self._warm.trim(trims):
+            if isinstance(answer, StateError):
+                log.warning("trim: %s", answer)
+
+    # In the background
+
+    async def _run(self) -> None:
+        longest = pause = self._settings.archive_every
+        while True:
+            # Here, because others who drive may only add to it.
+            self.behind = False
+            try:
+                await self._shares.hold()
+                await self._shares.give_back(self._shares.excess)
+                found = await self._unarchived(self._shares.mine)
+                moved = (await self._drive(list(found))).count
+                fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
+                # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
+                pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
+                await self._look_aside()
+            except StateError as error:
+                moved = 0
+                pause = min(max(pause, longest) * 2, 5.0)
+                log.warning("archiver: %s; trying again in %.1f s", error, pause)
+            if not moved or not self.behind:
+                # Together, commits are archived at a fraction of the cost.
+                await self._port.sleep(pause)
+
+    async def _look_aside(self) -> None:
+        """Count what SQL set aside, now and then, if anybody measures."""
+        now = self._port.monotonic()
+        if self.telemetry.measures and now >= self._aside_at:
+            self._aside_at = now + _ASIDE_SECONDS
+            self.aside = await self._port.sql(self._cold.aside)
+
+
+def _misfit(cursor: Cursor | None, journal: Journal) -> str:
+    """Why a journal does not continue what SQL has up to a cursor that was read before it; '' if it does."""
+    if cursor is None or cursor.epoch != journal.epoch:
+        return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"
+    here = [entry for entry in journal.onward if entry.offset == cursor.offset]
+    if cursor.offset and not here:
+        return f"the journal lacks entry {cursor.offset}, SQL's last"
+    if here and here[0].event != cursor.event:
+        return f"entry {cursor.offset} is {here[0].event}, SQL has {cursor.event}"
+    fresh = journal.onward[len(here) :]
+    if fresh[0].offset != cursor.offset + 1 if fresh else journal.end > cursor.offset:
+        return f"the journal lacks entry {cursor.offset + 1}, the next after SQL's last"
+    return ""
+
+
+def _refuse(misfits: dict[int, str]) -> None:
+    for partition, why in misfits.items():
+        raise ColdUnavailable(f"partition {partition} is not archived: {why}")

@@ -1,0 +1,268 @@
+"""The three tiers of one event loop, or of all blocking callers of a process, and how a partition starts.
+
+Law: SQL knows an epoch before Redis does, and closes the one before it in the same transaction.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import orjson
+
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
+from distributed_state.hot.cache import Hot
+from distributed_state.port import Port, Signal
+from distributed_state.settings import Settings
+from distributed_state.tiers.archiver import Archiver
+from distributed_state.values.codec import Codec
+from distributed_state.values.journal import Happened, unpack
+from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.warm.client import Warm
+from distributed_state.warm.consumers import Consumers
+from distributed_state.warm.lease import AsyncLease, Leases
+from distributed_state.warm.presence import Figures, Presence
+from distributed_state.warm.stream import Remarks, Stream
+from distributed_state.warm.subscription import Link
+
+log = logging.getLogger(__name__)
+
+
+def mark(layout: dict[str, Any]) -> bytes:
+    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis began anew."""
+    return orjson.dumps(layout | {"life": secrets.token_hex(8)})
+
+
+async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
+    """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
+    # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
+    found: bytes | None = await ask(b"GET", keys.store)
+    if found is None and await ask(b"SET", keys.store, mark(layout), b"NX") is None:
+        found = await ask(b"GET", keys.store)
+    return found
+
+
+class Worker(Protocol):
+    """Work in the background that stands above the tiers."""
+
+    async def close(self) -> None: ...
+
+
+class Handling(Protocol):
+    """A handler of events, with what calls it."""
+
+    handler: Any
+    joined: Signal
+    handled: int
+    failed: int
+    slowed: int
+
+    async def close(self) -> None: ...
+
+
+class Tiers:
+    """Hot, warm and cold, with what moves between them."""
+
+    def __init__(
+        self,
+        port: Port,
+        settings: Settings,
+        keys: Keys,
+        form: Callable[[str], Codec],
+        cold: ColdStore,
+        replica: str,
+        layout: dict[str, Any],
+    ) -> None:
+        self.port = port
+        self.settings = settings
+        self.keys = keys
+        self.cold = cold
+        self.replica = replica
+        self.form = form
+        self.warm = Warm(port, settings, replica, form)
+        self.clock = self.warm.clock
+        self.telemetry = self.warm.telemetry
+        self.hot = Hot(
+            port,
+            entries=settings.hot_entries,
+            size=settings.hot_bytes,
+            recent=settings.recent_messages,
+            evicted=self._stop_listening,
+        )
+        self.link = Link(
+            port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
+        )
+        self.link.heard = self._heard
+        self.link.told = self.clock.heard
+        self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
+        self.archiver = Archiver(port, self.warm, cold, keys, settings)
+        self.stream = Stream(port, self.warm)
+        self.stream.archived = self._archived
+        self.remarks = Remarks(port, self.stream, keys)
+        self.feed = Consumers(port, self.stream, keys, self.link, self._epochs_over)
+        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
+        self.handlings: list[Handling] = []
+        self.workers: list[Worker] = []
+        self._layout = layout
+        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
+        self._epochs: dict[int, str] = {}
+        self._listening: dict[str, bytes] = {}
+        self._mutex = port.mutex()
+
+    def _heard(self, sent: float) -> None:
+        self.hot.good_until = max(self.hot.good_until, sent + self.settings.max_staleness)
+
+    def within(self, max_staleness: float) -> bool:
+        """Whether what hot holds is at most this old."""
+        if isinstance(max_staleness, bool) or not isinstance(max_staleness, (int, float)) or not max_staleness >= 0:
+            raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {max_staleness!r:.80}")
+        most = self.settings.max_staleness
+        if 0 < most < max_staleness:
+            # Cut silently, it would look like a cache that does not work. With hot off (0) every read is fresh enough.
+            text = f"max_staleness={max_staleness:g} is more than the store's {most:g}, and hot reads are never older"
+            raise InvalidValue(f"{text}: leave it out, or open the store with max_staleness={max_staleness:g}")
+        return self.hot.clock() < self.hot.good_until - self.settings.max_staleness + max_staleness
+
+    def _lost(self) -> None:
+        self.hot.clear()
+        self._epochs.clear()
+
+    def listen(self, names: RecordKeys) -> None:
+        """Hear the record's changes from now on, if hot is in use."""
+        text = names.ref.text
+        if not self._uses_hot or text in self._listening:
+            return
+        silent: list[str] = []
+        with self._mutex:
+            self._listening[text] = names.channel
+            # Records read only once are never kept, so those that hot does not hold have a bound of their own.
+            while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
+                oldest = next(iter(self._listening))
+                self._listening[oldest] = self._listening.pop(oldest)
+                if oldest not in self.hot.entries:
+                    silent.append(oldest)
+        self.link.watch(names.channel, lambda payload: self._hear(text, payload))
+        for each in silent:
+            self._stop_listening(each)
+
+    def _stop_listening(self, text: str) -> None:
+        channel = self._listening.pop(text, None)
+        if channel is not None:
+            self.link.leave(channel)
+        # Only now: a load that began while the channel was heard must not be kept.
+        self.hot.forget(text)
+
+    def _hear(self, text: str, payload: bytes) -> None:
+        if not payload:
+            return
+        epoch, version, replica, change = payload.split(b" ", 3)
+        if change[:1] == b"!":
+            self.leases.seized(replica.decode())
+        elif replica.decode() != self.replica:
+            ops = unpack(change[1:]) if change[:1] == b"+" else None
+            self.hot.apply(text, epoch.decode(), int(version), ops)
+
+    def see(self, partition: int, epoch: str) -> None:
+        """The server answered under this epoch; everything kept from another life of the partition is forgotten."""
+        known = self._epochs.get(partition)
+        if known != epoch:
+            if known is not None:
+                self.hot.clear()
+            self._epochs[partition] = epoch
+
+    def epoch(self, partition: int) -> str:
+        """The epoch last seen of a partition."""
+        return self._epochs.get(partition, "")
+
+    async def _epochs_over(self) -> dict[int, int]:
+        """How many epochs of each partition are over if Redis holds none of it, as SQL knows."""
+        cursors = await self.port.sql(self.cold.cursors)
+        # One that nothing was archived of may have been minted just now, and yet begin.
+        return {at: cursor.ordinal if cursor.offset else cursor.ordinal - 1 for at, cursor in cursors.items()}
+
+    def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
+        """A lease on a record, not taken yet."""
+        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=self.hot.expect, **more)
+
+    async def listening(self) -> None:
+        """Wait until every handler listens, so that none misses what is written afterwards."""
+        for each in list(self.handlings):
+            await each.joined.wait(self.settings.timeout)
+
+    async def start(self, partition: int) -> None:
+        """Give a partition that holds no epoch a new one. Many may try; one succeeds, all return."""
+        keys = self.keys.partition(partition)
+        deadline = self.port.monotonic() + self.settings.timeout + 10
+        while self.port.monotonic() < deadline:
+            # The cursor is read before the right to mint is asked for: whoever acts on an old one fails in SQL.
+            latest = await self.port.sql(self.cold.cursor, partition)
+            token = secrets.token_hex(8)
+            word = await self.warm.mint(keys, token)
+            if word == "live":
+                return
+            if word == "ok":
+                minted = await self.port.sql(self.cold.mint, partition, latest)
+                if minted is not None:
+                    await leave_mark(self.warm.command, self.keys, self._layout)
+                    word = await self.warm.install(keys, token, minted.epoch)
+                    if word == "ok":
+                        log.info("partition %d starts under epoch %s", partition, minted.epoch)
+                    if word != "lost":
+                        return
+            await self.port.sleep(0.02)
+        raise WarmUnavailable(f"partition {partition} could not be started: another replica keeps trying to")
+
+    def _lock_lost(self, lease: AsyncLease) -> None:
+        self.remarks.make("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+
+    async def _archived(self, partition: int, id: str, since_ms: int) -> Happened | None:
+        """An event by its id, if it was written at this time or later."""
+        await self.archiver.drain([partition])
+        return await self.port.sql(self.cold.event, partition, id, since_ms)
+
+    def figures(self) -> Figures:
+        """What this replica knows of itself without asking anybody."""
+        feed = self.feed
+        handlings = list(self.handlings)
+        return Figures(
+            positions={
+                "archived": self.archiver.archived,
+                "archives": len(self.archiver.mine),
+                "events": feed.reached,
+            },
+            stats={
+                "hot_hits": self.hot.hits,
+                "hot_misses": self.hot.misses,
+                "hot_entries": len(self.hot.entries),
+                "hot_bytes": self.hot.bytes,
+                "archived": self.archiver.archived,
+                "link_up": int(self.link.up),
+                "leases": self.leases.held,
+                "events_waiting": feed.waiting,
+                "events_handled": sum(each.handled for each in handlings),
+                "events_failed": sum(each.failed for each in handlings),
+                "slow_handlers": sum(each.slowed for each in handlings),
+                "resyncs": feed.resyncs,
+            },
+        )
+
+    async def archive_rest(self) -> None:
+        """Archive what is not archived yet, if that can be done: an embedded Redis ends with its store."""
+        try:
+            await self.archiver.drain()
+        except StateError as error:
+            log.warning("close: what was not archived yet is lost: %s", error)
+
+    async def close(self) -> None:
+        """Stop the background work and drop the connections. Every step is tried."""
+        closing = [each.close for each in (*self.handlings, *self.workers)]
+        closing += [self.feed.close, self.archiver.close, self.leases.close, self.remarks.close, self.presence.close]
+        closing += [self.link.close, self.port.close]
+        for step in closing:
+            try:
+                await step()
+            except StateError as error:
+                log.warning("close: %s", error)

@@ -1,0 +1,217 @@
+"""A change being put together. Law: whatever needs no server is checked here, before anything is sent.
+
+What is collected may be kept for long, in a batch, a turn and then in hot, so it is compact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.settings import Settings
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.codec import Codec
+from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TIMED, Message
+from distributed_state.warm.answers import Draft, Swap
+
+_EXACT = 10**15
+
+
+class Changes:
+    """Collects what one commit changes. The last word on a field counts.
+
+    `prepare(key, value)` and `prepare_message(message)` make of a value what is stored, or raise InvalidValue. `now`
+    is the clock of deadlines.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        form: Codec,
+        prepare: Callable[[str, Any], Any] | None = None,
+        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
+        now: Callable[[], float] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._form = form
+        self._now = now
+        self._prepare = prepare
+        self._prepare_message = prepare_message
+        self._fields: dict[bytes, tuple[bytes, bytes, bytes]] = {}
+        self._first: list[tuple[bytes, bytes, bytes]] = []
+        self._last: list[tuple[bytes, bytes, bytes]] = []
+        self._size = 0
+        self._told: list[tuple[bytes, bytes, bytes]] = []
+        self.sums: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._fields or self._first or self._last or self._told)
+
+    def copy(self) -> Changes:
+        """The same changes, to go on from without touching these."""
+        other = copy(self)
+        other._fields = dict(self._fields)
+        other._first = list(self._first)
+        other._last = list(self._last)
+        other.sums = list(self.sums)
+        other._told = list(self._told)
+        return other
+
+    @property
+    def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
+        """The step for each field that is changed, by its stored name."""
+        return self._fields
+
+    def set(self, key: str, value: Any, *, ttl: float | None = None, until: float = field_ttl.NEVER) -> Any:
+        """Set a field, for `ttl` seconds or until a time in seconds since 1970; return the value as it is stored."""
+        name = codec.encode_key(key)
+        if self._prepare is not None:
+            value = self._prepare(key, value)
+        data = self._form.encode(value, key)
+        if ttl is not None:
+            if self._now is None:
+                raise InvalidValue(f"{key!r}: there is no clock for a ttl here")
+            until = field_ttl.after(ttl, self._now())
+        if until != field_ttl.NEVER:
+            data = field_ttl.wrap(data, until)
+            self.reserved(TIMED, b"1")
+        self.put(name, data)
+        return value
+
+    def put(self, name: bytes, data: bytes) -> None:
+        """Set a field to bytes that are encoded already."""
+        if len(data) > self._settings.max_field_bytes:
+            key = codec.decode_key(name)
+            limit = self._settings.max_field_bytes
+            raise TooLarge(f"{key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
+        before = self._fields.get(name)
+        self._size += len(name) + len(data) - (len(name) + len(before[2]) if before else 0)
+        if self._size > self._settings.max_record_bytes:
+            raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
+        self._fields[name] = (b"s", name, codec.compact(data))
+
+    def set_many(self, values: Mapping[str, Any], *, ttl: float | None = None) -> None:
+        """Set several fields."""
+        if not isinstance(values, Mapping):
+            raise InvalidValue(f"fields must come as a mapping, not as {type(values).__name__}")
+        for key, value in values.items():
+            self.set(key, value, ttl=ttl)
+
+    def delete(self, key: str) -> None:
+        name = codec.encode_key(key)
+        self._fields[name] = (b"d", name, b"")
+
+    def leave(self, name: bytes) -> None:
+        """Forget what was to become of a field."""
+        self._fields.pop(name, None)
+
+    def increment(self, key: str, by: int) -> None:
+        """Add a whole number on the server. Several to one field add up."""
+        name = codec.encode_key(key)
+        if self._form.covers(key):
+            raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
+        if type(by) is not int or abs(by) >= _EXACT:
+            raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
+        step, _, before = self._fields.get(name, (b"i", name, b"0"))
+        if step != b"i":
+            raise InvalidValue(f"{key!r}: set or deleted in the same change already")
+        if key not in self.sums:
+            self.sums.append(key)
+        self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
+
+    def append(self, message: Message | dict[str, Any]) -> Message | dict[str, Any]:
+        """Add a message; what is stored of it."""
+        if self._prepare_message is not None:
+            message = self._prepare_message(message)
+        data = self._form.encode_message(message)
+        if len(data) > self._settings.max_message_bytes:
+            limit = self._settings.max_message_bytes
+            raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
+        self._last.append((b"m", b"", codec.compact(data)))
+        return message
+
+    def phase(self, phase: str | None) -> None:
+        if phase is not None and (not isinstance(phase, str) or not phase):
+            raise InvalidValue(f"a phase is a non-empty str or None, not {phase!r}")
+        if phase is None:
+            self._fields[PHASE] = (b"d", PHASE, b"")
+        else:
+            self._fields[PHASE] = (b"s", PHASE, phase.encode("utf-8", "surrogatepass"))
+        self._told = [each for each in self._told if each[1] != b"session.phase"]
+        self.tell("session.phase", {"phase": phase})
+
+    def clear(self, *, messages: bool) -> None:
+        self._first = [step for step in self._first if step[0] == b"w"]
+        self._first.append((b"c", b"", b""))
+        if messages:
+            self.wipe()
+            self.reserved(SUMMARY, None)  # it tells what they said
+        self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
+        self._size = 0
+
+    def undelete(self) -> None:
+        """Let a deleted record start anew."""
+        self.reserved(DELETED, None)
+
+    def wipe(self) -> None:
+        """Hide all messages so far; their numbers are not used again."""
+        self._first = [step for step in self._first if step[0] != b"w"] + [(b"w", b"", b"")]
+        self._last = [step for step in self._last if step[0] != b"m"]
+
+    def reserved(self, name: bytes, value: bytes | None) -> None:
+        """Set or delete a field by its stored name, the store's own ones included."""
+        self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, codec.compact(value))
+
+    def label(self, label: str) -> None:
+        if not isinstance(label, str) or not label or len(label) > 500:
+            raise InvalidValue(f"a label is a str of 1 to 500 characters, not {label!r:.80}")
+        self._last.append((b"l", b"", label.encode("utf-8", "surrogatepass")))
+
+    def tell(self, type: str, data: Mapping[str, Any]) -> None:
+        """Write a lifecycle event with the change, if it is one of a session."""
+        if self._form.record.startswith("session:"):
+            self._told.append((b"e", type.encode(), codec.compact(codec.encode(data, "data"))))
+
+    def lives(self, idle_ms: int, whole_ms: int) -> None:
+        """End a session after this time without a commit, or this one from now on; 0: never."""
+        if not idle_ms and not whole_ms:
+            self.reserved(LIFETIME, None)
+        if self._form.record.startswith("session:"):
+            self._told.append((b"x", b"%d" % idle_ms, b"%d" % whole_ms))
+
+    def draft(self, kind: str) -> Draft:
+        """The change as it is sent."""
+        if not self:
+            raise InvalidValue("nothing to change")
+        return Draft(kind, [*self._first, *self._fields.values(), *self._last], told=list(self._told))
+
+
+def added_here(draft: Draft, swap: Swap, now: float) -> bool:
+    """Make an increment of a number with a deadline a swap; False if it holds none, or no plain integer.
+
+    The number keeps its deadline; past it, the field counts as absent.
+    """
+    deadline, number = field_ttl.split(swap.raw)
+    if deadline == field_ttl.NEVER:
+        return False
+    if deadline <= now:
+        deadline = field_ttl.NEVER
+        number = b"0"
+    if not re.fullmatch(rb"-?\d{1,15}", number):
+        return False
+    at, by = next(
+        (at, value) for at, (kind, name, value) in enumerate(draft.steps) if (kind, name) == (b"i", swap.name)
+    )
+    draft.steps[at] = (b"s", swap.name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
+    draft.expectations.insert(0, (swap.name, swap.raw))  # the last one is the schema's
+    return True
+
+
+def add(stored: Any, by: int | float, key: str) -> int | float:
+    """The sum that replaces a stored number."""
+    if isinstance(stored, bool) or not isinstance(stored, (int, float)):
+        raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a number")
+    return stored + by

@@ -1,0 +1,326 @@
+"""Where the tiers meet: how a record is read and how it is changed.
+
+A read goes hot -> warm -> cold and stops at the first that knows. A change goes to warm in one round trip, is merged
+into hot, and reaches cold through the journal. Law: only a commit changes a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from distributed_state.errors import (
+    Backpressure,
+    ColdUnavailable,
+    Conflict,
+    DurabilityUnknown,
+    InvalidValue,
+    NotFound,
+    StateError,
+    Unavailable,
+    WarmUnavailable,
+)
+from distributed_state.port import Call
+from distributed_state.tiers import actors
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import added_here
+from distributed_state.tiers.read import ROUNDS, hydrate, read
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.field_ttl import NEVER
+from distributed_state.values.journal import Op, unpack
+from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
+from distributed_state.warm.lease import AsyncLease
+from distributed_state.warm.op_ids import FULL, LOST, OpId, Unsure
+from distributed_state.warm.telemetry import observed
+from distributed_state.warm.telemetry import record as of_record
+
+T = TypeVar("T")
+
+
+# Reading
+
+
+# Changing
+
+
+@observed("commit", "warm", of_record)
+async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None) -> Committed:
+    """Apply one change. Raises what the server refused it for; then nothing was changed.
+
+    `last` is a lease that this change is the last under: it is given back in the same round trip.
+    """
+    _sign(tiers, names, draft)
+    if tiers.handlings and draft.told:
+        await tiers.listening()
+    op = tiers.warm.begin(draft)
+    behind = last.hand_over(op) if last else None
+    try:
+        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
+        done = await _carry_through(tiers, names, draft, op, answer, behind)
+        if last:
+            last.handed_over(done.behind)
+    except BaseException as error:
+        _doubt(tiers, names, error)
+        raise
+    finally:
+        tiers.warm.end(op)
+    _tell_hot(tiers, names, draft, done)
+    await _keep(tiers, names, done, op)
+    return done
+
+
+async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
+    """Ask whether a change would be applied now. Raises what the server would refuse it for; nothing is changed."""
+    _sign(tiers, names, draft)
+    op = tiers.warm.begin(draft)
+    kind = draft.kind
+    draft.kind = ""
+    try:
+        answer = await tiers.warm.commit(names, draft, op, listening=b"")
+        await _carry_through(tiers, names, draft, op, answer)
+    finally:
+        draft.kind = kind
+        tiers.warm.end(op)
+
+
+async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
+    """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
+    entry = tiers.hot.entries.get(names.ref.text)
+    if entry is None or entry.expires == NEVER:
+        return await commit(tiers, names, draft)
+    await tiers.clock.know()
+    now = tiers.clock.now()
+    touched = {name for _, name, _ in draft.steps}
+    gone = {name: data for name, data in entry.fields.items() if field_ttl.over(data, now) and name not in touched}
+    if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
+        return await commit(tiers, names, draft)
+    steps = draft.steps
+    expectations = draft.expectations
+    draft.steps = [*steps, *((b"d", name, b"") for name in gone)]
+    draft.expectations = [*expectations, *gone.items()]
+    try:
+        return await commit(tiers, names, draft)
+    except Conflict:
+        draft.steps = steps
+        draft.expectations = expectations
+        return await commit(tiers, names, draft)
+
+
+def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
+    """Who writes, and under which lease."""
+    draft.grip = tiers.leases.grip(names.ref.text)
+    if not draft.actor:
+        draft.actor = actors.present()
+
+
+async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
+    """Apply one change each to as many records, in one round trip. What was refused comes back as its error."""
+    if len({names.text for names, _ in writes}) < len(writes):
+        # Where the server has to be told the script, the second might be carried out before the first.
+        raise InvalidValue("a record stands twice in a batch, which changes each once")
+    sent = []
+    results: list[Committed | StateError] = []
+    try:
+        for names, draft in writes:
+            _sign(tiers, names, draft)
+            sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
+        answers = await tiers.warm.commit_many(sent)
+        for (names, draft, op, _), answer in zip(sent, answers, strict=True):
+            try:
+                if isinstance(answer, StateError):
+                    raise answer
+                done = await _carry_through(tiers, names, draft, op, answer)
+                _tell_hot(tiers, names, draft, done)
+                await _keep(tiers, names, done, op)
+                results.append(done)
+            except StateError as error:
+                _doubt(tiers, names, error)
+                results.append(error)
+    except BaseException as error:
+        for names, _, _, _ in sent:
+            _doubt(tiers, names, error)
+        raise
+    finally:
+        for _, _, op, _ in sent:
+            tiers.warm.end(op)
+    return results
+
+
+async def _carry_through(
+    tiers: Tiers,
+    names: RecordKeys,
+    draft: Draft,
+    op: OpId,
+    answer: Committed | Cold | Swap | Uninitialised | Unsure,
+    behind: Call | None = None,
+) -> Committed:
+    """Do what the server asks for before it can apply the change, then send it again under the same op id."""
+    for _ in range(ROUNDS):
+        if isinstance(answer, Committed):
+            return answer
+        if isinstance(answer, Swap):
+            await tiers.clock.know()
+            if not added_here(draft, answer, tiers.clock.now()):
+                raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
+        elif isinstance(answer, Cold) and not answer.token:
+            done = await _applied(tiers, names, op, answer.epoch)
+            if done is not None:
+                return done
+            raise Backpressure(f"{names.ref.text[:200]}: {FULL}")
+        elif isinstance(answer, Cold):
+            entry = await _from_sql(names, op, hydrate(tiers, names, answer, op))
+            draft.creation = answer.token if entry is not None and entry.version == 0 else ""
+        elif isinstance(answer, Uninitialised):
+            await tiers.start(names.partition)
+        elif isinstance(answer, Unsure):
+            done = await _find(tiers, names, op, answer)
+            if done is not None:
+                return done
+        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
+    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
+
+
+async def _find(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:
+    """What a write came to that the record does not remember; None: it was not applied, and can be sent again."""
+    if op.doubted and unsure.late:
+        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST} too long ago")
+    done = await _applied(tiers, names, op, unsure.epoch)
+    if done is None:
+        if unsure.late:
+            await tiers.clock.ask()  # the answer came at once: what is wrong is what we take for the server's time
+        op.since_ms = unsure.time_ms
+    return done
+
+
+async def _applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Committed | None:
+    """What SQL knows of a write whose answer was lost; None: it was not applied."""
+    if not op.doubted:
+        return None
+    event = tiers.warm.ops.event(op)
+    version = await _from_sql(names, op, tiers.port.sql(tiers.cold.applied, names.ref.text, event, op.since_ms))
+    return Committed(version, epoch, None, None, 0) if version else None
+
+
+async def _from_sql(names: RecordKeys, op: OpId, asking: Awaitable[T]) -> T:
+    """What only SQL knows. If it cannot say that, a write whose answer was lost stays in doubt."""
+    try:
+        return await asking
+    except (ColdUnavailable, NotFound) as error:
+        if not op.doubted:
+            raise
+        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST}, and only SQL knows: {error}") from error
+
+
+def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
+    """A write without an answer may have been applied: what hot holds from before it must not be shown any more."""
+    if not isinstance(error, StateError) or isinstance(error, Unavailable | DurabilityUnknown):
+        tiers.hot.forget(names.ref.text)
+
+
+def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
+    tiers.see(names.partition, done.epoch)
+    ops: list[Op] | None = None
+    here = names.ref.text in tiers.hot.entries and not _lives_anew(tiers, names, draft)
+    appends = any(step == b"m" for step, _, _ in draft.steps)
+    known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
+    if here and known:
+        assert done.first_message is not None and done.results is not None
+        ops = []
+        number = done.first_message
+        sums = iter(done.results)
+        for step, name, value in draft.steps:
+            if step == b"i":
+                ops.append(Op(b"s", name, b"%d" % next(sums)))
+            elif step == b"m":
+                ops.append(Op(b"m", b"%d" % number, field_ttl.dated(value, done.time_ms or 0)))
+                number += 1
+            elif step == b"w":
+                ops.append(Op(b"w", b"", b"%d" % done.first_message))
+            else:
+                ops.append(Op(step, name, value))
+    tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
+
+
+def _lives_anew(tiers: Tiers, names: RecordKeys, draft: Draft) -> bool:
+    """Whether the record may have another lifetime now, which is what the server reckoned."""
+    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in tiers.warm.told(names, draft))
+
+
+async def _keep(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
+    """See to the durability that was asked for."""
+    if tiers.settings.durability == "archived" and done.offset:
+        try:
+            await tiers.archiver.keep(names, done, tiers.warm.ops.event(op))
+        except (ColdUnavailable, WarmUnavailable) as error:
+            text = f"{names.ref.text[:200]}: version {done.version} is applied, but not archived yet: {error}"
+            raise DurabilityUnknown(text, version=done.version) from error
+
+
+async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:
+    """What the increments of a commit came to; from SQL if Redis does not remember."""
+    if done.results is not None:
+        results = iter(done.results)
+        fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
+    else:
+        await reach(tiers, names)
+        before = done.version + 1
+        after = done.version - 1
+        rows = await tiers.port.sql(partial(tiers.cold.history, names.ref.text, after=after, before=before))
+        fields = {name: value for kind, name, value in unpack(rows[0].data) if kind == b"s"}
+    return {key: int(field_ttl.split(fields[codec.encode_key(key)])[1]) for key in keys}
+
+
+async def swap(
+    tiers: Tiers,
+    names: RecordKeys,
+    name: bytes,
+    change: Callable[[bytes | None], T],
+    draft: Callable[[T], Draft],
+) -> tuple[T, Committed]:
+    """Replace a field by what `change` makes of its stored bytes, atomically: one round trip if hot knew them."""
+    entry = await read(tiers, names)
+    raw = None if entry.deleted else entry.raw(name)
+
+    async def once() -> tuple[T, Committed]:
+        nonlocal raw
+        data = change(raw)
+        attempt = draft(data)
+        attempt.expectations.append((name, raw))
+        try:
+            return data, await commit(tiers, names, attempt)
+        except Conflict as conflict:
+            if conflict.found:
+                raw = conflict.found[0]
+            raise
+
+    return await until_no_conflict(tiers, once)
+
+
+async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T:
+    """Try again while somebody else is faster, with jitter, up to `conflict_retries` times."""
+    try:
+        return await once()
+    except Conflict:
+        retrying = AsyncRetrying(
+            retry=retry_if_exception_type(Conflict),
+            stop=stop_after_attempt(tiers.settings.conflict_retries),
+            wait=wait_random_exponential(multiplier=0.001, max=0.1),
+            sleep=tiers.port.sleep,
+            reraise=True,
+        )
+        return await retrying(once)
+
+
+async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
+    """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
+    for _ in range(ROUNDS):
+        tail = await tiers.warm.tail(names)
+        if tail is not None:
+            await tiers.archiver.reach(names.partition, *tail)
+            return
+        await tiers.start(names.partition)
+    raise WarmUnavailable(f"partition {names.partition} does not start")

@@ -1,0 +1,174 @@
+"""The read path: hot -> warm -> cold, and it stops at the first that knows. Law: a read changes nothing durable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from distributed_state.errors import (
+    StateError,
+    WarmUnavailable,
+)
+from distributed_state.hot.cache import CachedRecord
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.field_ttl import NEVER
+from distributed_state.values.keys import RecordKeys
+from distributed_state.warm.answers import Cold, Uninitialised
+from distributed_state.warm.lease import AsyncLease
+from distributed_state.warm.op_ids import OpId
+from distributed_state.warm.scripts import READ
+from distributed_state.warm.telemetry import observed
+from distributed_state.warm.telemetry import record as of_record
+
+ROUNDS = 100
+
+
+_OVERTAKEN = 20
+
+
+_FLIGHT_SECONDS = 15.0
+
+
+async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> CachedRecord:
+    """The record as it is, from the nearest tier that knows; version 0: never written. `fresh` asks the server."""
+    hot = tiers.hot
+    text = names.ref.text
+    entry = hot.get(text)
+    if entry is not None and not fresh:
+        return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
+    tiers.listen(names)
+    alone = fresh
+    for attempt in range(ROUNDS):
+        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=alone)
+        if not ours:
+            # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
+            alone = not await flight.done.wait(_FLIGHT_SECONDS)
+        else:
+            found = None
+            try:
+                found = await _load(tiers, names, entry)
+            finally:
+                hot.land(text, flight, found)
+            if attempt >= _OVERTAKEN:
+                # Somebody writes faster than we read. What was heard of on the way came after this read began.
+                return await _living(tiers, found)
+        if flight.result is not None:
+            return await _living(tiers, flight.result)
+        # Something newer was heard of on the way, or the leader of the flight failed: look again.
+        entry = None
+    raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
+
+
+async def present(tiers: Tiers, names: RecordKeys) -> CachedRecord:
+    """The record as the server has it, brought there from SQL if need be; nothing of it is kept here."""
+    return await _load(tiers, names, None)
+
+
+async def _living(tiers: Tiers, entry: CachedRecord) -> CachedRecord:
+    """The entry as it is by the server's clock."""
+    if entry.expires == NEVER:
+        return entry
+    await tiers.clock.know()
+    return entry.living(tiers.clock.now())
+
+
+async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedRecord]:
+    """Several records: what is not hot comes in one round trip."""
+    entries = {names: tiers.hot.get(names.ref.text) for names in many}
+    missing = [names for names, entry in entries.items() if entry is None]
+    flights = []
+    for names in missing:
+        tiers.listen(names)
+        keepable = tiers.link.confirmed(names.channel)
+        flights.append(tiers.hot.take_off(names.ref.text, keepable=keepable, alone=True)[0])
+    found: list[CachedRecord | None] = [None] * len(missing)
+    try:
+        answers = await tiers.warm.read_many(missing)
+        for at, (names, answer) in enumerate(zip(missing, answers, strict=True)):
+            if isinstance(answer, StateError):
+                raise answer
+            if isinstance(answer, list):
+                tiers.see(names.partition, answer[0])
+                found[at] = CachedRecord.read(tiers.form(names.ref.text), answer[0], answer[1:])
+    finally:
+        for names, flight, entry in zip(missing, flights, found, strict=True):
+            tiers.hot.land(names.ref.text, flight, entry)
+    for names, flight in zip(missing, flights, strict=True):
+        entries[names] = flight.result or await read(tiers, names)
+    return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
+
+
+async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedRecord:
+    """Take a lease and read the record as its holder sees it: one round trip if nobody else holds it."""
+    hot = tiers.hot
+    text = names.ref.text
+    known = hot.entries.get(text)
+    tiers.listen(names)
+    # Private: who only wants to read must not wait for our lease.
+    flight, _ = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=True, private=True)
+    found = None
+    try:
+        # Sent behind, and again behind a lock that the server did not know: it shows what the holder found, not less.
+        answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
+        if isinstance(answer, list):
+            found = await _understand(tiers, names, known, tiers.warm.found(answer))
+            hot.count(known is not None and found is known)
+    finally:
+        hot.land(text, flight, found)
+    # None: the lease nests in another of this task, or the read needs to be repeated.
+    return await _living(tiers, found) if found else await read(tiers, names, fresh=True)
+
+
+def _seen(known: CachedRecord | None) -> tuple[str, int | None]:
+    return (known.epoch, known.version) if known else ("", None)
+
+
+@observed("read", "warm", of_record)
+async def _load(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> CachedRecord:
+    for _ in range(ROUNDS):
+        entry = await _understand(tiers, names, known, await tiers.warm.read(names, *_seen(known)))
+        if entry is not None:
+            return entry
+    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")
+
+
+async def _understand(
+    tiers: Tiers, names: RecordKeys, known: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
+) -> CachedRecord | None:
+    """What an answer of read.lua comes to; None: ask again."""
+    if answer is None:
+        return known
+    if isinstance(answer, list):
+        tiers.see(names.partition, answer[0])
+        return CachedRecord.read(tiers.form(names.ref.text), answer[0], answer[1:])
+    if isinstance(answer, Cold):
+        return await hydrate(tiers, names, answer)
+    await tiers.start(names.partition)
+    return None
+
+
+@observed("hydrate", "cold", of_record)
+async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None = None) -> CachedRecord | None:
+    """Bring a record back from SQL, to send `op` after that; None if somebody else changed or hydrated it meanwhile."""
+    tiers.see(names.partition, cold.epoch)
+    window = tiers.settings.recent_messages
+    loaded = await tiers.port.sql(partial(tiers.cold.load, names.ref.text, window=window))
+    if loaded is None:
+        return CachedRecord(tiers.form(names.ref.text), cold.epoch, 0, {}, {})
+    if cold.token:
+        came_ms = await tiers.warm.hydrate(names, cold, loaded)
+        if not came_ms:
+            return None
+        if op is not None and not op.doubted:
+            op.since_ms = came_ms
+    # Without a token Redis is full. The record is archived whole, as it was not there before SQL was asked.
+    state = loaded.state
+    return CachedRecord(tiers.form(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
+
+
+async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:
+    """The record with every message that Redis holds; hot keeps only the recent ones."""
+    entry = await _load(tiers, names, None)
+    # As everywhere, no step back: what hot knew already must be in it.
+    return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)

@@ -1,0 +1,1 @@
+"""Values and their forms: keys, codec, encryption, journal. Law: nothing here does I/O."""

@@ -1,0 +1,270 @@
+"""Values <-> bytes. Law: what comes out equals what went in, or nothing goes in.
+
+A value is JSON text. orjson writes and reads it; what orjson cannot hold exactly (integers beyond 64 bits, lone
+surrogates) is written by `json` behind one leading space, which is still JSON and tells the reader to use `json` too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
+from distributed_state.values import field_ttl
+from distributed_state.values.model import Message
+
+_OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
+_CONSTANTS = {None: b"null", True: b"true", False: b"false"}
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_LARGEST = 10**4300  # sys.int_info.default_max_str_digits
+SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
+_FRAMED = (SEALED, b"!")
+MESSAGE = "#message"  # the name of every message; names of fields never begin with #
+EVENT = "#event "  # the name of an event's data begins with it
+Scalar = (str, int, float, bool, type(None))
+
+
+def encode(value: Any, name: str = "value") -> bytes:
+    """JSON text of a value. Raises InvalidValue naming the path to what JSON cannot hold."""
+    kind = type(value)
+    if kind is bool or value is None:
+        return _CONSTANTS[value]
+    if kind is int:
+        return b"%d" % value if -(2**63) <= value < 2**64 else _encode_exactly(value, name)
+    if kind is float and not math.isfinite(value):
+        raise InvalidValue(f"{name}: {value!r} is not a JSON number")
+    try:
+        data = orjson.dumps(value, option=_OPTIONS)
+        # orjson writes NaN as null, tuples as lists and enums as their values; only a look at the result tells.
+        if kind is str or kind is float or orjson.loads(data) == value:
+            return data
+    except (TypeError, orjson.JSONDecodeError, RecursionError):
+        pass
+    return _encode_exactly(value, name)
+
+
+def compact(data: bytes) -> bytes:
+    """The same bytes in memory of their own size: whatever orjson returns holds a block of 4 KB or more."""
+    return bytes(memoryview(data))
+
+
+def _encode_exactly(value: Any, name: str) -> bytes:
+    complaint = _complaint(value, name)
+    if complaint is not None:
+        raise InvalidValue(complaint)
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    if json.loads(text) != value:
+        raise InvalidValue(f"{name}: does not survive JSON unchanged")
+    return b" " + text.encode()
+
+
+def _complaint(value: Any, name: str) -> str | None:
+    """Find the first place that JSON cannot hold and say what is wrong with it."""
+    open_containers: set[int] = set()
+
+    def search(value: Any, path: str, depth: int) -> str | None:
+        if depth > 200:
+            return f"{path}: nested more than 200 levels deep"
+        if isinstance(value, float) and not math.isfinite(value):
+            return f"{path}: {value!r} is not a JSON number"
+        if isinstance(value, (dict, list)):
+            if id(value) in open_containers:
+                return f"{path}: contains itself"
+            open_containers.add(id(value))
+            pairs: Any = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, item in pairs:
+                if isinstance(value, dict) and not isinstance(key, str):
+                    return f"{path}: the key {key!r} is {_a(key)}, JSON has only str"
+                place = f"{path}[{key!r}]"
+                found = search(key, place, depth) or search(item, place, depth + 1)
+                if found:
+                    return found
+            open_containers.discard(id(value))
+        elif isinstance(value, str) and _PAIR.search(value):
+            return f"{path}: two surrogates in a row, which JSON reads back as one character"
+        elif isinstance(value, int) and abs(value) >= _LARGEST:
+            return f"{path}: an integer of more than 4300 digits, which Python does not read back"
+        elif not isinstance(value, Scalar):
+            return f"{path}: {_a(value)} is not a JSON value" + ("; use a list" if isinstance(value, tuple) else "")
+        return None
+
+    return search(value, name, 0)
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'aeiou' else 'a'} {name}"
+
+
+def decode(data: bytes, name: str = "value") -> Any:
+    """Read back what `encode` wrote. Raises CorruptState, holding the bytes, if they are anything else."""
+    try:
+        if data[:1] == b" ":
+            return json.loads(data)
+        return orjson.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise CorruptState(f"{name}: {len(data)} stored bytes are not JSON", field=name, data=data) from error
+
+
+def encode_key(key: str, limit: int = 1024) -> bytes:
+    """The bytes of a field name, of at least one character. Names that begin with '#' are reserved."""
+    if not isinstance(key, str):
+        raise InvalidValue(f"a field name must be a str, not {_a(key)}: {key!r}")
+    if not key:
+        raise InvalidValue("a field needs a name: '' is none")
+    if key[0] == "#":
+        raise InvalidValue(f"field {key!r}: names that begin with '#' are reserved")
+    data = key.encode("utf-8", "surrogatepass")
+    if len(data) > limit:
+        raise TooLarge(f"a field name of {len(data)} bytes is longer than {limit}")
+    return data
+
+
+def decode_key(data: bytes) -> str:
+    """The field name of these bytes."""
+    try:
+        return data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise CorruptState(f"a field name of {len(data)} bytes is not UTF-8", field=repr(data), data=data) from error
+
+
+def encode_message(message: Message | dict[str, Any], name: str = "message") -> bytes:
+    """JSON text of a message; a dict is checked first."""
+    if not isinstance(message, Message):
+        message = as_message(message, name)
+    return encode(message.to_dict(), name)
+
+
+def as_message(fields: dict[str, Any], name: str = "message") -> Message:
+    """A message from its fields. Raises InvalidValue naming the wrong one."""
+    try:
+        return Message.model_validate(fields)
+    except ValidationError as error:
+        raise refused(error, name) from None  # pydantic repeats what it was given
+
+
+def refused(error: ValidationError, name: str) -> InvalidValue:
+    """What pydantic found first, as our error, with the place inside `name`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
+
+
+def decode_message(data: bytes, name: str = "message", *, number: int | None = None) -> Message:
+    """Read back what `encode_message` wrote, with or without the time of its commit before it."""
+    time, text = field_ttl.split(data)
+    return _placed(_message(text, name), time, number)
+
+
+def _placed(message: Message, time: float, number: int | None) -> Message:
+    return message.placed(None if time == field_ttl.NEVER else time, number)
+
+
+def _message(data: bytes, name: str = "message") -> Message:
+    fields = decode(data, name)
+    try:
+        return Message.model_construct(_fields_set=set(fields), **fields)
+    except TypeError:
+        pass  # not an object, or one with a field that is called as a parameter of model_construct
+    try:
+        return Message.model_validate(fields)
+    except ValidationError as error:
+        text = f"{name}: the stored bytes are not a message: {refused(error, name)}"
+        raise CorruptState(text, field=name, data=data) from None
+
+
+def key_id(data: bytes) -> str:
+    """The id of the key that these stored bytes were encrypted with, '' if they are plain."""
+    data = field_ttl.split(data)[1]
+    return data[2 : 2 + data[1]].decode("ascii", "replace") if data[:1] == SEALED and len(data) > 1 else ""
+
+
+def event_name(type: str, id: str) -> str:
+    """What an event's data is sealed under."""
+    return f"{EVENT}{type} {id.rpartition('.')[0]}"
+
+
+class Codec:
+    """How the values of one record are written and read: here as plain JSON text, in `sealing` encrypted.
+
+    `name` is the field's name, MESSAGE, or an event's (see `event_name`), whose record is what the event is about.
+    """
+
+    __slots__ = ("namespace", "record")
+    seals = False  # whether anything is encrypted
+
+    def __init__(self, namespace: str, record: str) -> None:
+        self.namespace = namespace
+        self.record = record
+
+    def of(self, record: str, namespace: str | None = None) -> Codec:
+        """The form of another record of the same store."""
+        return Codec(namespace or self.namespace, record)
+
+    def covers(self, name: str) -> bool:
+        """Tell whether values under this name are never stored as plain JSON."""
+        return False
+
+    def seal(self, text: bytes, name: str) -> bytes:
+        """What is stored, from JSON text."""
+        return text
+
+    def open(self, data: bytes, name: str) -> bytes:
+        """JSON text, from what is stored, with a deadline or without. Raises DecryptionFailed."""
+        if data[:1] in _FRAMED:
+            data = field_ttl.split(data)[1]
+        if data[:1] == SEALED:
+            raise self.failed(data, name, "and this store has no keys")
+        return data
+
+    def seal_event(self, text: bytes, type: str, writer: str) -> bytes:
+        """What is stored of an event's data. `writer` is its id but for the last part, which the server counts."""
+        return self.seal(text, f"{EVENT}{type} {writer}")
+
+    def open_event(self, data: bytes, type: str, id: str) -> bytes:
+        """JSON text of an event's data. Raises DecryptionFailed."""
+        return self.open(data, event_name(type, id))
+
+    def stale(self, data: bytes, name: str) -> bool:
+        """Tell whether these bytes are stored otherwise than they would be now."""
+        return False
+
+    def carry(self, data: bytes, name: str, to: Codec) -> bytes:
+        """The stored bytes that `to` keeps for these. Raises DecryptionFailed."""
+        same = (self.namespace, self.record) == (to.namespace, to.record)
+        return data if same else field_ttl.wrap(self.open(data, name), field_ttl.split(data)[0])
+
+    def failed(self, data: bytes, name: str, why: str) -> DecryptionFailed:
+        """The error for stored bytes that cannot be opened."""
+        key = key_id(data)
+        what = "a message" if name == MESSAGE else f"field {name!r:.80}"
+        what = what if name[:2] != "#q" else "the outcome of a turn"
+        what = what if not name.startswith(EVENT) else f"an event of type {name.split()[1]}"
+        how = f"is encrypted with key {key!r}" if field_ttl.split(data)[1][:1] == SEALED else "is not encrypted"
+        text = f"{self.record[:200]}: {what} {how} {why}"
+        return DecryptionFailed(text, record=self.record, field=name, key=key)
+
+    def text(self, value: Any, key: str) -> bytes:
+        """JSON text of a field's value. Raises InvalidValue."""
+        return encode(value, key)
+
+    def encode(self, value: Any, key: str) -> bytes:
+        """The stored bytes of a field's value."""
+        return self.seal(self.text(value, key), key)
+
+    def decode(self, data: bytes, key: str) -> Any:
+        """The value of a field from its stored bytes."""
+        return decode(self.open(data, key), key)
+
+    def encode_message(self, message: Message | dict[str, Any]) -> bytes:
+        """The stored bytes of a message."""
+        return self.seal(encode_message(message), MESSAGE)
+
+    def decode_message(self, data: bytes, source: str, number: int | None = None) -> Message:
+        """A message from its stored bytes; `source` is the record that it was appended to."""
+        form = self if source == self.record else self.of(source)
+        return _placed(_message(form.open(data, MESSAGE)), field_ttl.split(data)[0], number)

@@ -1,0 +1,167 @@
+"""The journal's form: steps as canonical bytes, entries, and what they come to. Law: `fold` is the only fold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from distributed_state.errors import CorruptState
+from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START
+
+
+class Op(NamedTuple):
+    """One step of a change: `kind` is a letter.
+
+    s set a field   d delete a field   c clear the user's fields   m append a message (name: its sequence number)
+    w wipe the messages (value: sequence number of the next)   l label, changes nothing
+    e an event told with the change, changes nothing (name: offset, type and subject; value: JSON text of its data)
+    i add an integer (in requests only; the journal keeps the result as s)
+    """
+
+    kind: bytes
+    name: bytes
+    value: bytes
+
+
+def pack(ops: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+    """Write steps as canonical bytes, `kind len(name):len(value):name value`; the scripts write the same form."""
+    return b"".join(b"%b%d:%d:%b%b" % (kind, len(name), len(value), name, value) for kind, name, value in ops)
+
+
+def unpack(data: bytes) -> list[Op]:
+    """Read back what `pack` wrote. Raises CorruptState if the bytes are anything else."""
+    ops = []
+    at = 0
+    end = len(data)
+    try:
+        while at < end:
+            first = data.index(b":", at)
+            second = data.index(b":", first + 1)
+            middle = second + 1 + int(data[at + 1 : first])
+            stop = middle + int(data[first + 1 : second])
+            if not second < middle <= stop <= end:
+                raise ValueError("cut off")
+            ops.append(Op(data[at : at + 1], data[second + 1 : middle], data[middle:stop]))
+            at = stop
+    except ValueError as error:
+        raise CorruptState(f"a change of {end} bytes cannot be read at byte {at}", data=data) from error
+    return ops
+
+
+def fold(fields: dict[bytes, bytes], ops: Iterable[Op]) -> None:
+    """Apply one change to the fields of a state, in place. Messages only move the count; they live elsewhere."""
+    for kind, name, value in ops:
+        if kind == b"s":
+            fields[name] = value
+        elif kind == b"d":
+            fields.pop(name, None)
+        elif kind == b"m":
+            fields[NEXT] = b"%d" % (int(name) + 1)
+        elif kind == b"c":
+            for key in [key for key in fields if not key.startswith(b"#")]:
+                del fields[key]
+        elif kind == b"w":
+            fields[START] = value
+            fields.pop(SEGMENTS, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of messages: sequence numbers `start` to `stop` (exclusive) kept under the record `source`."""
+
+    source: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A record at one version: the user's fields as JSON text and the reserved ones, without messages."""
+
+    epoch: str
+    version: int
+    fields: dict[bytes, bytes]
+
+    @property
+    def deleted(self) -> bool:
+        return DELETED in self.fields
+
+
+@dataclass(frozen=True, slots=True)
+class JournalEntry:
+    """One journal entry: a commit as it was written. `time_ms` is the server's clock, `data` is `pack`ed steps."""
+
+    offset: int
+    event: str
+    record: str
+    version: int
+    time_ms: int
+    kind: str
+    actor: str
+    token: int
+    data: bytes
+    total_bytes: int
+    next_message: int = 0
+
+    @classmethod
+    def read(cls, identity: bytes, pairs: list[bytes]) -> JournalEntry:
+        """From its id and its fields in the stream."""
+        _, head, _, data = pairs
+        event, record, version, time, kind, actor, token, total, following = head.decode().split("\n")
+        seconds, micros = time.split()
+        return cls(
+            offset=int(identity[:-2]),
+            event=event,
+            record=record,
+            version=int(version),
+            time_ms=int(seconds) * 1000 + int(micros) // 1000,
+            kind=kind,
+            actor=actor,
+            token=int(token),
+            data=data,
+            total_bytes=int(total),
+            next_message=int(following),
+        )
+
+
+class Journal(NamedTuple):
+    """A partition's journal about an offset: its oldest entries `before`, and the one there with those that follow.
+
+    `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing of the partition.
+    """
+
+    epoch: str
+    end: int
+    before: list[JournalEntry]
+    onward: list[JournalEntry]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What hydration needs: the state and its recent messages by sequence number."""
+
+    state: State
+    messages: list[tuple[int, bytes]]
+    time_ms: int = 0  # of the last commit
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One row of the events."""
+
+    partition: int
+    epoch: str
+    offset: int
+    id: str
+    type: str
+    subject: str
+    time_ms: int
+    actor: str
+    version: int
+    data: bytes
+
+    @property
+    def place(self) -> tuple[int, int, str, int]:
+        """Its place in the order of all events."""
+        return self.time_ms, self.partition, self.epoch, self.offset

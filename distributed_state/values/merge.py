@@ -1,0 +1,102 @@
+"""What becomes of a field that two writers changed at once. Law: a merge loses neither side's change, or is not made.
+
+A policy takes the field as both found it, as the others left it, and as this writer wants it, and returns what is
+stored: `policy(base, theirs, mine)`. An absent field is None. Give your own the same three parameters; where it cannot
+decide it raises Conflict, and the change is run again on the newest state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from distributed_state.errors import Conflict, InvalidValue, StateError
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.codec import Codec
+from distributed_state.values.model import PHASE
+
+Merge = Callable[[Any, Any, Any], Any]
+Step = tuple[bytes, bytes, bytes]
+
+
+def last_writer(base: Any, theirs: Any, mine: Any) -> Any:
+    """Whoever commits last is right."""
+    return mine
+
+
+def maximum(base: Any, theirs: Any, mine: Any) -> Any:
+    """The larger of both."""
+    return max(theirs, mine)
+
+
+def minimum(base: Any, theirs: Any, mine: Any) -> Any:
+    """The smaller of both."""
+    return min(theirs, mine)
+
+
+def union(base: Any, theirs: Any, mine: Any) -> Any:
+    """A list as a set: what either added is in it, what either removed is not."""
+    base, theirs, mine = _lists(base, theirs, mine)
+    kept = [item for item in theirs if item not in base or item in mine]
+    return kept + [item for item in mine if item not in base and item not in kept]
+
+
+def append(base: Any, theirs: Any, mine: Any) -> Any:
+    """A list that both only added to: their items, then mine."""
+    base, theirs, mine = _lists(base, theirs, mine)
+    if mine[: len(base)] != base:
+        raise Conflict("append merges only what was added at the end of a list")
+    return theirs + mine[len(base) :]
+
+
+def _lists(*values: Any) -> list[list[Any]]:
+    lists = [[] if value is None else value for value in values]
+    for each in lists:
+        if not isinstance(each, list):
+            raise InvalidValue(f"merges lists, not a {type(each).__name__}")
+    return lists
+
+
+def check(policies: Any) -> Mapping[str, Merge]:
+    """Raise InvalidValue unless these are policies by field."""
+    if not isinstance(policies, Mapping):
+        raise InvalidValue(f"merge takes a policy for each field, as {{'tags': union}}, not {policies!r:.80}")
+    for key, policy in policies.items():
+        codec.encode_key(key)
+        if not callable(policy):
+            raise InvalidValue(f"merge[{key!r}]: {policy!r:.80} is not a policy (base, theirs, mine) -> value")
+    return policies
+
+
+def three_way(
+    form: Codec,
+    mine: Mapping[bytes, Step],
+    base: Mapping[bytes, bytes],
+    theirs: Mapping[bytes, bytes],
+    policies: Mapping[str, Merge],
+) -> dict[str, Any] | None:
+    """The fields whose step of mine must be replaced, with their merged values; None if no merge can express it."""
+    if theirs.get(PHASE) != base.get(PHASE):
+        return None
+    merged = {}
+    for name, (kind, _, wanted) in mine.items():
+        before = base.get(name)
+        found = theirs.get(name)
+        if found == before or name[:1] == b"#" or found == (wanted if kind == b"s" else None):
+            continue
+        key = codec.decode_key(name)
+        states = (before, found, wanted)
+        if kind != b"s" or found is None or key not in policies or any(map(field_ttl.marked, states)):
+            return None
+        values = [None if data is None else form.decode(data, key) for data in states]
+        try:
+            merged[key] = policies[key](*values)
+        except Conflict:
+            return None
+        except InvalidValue as error:
+            raise InvalidValue(f"{key!r}: {error}") from error
+        except StateError:
+            raise
+        except Exception as error:
+            raise InvalidValue(f"{key!r}: the merge policy raised {type(error).__name__}: {error}") from error
+    return merged

@@ -1,0 +1,99 @@
+"""Which messages a state shows: runs of sequence numbers, some kept under the records it was forked from.
+
+Law: nothing here asks a server; the fields of a state are enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import orjson
+
+from distributed_state.errors import CorruptState
+from distributed_state.values.journal import Segment
+from distributed_state.values.model import NEXT, SEGMENTS, START
+
+
+def segments(record: str, fields: Mapping[bytes, bytes]) -> list[Segment]:
+    """The visible messages of a state, in order: the closed runs of `#segments`, then the record's own open run."""
+    own = Segment(record, _number(fields, START), _number(fields, NEXT))
+    return [run for run in [*parse(fields.get(SEGMENTS, b"[]")), own] if run.start < run.stop]
+
+
+def parse(data: bytes) -> list[Segment]:
+    """Read the JSON of `#segments`. Raises CorruptState if it is anything else."""
+    try:
+        return [Segment(str(source), int(start), int(stop)) for source, start, stop in orjson.loads(data)]
+    except (ValueError, TypeError) as error:
+        text = f"#segments: {len(data)} bytes are not a list of segments"
+        raise CorruptState(text, field="#segments", data=data) from error
+
+
+def dump(runs: Iterable[Segment]) -> bytes:
+    """The JSON that `parse` reads; runs that continue one another become one."""
+    joined: list[Segment] = []
+    for run in runs:
+        if joined and joined[-1].source == run.source and joined[-1].stop == run.start:
+            run = Segment(run.source, joined.pop().start, run.stop)
+        joined.append(run)
+    return orjson.dumps([[run.source, run.start, run.stop] for run in joined])
+
+
+def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
+    """The `#segments` of a state that shows the same messages and whose own run starts anew at `#mn`."""
+    return dump(segments(record, fields))
+
+
+def taken_over(data: bytes, record: str) -> bytes:
+    """The `#segments` of a state whose messages are all kept under this record."""
+    return dump(Segment(record, run.start, run.stop) for run in parse(data))
+
+
+def last(runs: Sequence[Segment], limit: int) -> list[Segment]:
+    """The runs cut down to their last `limit` messages."""
+    kept: list[Segment] = []
+    for run in reversed(runs):
+        if limit <= 0:
+            break
+        kept.append(Segment(run.source, max(run.start, run.stop - limit), run.stop))
+        limit -= run.stop - run.start
+    return kept[::-1]
+
+
+def between(runs: Iterable[Segment], after: int | None, before: int | None) -> list[Segment]:
+    """The runs cut down to the messages whose numbers are between these two, both exclusive."""
+    first = 0 if after is None else after + 1
+    end = 2**63 if before is None else before
+    cut = (Segment(run.source, max(run.start, first), min(run.stop, end)) for run in runs)
+    return [run for run in cut if run.start < run.stop]
+
+
+def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:
+    """The runs cut down to the messages at the places `start` to `stop` (exclusive), counted from 0."""
+    kept = []
+    at = 0
+    for run in runs:
+        first = max(start - at, 0)
+        end = min(stop - at, run.stop - run.start)
+        if first < end:
+            kept.append(Segment(run.source, run.start + first, run.start + end))
+        at += run.stop - run.start
+    return kept
+
+
+def before(runs: Iterable[Segment], number: int) -> int:
+    """How many messages of the runs have a lower number."""
+    return sum(min(max(number - run.start, 0), run.stop - run.start) for run in runs)
+
+
+def count(runs: Iterable[Segment]) -> int:
+    """How many messages the runs hold."""
+    return sum(run.stop - run.start for run in runs)
+
+
+def _number(fields: Mapping[bytes, bytes], name: bytes) -> int:
+    data = fields.get(name, b"0")
+    try:
+        return int(data)
+    except ValueError as error:
+        raise CorruptState(f"{name.decode()} is {data!r}, not a number", field=name.decode(), data=data) from error

@@ -1,0 +1,143 @@
+"""Frozen values that travel between the tiers.
+
+Law: a record at a version is the fold of its changes up to that version, and `fold` is the only fold.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from distributed_state.errors import InvalidValue, TooLarge
+
+Scope = Literal["session", "user", "app", "task"]
+SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
+MAX_ID_BYTES = 1024  # an index row of PostgreSQL holds an id and an owner, in 2,704 bytes
+
+# Reserved hash fields. All that belongs to the state starts with '#' and is folded like a user's field.
+PHASE = b"#phase"
+OWNER = b"#owner"
+DELETED = b"#deleted"
+PARENT = b"#parent"
+SCHEMA = b"#schema"
+SEGMENTS = b"#segments"
+START = b"#ms"
+NEXT = b"#mn"
+SUMMARY = b"#summary"  # of messages that a model is not sent any more
+# some field has or had a deadline; defaults were set
+TIMED = b"#timed"
+INITIALIZED = b"#initialized"
+RESTORED = b"#restored"  # set by each rollback: the version whose state it is
+LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
+# kinds of tombstones that ask for more: to erase the record, with its forks or without
+FORGET = "forget"
+ERASE = "erase"
+STATE_FIELDS = frozenset(
+    {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME}
+)
+REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
+
+
+def is_state(name: bytes) -> bool:
+    """Whether a stored field is part of the state; the other reserved ones are the tiers' own book-keeping."""
+    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] == REQUEST
+
+
+def is_value(name: bytes) -> bool:
+    """Whether what is stored under this name holds what users said: a field, what a request came to, a summary."""
+    return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """The address of a record: a scope and an id. `text` is its escaped form, the same in Redis and SQL."""
+
+    scope: str
+    id: str
+    text: str = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise InvalidValue(f"scope {self.scope!r} is none of {', '.join(SCOPES)}")
+        if not isinstance(self.id, str) or not self.id:
+            raise InvalidValue(f"an id must be a non-empty str, not {self.id!r}")
+        # Length first: escaping 10 MB to reject it afterwards would be work done for an attacker.
+        escaped = escape(self.id) if len(self.id) <= MAX_ID_BYTES else ""
+        if not 0 < len(escaped.encode()) <= MAX_ID_BYTES:
+            raise TooLarge(f"an id of {len(self.id)} characters takes more than {MAX_ID_BYTES} bytes when escaped")
+        object.__setattr__(self, "text", f"{self.scope}:{escaped}")
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> Ref:
+        """Read back what `text` wrote."""
+        scope, _, name = text.partition(":")
+        return cls(scope, unescape(name))
+
+
+_UNSAFE = re.compile("[%:\x00-\x1f\x7f\ud800-\udfff]")
+_ESCAPED = re.compile("%(u[0-9A-F]{4}|[0-9A-F]{2})")
+
+
+def escape(text: str) -> str:
+    """Make text printable, free of ':' and storable in any database; two texts never give the same result."""
+    return _UNSAFE.sub(lambda m: f"%{ord(m[0]):02X}" if ord(m[0]) < 256 else f"%u{ord(m[0]):04X}", text)
+
+
+def unescape(text: str) -> str:
+    """Undo `escape`."""
+    return _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)), text)
+
+
+class Message(BaseModel):
+    """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
+
+    `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970. One that was
+    appended without has, when it is read, the time of its commit by the server's clock. That time, and its number, are
+    what the store knows of it, no part of what was said: `to_dict()` and `==` leave them out.
+    """
+
+    # A slot, not a private attribute: those make reading a message a third slower.
+    __slots__ = ("_number",)
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[Any] | None = None
+    name: str | None = None
+    tool_calls: list[Any] | None = None
+    tool_call_id: str | None = None
+    timestamp: float | None = None
+    metadata: dict[str, Any] | None = None
+
+    @property
+    def number(self) -> int | None:
+        """Its number in the conversation that it was read from; None for one that was not read. A copy has none."""
+        return getattr(self, "_number", None)
+
+    def placed(self, time: float | None, number: int | None) -> Self:
+        """This message, made just now, as it was read: with the time of its commit and its number."""
+        if time is not None and "timestamp" not in self.model_fields_set:
+            self.__dict__["timestamp"] = time
+        object.__setattr__(self, "_number", number)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that were given, as plain JSON values."""
+        # Not getattr: an unknown field may be called as a method is.
+        given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
+        return {name: value for name, value in given.items() if name in self.model_fields_set}
+
+    def _said(self) -> dict[str, Any]:
+        said = {**self.__dict__, **(self.__pydantic_extra__ or {})}
+        return said if "timestamp" in self.model_fields_set else {**said, "timestamp": None}
+
+    def __eq__(self, other: object) -> bool:
+        return self._said() == other._said() if isinstance(other, Message) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.role, self.content if isinstance(self.content, str) else None, self.tool_call_id))

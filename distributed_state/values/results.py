@@ -1,0 +1,158 @@
+"""Frozen values that users get back: what was written, changes, snapshots, events. Law: they hold no connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from distributed_state.values.model import Message, unescape
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a `write` or a turn came to: the new version, results of increments, the number of its first message.
+
+    That number is None if only SQL remembers it: the commit's reply was lost and asked for again much later.
+    """
+
+    version: int
+    results: dict[str, int] = field(default_factory=dict)
+    first_message: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values."""
+
+    version: int
+    time: float
+    kind: str
+    actor: str
+    token: int
+    set: dict[str, Any]
+    deleted: tuple[str, ...]
+    appended: tuple[Message, ...]
+    phase: str | None
+    label: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A record as it was at `version`: fields decoded, messages in order."""
+
+    version: int
+    fields: dict[str, Any]
+    messages: tuple[Message, ...]
+    phase: str | None
+    deleted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A version with a name. `time` is in seconds since 1970."""
+
+    label: str
+    version: int
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """How long a session lives: `idle` seconds without a commit, and at most until `until`; None is without end.
+
+    `ends` is when that will be if nobody writes any more. Times are in seconds since 1970 by the server's clock.
+    """
+
+    idle: float | None
+    until: float | None
+    ends: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """One row of a listing. Times are in seconds since 1970; `cursor` continues the listing after this row."""
+
+    id: str
+    user: str | None
+    version: int
+    created: float
+    updated: float
+    deleted: bool
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What happened to a conversation, an agent or the fleet.
+
+    `subject` is the text of the record that it is about (`session:` and the escaped id), or what `emit` was given;
+    `time` is in seconds since 1970 by the server's clock; `source` is the replica that told of it. `sequence` counts
+    the events of a `partition` without a gap, within an `epoch`. `version` is the record's, as the change made it, and
+    0 for an event that was written alone. `id` stays the same when an event is handed over again.
+    """
+
+    id: str
+    type: str
+    subject: str
+    time: float
+    data: dict[str, Any]
+    source: str
+    sequence: int
+    epoch: str
+    partition: int
+    version: int
+    actor: str
+
+    @property
+    def conversation_id(self) -> str:
+        """The id of the session that it is about, "" if it is about something else."""
+        scope, _, name = self.subject.partition(":")
+        return unescape(name) if scope == "session" else ""
+
+    @property
+    def cursor(self) -> str:
+        """Where `audit` goes on behind this event."""
+        return f"{round(self.time * 1000)}.{self.partition}.{self.epoch}.{self.sequence}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The event as JSON values in the names of CloudEvents 1.0, our own attributes as extensions."""
+        moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")
+        # An empty subject is left out: CloudEvents has no such thing.
+        return {
+            "specversion": "1.0",
+            "id": self.id,
+            "source": self.source,
+            "type": self.type,
+            "time": moment.replace("+00:00", "Z"),
+            **({"subject": self.subject} if self.subject else {}),
+            "datacontenttype": "application/json",
+            "data": self.data,
+            "sequence": self.sequence,
+            "epoch": self.epoch,
+            "partition": self.partition,
+            "version": self.version,
+            "actor": self.actor,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A process, or an event loop of one, that has this namespace's store open, as it told of itself.
+
+    `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it told this, by the server's.
+    `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many
+    partitions it `archives`, and where its slowest consumer is in the `events`, as a sum over the partitions. `stats`
+    are some of `store.stats()`, `status` is what it was given by `store.announce`.
+    """
+
+    id: str
+    host: str
+    pid: int
+    version: str
+    started: float
+    seen: float
+    load: float
+    positions: dict[str, int]
+    stats: dict[str, int]
+    status: dict[str, Any]

@@ -1,0 +1,1 @@
+"""The warm tier: Redis, its scripts, leases, streams and subscriptions."""

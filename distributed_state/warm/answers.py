@@ -1,0 +1,80 @@
+"""What is sent to the scripts and what they answer, as frozen values. Law: no bytes of Redis' protocol leave here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from distributed_state.settings import Settings
+
+
+@dataclass(slots=True)
+class Draft:
+    """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes.
+
+    `told` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another lifetime
+    ('x'). `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end.
+    """
+
+    kind: str
+    steps: list[tuple[bytes, bytes, bytes]]
+    expected: int | None = None
+    expectations: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    deleted: str = "refuse"
+    epoch: str = ""
+    creation: str = ""
+    actor: str = ""
+    owner: str = ""
+    grip: str = ""
+    told: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    lifetime: tuple[int, int] = (0, 0)
+
+
+class Committed(NamedTuple):
+    """What a write came to. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
+
+    `time_ms` is None as well if it was repeated; `behind` is the answer of the script that was sent behind it.
+    """
+
+    version: int
+    epoch: str
+    first_message: int | None
+    results: tuple[int, ...] | None
+    offset: int
+    time_ms: int | None = None
+    behind: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Uninitialised:
+    """The partition holds no epoch: Redis is new or was emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes."""
+
+    epoch: str
+    offset: int
+    archived: int
+    waiting: int
+
+    def fill(self, settings: Settings) -> float:
+        """How full the journal is, 0 to 1; at 1 writes are refused."""
+        return max(0.0, (self.offset - self.archived) / settings.journal_entries, self.waiting / settings.journal_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """The record is not in Redis. `token` was left there before anything else; '' if Redis is too full for it."""
+
+    epoch: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """An increment that the server cannot do exactly; `raw` is what is stored."""
+
+    name: bytes
+    raw: bytes

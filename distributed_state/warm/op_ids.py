@@ -1,0 +1,109 @@
+"""The names of writes in flight. Law: a write is applied once, however often and however late it is sent.
+
+A record notes the op ids of its commits from when it came into Redis: all of them, until nobody may send them any
+more. Those of before are in SQL, because a record leaves Redis only when it is archived, and stay there alone: neither
+a count nor a clock chooses some to be brought back. A write therefore says since when, by the server's clock, its op id
+can have been applied at all (`since_ms`). Where the record looks back that far, it knows. Where it came back from SQL
+since, it says so and changes nothing, and who sent the write asks SQL for its op id. SQL is read after the record came
+back, and so has whatever was applied before: what it does not have was not, and the write is sent again, saying that.
+If the record left and came back once more meanwhile, SQL is asked once more. Where Redis is too full to bring it back,
+SQL is asked before the write is refused: nothing that was applied may seem to be refused.
+
+A write whose answers all came is sent anew with a new time, so that a first sending costs one round trip and no SQL; it
+is the one whose answer was lost that keeps its time. Such a one is not repeated later than half of `op_window` after it
+was first sent, and the server applies none that is older than the whole: what lay about for longer is refused.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+from zlib import crc32
+
+from distributed_state.errors import DurabilityUnknown, WarmUnavailable
+from distributed_state.port import Port
+from distributed_state.warm.clock import ServerClock
+
+T = TypeVar("T")
+FULL = "Redis is at maxmemory and nothing more is evictable; nothing was written"
+LOST = "a write may have been applied, its answer was lost"
+
+
+@dataclass(slots=True)
+class OpId:
+    """Names one write of this replica; `oldest` is its first that is still unanswered (RIFL, Lee et al., SOSP 2015).
+
+    `first` is when it was first sent, by the monotonic clock. `since_ms`: before then, by the server's clock, it was
+    surely not applied. `doubted`: an answer was lost, so that it may have been applied since.
+    """
+
+    sequence: int
+    oldest: int
+    digest: str
+    first: float
+    since_ms: int = 0
+    doubted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Redis does not remember so far back whether an op id was applied; `late`: nothing does.
+
+    `time_ms` is the server's time at which it was not among those that it remembers.
+    """
+
+    time_ms: int
+    epoch: str
+    late: bool
+
+
+class OpIds:
+    """Those of one replica."""
+
+    def __init__(self, port: Port, clock: ServerClock, replica: str, count: itertools.count[int], window: float):
+        self._port = port
+        self._clock = clock
+        self._replica = replica
+        self._count = count
+        self._window = window
+        self._unanswered: dict[int, None] = {}
+        self._mutex = port.mutex()
+
+    def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]]) -> OpId:
+        """Name a write. `end` must follow, whatever comes of it."""
+        digest = 0
+        for step, name, value in steps:
+            digest = crc32(value, crc32(name, crc32(step, digest)))
+        with self._mutex:
+            sequence = next(self._count)
+            self._unanswered[sequence] = None
+            oldest = next(iter(self._unanswered))
+        return OpId(sequence, oldest, f"{digest:x}", self._port.monotonic())
+
+    def end(self, op: OpId) -> None:
+        """The caller will not send this write again."""
+        with self._mutex:
+            self._unanswered.pop(op.sequence, None)
+
+    def event(self, op: OpId) -> str:
+        """The id of the commit that a write becomes, in the journal and in SQL."""
+        return f"{self._replica}.{op.sequence}.{op.digest}"
+
+    async def send(self, ops: Sequence[OpId], what: str, once: Callable[[], Awaitable[T]]) -> T:
+        """Send writes, and note it if they may have been applied. Raises DurabilityUnknown if it is too late for that.
+
+        Too late is half of the window after the first sending: the other half is for what lies about on its way.
+        """
+        for op in ops:
+            if not op.doubted:
+                op.since_ms = max(op.since_ms, self._clock.earliest_ms())
+            elif self._port.monotonic() - op.first > self._window / 2:
+                raise DurabilityUnknown(f"{what}: {LOST}, and it is too late to ask")
+        try:
+            return await once()
+        except WarmUnavailable:
+            for op in ops:
+                op.doubted = True
+            raise

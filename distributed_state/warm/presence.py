@@ -1,0 +1,182 @@
+"""Which replicas there are, told by themselves. Law: a replica that falls silent is told of as lost once, by one other.
+
+The roll holds when each counts as lost, by the server's clock. A replica that was late itself judges nobody for a
+while: more likely it was Redis that was away, for the others as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import metadata
+from typing import Any, NamedTuple
+
+from distributed_state.errors import CorruptState, StateError, TooLarge
+from distributed_state.port import Job, Port
+from distributed_state.settings import Settings
+from distributed_state.values import codec
+from distributed_state.values.keys import Keys
+from distributed_state.values.results import Replica
+from distributed_state.warm.client import Warm
+from distributed_state.warm.scripts import BEAT
+from distributed_state.warm.stream import Stream
+
+log = logging.getLogger(__name__)
+MAX_STATUS_BYTES = 16 * 1024
+_BEATS = 3  # so many without a word, and a replica counts as lost
+_KEPT_MS = 3_600_000
+
+
+class Figures(NamedTuple):
+    """What a replica knows of itself without asking: how far its work is, and what it counted."""
+
+    positions: dict[str, int]
+    stats: dict[str, int]
+
+
+class Presence:
+    """This replica among the others."""
+
+    def __init__(
+        self,
+        port: Port,
+        warm: Warm,
+        stream: Stream,
+        keys: Keys,
+        settings: Settings,
+        start: Callable[[int], Any],
+        figures: Callable[[], Figures],
+    ) -> None:
+        self._port = port
+        self._warm = warm
+        self._stream = stream
+        self._keys = keys
+        self._start = start
+        self._figures = figures
+        self._every = settings.beat
+        self._ttl_ms = int(settings.beat * _BEATS * 1000)
+        self._started = port.wall()
+        self._judges_from = 0.0
+        self._status: dict[str, Any] = {}
+        self._reached = True
+        self.lost = 0
+        self._job: Job | None = None
+
+    def begin(self) -> None:
+        """Tell of this replica from now on, unless that is switched off."""
+        if self._every:
+            self._job = self._port.spawn(self._run, "distributed-state-beat")
+
+    def announce(self, fields: Mapping[str, Any]) -> None:
+        """Tell these with the next beat, beside those told before; None takes one away."""
+        told = {name: value for name, value in {**self._status, **fields}.items() if value is not None}
+        text = codec.encode(told, "status")
+        if len(text) > MAX_STATUS_BYTES:
+            raise TooLarge(f"status: {len(text)} bytes are more than the {MAX_STATUS_BYTES} of a replica")
+        self._status = codec.decode(text)
+
+    async def replicas(self) -> list[Replica]:
+        """All that are there, the oldest first."""
+        if self._every:
+            await self._warm.patiently(self._beat)
+        seconds, micros = await self._warm.command(b"TIME")
+        now = int(seconds) * 1000 + int(micros) // 1000
+        listed = await self._warm.command(b"ZRANGEBYSCORE", self._keys.roll, b"(%d" % now, b"+inf", b"WITHSCORES")
+        due = {listed[at].decode(): float(listed[at + 1]) for at in range(0, len(listed), 2)}
+        if not due:
+            return []
+        cards = await self._warm.command(b"MGET", *(self._keys.replica(id) for id in due))
+        found = [_read(id, card, due[id] - now) for id, card in zip(due, cards, strict=True)]
+        return sorted(found, key=lambda each: (each.started, each.id))
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                for each in await self._beat():
+                    await self._tell_lost(each)
+                self._reached = True
+            except StateError as error:
+                log.log(logging.WARNING if self._reached else logging.DEBUG, "beat: %s", error)
+                self._reached = False
+            await self._port.sleep(self._every)
+
+    async def _beat(self) -> list[str]:
+        """Tell that we are there; the replicas that we see to be lost."""
+        keys = self._keys
+        replica = self._warm.replica
+        told = codec.encode(self._card(), "replica")
+        answer = await self._port.script(
+            BEAT, [keys.roll, keys.replica(replica)], [replica, told, self._ttl_ms, self._ttl_ms + _KEPT_MS]
+        )
+        if answer[0] == b"late":
+            self._judges_from = self._port.monotonic() + self._ttl_ms / 1000
+        if self._port.monotonic() < self._judges_from:
+            return []
+        return [each.decode() for each in answer[1:]]
+
+    def _card(self) -> dict[str, Any]:
+        figures = self._figures()
+        return {
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "version": _version(),
+            "started": self._started,
+            "load": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else 0.0,
+            "positions": figures.positions,
+            "stats": figures.stats,
+            "status": self._status,
+            "ttl_ms": self._ttl_ms,
+        }
+
+    async def _tell_lost(self, id: str) -> None:
+        lost = _read(id, await self._port.command(b"GET", self._keys.replica(id)), 0)
+        data = codec.encode({"replica": id, "host": lost.host, "pid": lost.pid})
+        written = await self._stream.emit(
+            self._keys.partition(0), "replica.lost", f"replica:{id}", "", data, roll=self._keys.roll, member=id
+        )
+        if written is None:
+            await self._start(0)  # told at the next beat
+        elif written[1]:
+            self.lost += 1
+            log.warning("replica %s, process %d on %s, was lost", id, lost.pid, lost.host)
+
+    async def close(self) -> None:
+        """Leave at once: going is no loss."""
+        if self._job is None:
+            return
+        await self._job.stop()
+        self._job = None
+        replica = self._warm.replica
+        await self._port.exchange([(b"ZREM", self._keys.roll, replica), (b"DEL", self._keys.replica(replica))])
+
+
+def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
+    """What a replica told of itself; of one that cannot be read there is the id."""
+    try:
+        told = codec.decode(card or b"{}", "replica")
+        return Replica(
+            id=id,
+            host=str(told.get("host", "")),
+            pid=int(told.get("pid", 0)),
+            version=str(told.get("version", "")),
+            started=float(told.get("started", 0.0)),
+            seen=max(0.0, (told.get("ttl_ms", left_ms) - left_ms) / 1000),
+            load=float(told.get("load", 0.0)),
+            positions=dict(told.get("positions", {})),
+            stats=dict(told.get("stats", {})),
+            status=dict(told.get("status", {})),
+        )
+    except (CorruptState, AttributeError, TypeError, ValueError) as error:
+        log.warning("what replica %s tells cannot be read: %s", id, error)
+        return Replica(id, "", 0, "", 0.0, 0.0, 0.0, {}, {}, {})
+
+
+@cache
+def _version() -> str:
+    try:
+        return metadata.version("distributed-state")
+    except metadata.PackageNotFoundError:
+        return ""  # run from its source

@@ -1,0 +1,63 @@
+"""What commit.lua refused, as the error that the caller gets. Law: no user's value stands in a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed_state.errors import (
+    Backpressure,
+    Conflict,
+    Deleted,
+    Fenced,
+    Locked,
+    StateError,
+    TooLarge,
+    WarmUnavailable,
+)
+from distributed_state.values.keys import RecordKeys
+from distributed_state.warm.answers import Draft
+
+REFUSALS = (
+    *("backpressure", "conflict", "deleted", "epoch", "exists"),
+    *("fenced", "forgotten", "locked", "misused", "toolarge"),
+)
+
+
+def _shown(name: bytes, raw: bytes | None) -> str:
+    # Never what is in a user's field: errors end up in logs.
+    known = "nothing" if raw is None else f"{len(raw)} bytes"
+    return repr(raw[:40].decode(errors="replace")) if raw is not None and name[:1] == b"#" else known
+
+
+def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
+    """The error for what commit.lua refused."""
+    word = answer[0].decode()
+    rest = answer[1:]
+    record = names.ref.text[:200]
+    if word == "epoch":
+        return Conflict(f"{record}: read under epoch {draft.epoch}, now it is {rest[0].decode()}")
+    if word == "exists":
+        return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
+    if word == "conflict":
+        expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
+        if draft.expected in (None, int(rest[0])):  # then it is one of these
+            expected = ", ".join(
+                f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations
+            )
+        return Conflict(f"{record}: expected {expected}, found version {int(rest[0])}",
+                        version=int(rest[0]), found=tuple(rest[1:]))  # fmt: skip
+    if word == "deleted":
+        return Deleted(f"{record}: deleted at version {int(rest[0])}")
+    if word == "fenced":
+        held = rest[0].decode(errors="replace")
+        text = f"{record}: the lease {draft.grip[:40]} is not held any more, {held[:80] or 'nobody'} holds it"
+        return Fenced(text, holder=held)
+    if word == "locked":
+        return Locked(f"{record}: held by {rest[0].decode(errors='replace')[:80]}")
+    if word == "backpressure":
+        return Backpressure(f"{record}: {int(rest[0])} commits, {int(rest[1])} bytes of its partition are not archived")
+    if word == "toolarge":
+        return TooLarge(f"{record}: the record would grow to {int(rest[0])} bytes")
+    if word == "forgotten":
+        return WarmUnavailable(f"{record}: a repeated write came after its answer was forgotten; not applied again")
+    return StateError(f"{record}: commit.lua answered {word}")

@@ -1,0 +1,298 @@
+"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from distributed_state.errors import Backpressure, ColdUnavailable, DurabilityUnknown, StateError
+from distributed_state.port import Job, Port, Words
+from distributed_state.values import codec
+from distributed_state.values.journal import Happened
+from distributed_state.values.keys import Keys, PartitionKeys
+from distributed_state.warm.client import Warm
+from distributed_state.warm.op_ids import LOST, OpId
+from distributed_state.warm.scripts import ADVANCE, EMIT, REDACT, SHED
+from distributed_state.warm.telemetry import Facts, observed
+
+log = logging.getLogger(__name__)
+_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
+_PAGE = 200
+_REMARKS = 1000
+_PATIENCE = 1.0
+
+
+class Position(NamedTuple):
+    """How far a consumer is in a partition. Epoch "3-": behind the third, from the beginning of the next that comes.
+
+    Epoch "" is what others wrote that did not know of this: from the beginning of whichever epoch comes.
+    """
+
+    epoch: str
+    offset: int
+
+    @classmethod
+    def behind(cls, epochs: int) -> Position:
+        """Where so many epochs are over, and no other has begun."""
+        return cls(f"{epochs}-", 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the epoch whose events come next has yet to begin."""
+        return not self.epoch or self.epoch.endswith("-")
+
+    def leads_to(self, epoch: str) -> bool:
+        """Whether no event lies between this and the beginning of an epoch, or a later place in it."""
+        return self.epoch in ("", epoch) or (self.waits and count(epoch) == count(self.epoch) + 1)
+
+    def __str__(self) -> str:
+        return f"{self.epoch} {self.offset}"
+
+    @classmethod
+    def parse(cls, text: bytes) -> Position:
+        """Read back what `str` wrote."""
+        epoch, _, offset = text.decode().rpartition(" ")
+        return cls(epoch, int(offset))
+
+
+BEGINNING = Position("", 0)
+
+
+def count(epoch: str) -> int:
+    """How many epochs a partition has had with this one; 0 without a name."""
+    found = _COUNT.match(epoch)
+    return int(found[1]) if found else 0
+
+
+class Head(NamedTuple):
+    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing."""
+
+    epoch: str
+    offset: int
+    floor: int
+
+
+class Told(NamedTuple):
+    """An event as the stream holds it; `head` as in commit.lua."""
+
+    offset: int
+    head: bytes
+    data: bytes
+
+
+def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
+    return {"partition": keys.partition, "kind": type}
+
+
+class Stream:
+    """Writes events that tell of no commit, and reads all.
+
+    `archived` finds one in SQL by its partition and id, among those since a time.
+    """
+
+    archived: Callable[[int, str, int], Awaitable[Happened | None]]
+
+    def __init__(self, port: Port, warm: Warm) -> None:
+        self._port = port
+        self._warm = warm
+        self.telemetry = warm.telemetry
+
+    @observed("event.emit", "warm", _facts)
+    async def emit(
+        self,
+        keys: PartitionKeys,
+        type: str,
+        subject: str,
+        actor: str,
+        data: bytes,
+        *,
+        roll: bytes = b"",
+        member: str = "",
+    ) -> tuple[str, int, int, str] | None:
+        """Write an event alone; its epoch, offset, time in ms and id. None if the partition has yet to be started.
+
+        With a `member` of a `roll` it is written only if that is due, and by one of all who try: else offset 0.
+        """
+        op = self._warm.ops.begin([(b"e", type.encode(), data)])
+        names = [keys.journal, keys.meta, keys.events, keys.events_channel, *([roll] if member else [])]
+        data = self._sealed(subject, type, op, data)
+
+        async def once() -> Any:
+            return await self._send(names, op, (type, subject, actor, data), member)
+
+        try:
+            answer = await self._warm.patiently(self._warm.ops.send, [op], subject[:200], once)
+            while answer[0] == b"unsure":
+                found = await self._look(keys, op, subject) if op.doubted else None
+                if found is not None:
+                    return found.epoch, found.offset, found.time_ms, found.id
+                op.since_ms = int(answer[1])
+                answer = await self._warm.patiently(self._warm.ops.send, [op], subject[:200], once)
+        finally:
+            self._warm.ops.end(op)
+        if answer[0] == b"uninitialised":
+            return None
+        if answer[0] == b"backpressure":
+            entries = int(answer[1])
+            size = int(answer[2])
+            raise Backpressure(f"{subject[:200]}: {entries} commits, {size} bytes of its partition are not archived")
+        _, epoch, offset, time_ms = answer if answer[0] == b"ok" else (b"", b"", b"0", b"0")
+        return epoch.decode(), int(offset), int(time_ms), _id(self._warm, op)
+
+    async def _look(self, keys: PartitionKeys, op: OpId, subject: str) -> Happened | None:
+        """The event that this op id became, if it did, from SQL."""
+        try:
+            return await self.archived(keys.partition, _id(self._warm, op), op.since_ms)
+        except ColdUnavailable as error:
+            raise DurabilityUnknown(f"{subject[:200]}: {LOST}, and only SQL knows: {error}") from error
+
+    async def try_to_emit(self, keys: PartitionKeys, type: str, subject: str, data: bytes) -> bool:
+        """Write an event alone if that can be done at once. Raises WarmUnavailable after one attempt."""
+        names = [keys.journal, keys.meta, keys.events, keys.events_channel]
+        op = self._warm.ops.begin([(b"e", type.encode(), data)])
+        data = self._sealed(subject, type, op, data)
+        try:
+            answer: list[Any] = [b"unsure", 0]
+            while answer[0] == b"unsure":
+                op.since_ms = max(int(answer[1]), self._warm.clock.earliest_ms())
+                answer = await self._send(names, op, (type, subject, "", data), "")
+            return bool(answer[0] == b"ok")
+        finally:
+            self._warm.ops.end(op)
+
+    def _sealed(self, subject: str, type: str, op: OpId, data: bytes) -> bytes:
+        return self._warm.form(subject).seal_event(data, type, f"{self._warm.replica}.{op.sequence}")
+
+    async def _send(self, names: Sequence[bytes], op: OpId, event: tuple[str, str, str, bytes], member: str) -> Any:
+        warm = self._warm
+        arguments = [warm.replica, op.sequence, op.since_ms, *event, *warm.limits[:3], warm.limits[-1], member]
+        answer = await self._port.script(EMIT, names, arguments)
+        warm.emitted += answer[0] == b"ok"
+        return answer
+
+    async def heads(self, partitions: Sequence[PartitionKeys]) -> list[Head]:
+        """The newest event of each partition."""
+        fields = (b"epoch", b"event", b"event_floor")
+        answers = await self._port.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
+        return [_head(answer) for answer in answers]
+
+    async def events(self, wanted: Sequence[tuple[PartitionKeys, int, int]]) -> list[tuple[Head, Head, list[Told]]]:
+        """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
+        fields = (b"epoch", b"event", b"event_floor")
+        commands = list[Words]()
+        for keys, after, count in wanted:
+            commands.append((b"HMGET", keys.meta, *fields))
+            commands.append((b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count))
+            commands.append((b"HMGET", keys.meta, *fields))
+        answers = await self._port.commands(commands)
+        found = []
+        for at in range(len(wanted)):
+            before, rows, after_ = answers[3 * at : 3 * at + 3]
+            told = [Told(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
+            found.append((_head(before), _head(after_), told))
+        return found
+
+    async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
+        """Take the events with these heads out of a partition. Nobody is told; offsets stay as they are."""
+        after = 0
+        count = _PAGE
+        while count == _PAGE:
+            ((before, behind, told),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
+            if before.epoch != behind.epoch:
+                after = 0  # Redis was emptied meanwhile
+                continue
+            gone = [b"%d-0" % each.offset for each in told if unwanted(each.head)]
+            if gone:
+                await self._warm.script(REDACT, [keys.meta, keys.events], [before.epoch, *gone])
+            count = len(told)
+            after = told[-1].offset if told else 0
+
+    async def drop(self, keys: PartitionKeys, old: Callable[[Told], bool], *, keep: bool) -> int:
+        """Take the events of a partition up to the last `old` one out, and say so; how many. `keep`: only count.
+
+        Who has yet to read them is told to resync.
+        """
+        after = 0
+        last = 0
+        seen = 0
+        passed = 0
+        epoch = ""
+        told = [Told(0, b"", b"")]
+        while told:
+            ((before, behind, told),) = await self.events([(keys, after, _PAGE)])
+            if before.epoch != behind.epoch or epoch not in ("", before.epoch):
+                return 0  # Redis was emptied meanwhile
+            epoch = before.epoch
+            for each in told:
+                after = each.offset
+                passed = passed + 1
+                if old(each):
+                    last = each.offset
+                    seen = passed
+        if last and not keep:
+            await self._port.script(SHED, [keys.meta, keys.events], [epoch, last])
+        return seen
+
+    async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes, bytes]], member: str) -> list[bool]:
+        """Note how far a group is in partitions that this member handles for it; False where it does not any more.
+
+        With the position as it was before, also where it does not, if nobody has moved it since.
+        """
+        answers = await self._port.scripts(
+            [(ADVANCE, names, [member, position, before]) for names, position, before in calls]
+        )
+        return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
+
+
+class Remarks:
+    """Events whose writers cannot wait: each is tried once, in the background, and only logged if that fails."""
+
+    def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
+        self._port = port
+        self._stream = stream
+        self._keys = keys
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_REMARKS)
+        self._mutex = port.mutex()
+        self._done = port.signal()
+        self._job: Job | None = None
+
+    def make(self, type: str, subject: str, data: dict[str, Any]) -> None:
+        """Tell of this soon. Does not wait, and never fails."""
+        with self._mutex:
+            self._waiting.append((type, subject, data))
+            if self._job is None:
+                self._done.clear()
+                self._job = self._port.spawn(self._run, "distributed-state-remarks")
+
+    async def _run(self) -> None:
+        while True:
+            with self._mutex:
+                if not self._waiting:
+                    self._job = None
+                    self._done.set()
+                    return
+                type, subject, data = self._waiting.popleft()
+            keys = self._keys.partition(self._keys.partition_of(subject))
+            try:
+                if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
+                    log.warning("%s of %s is not told: Redis was emptied or its journal is full", type, subject[:200])
+            except StateError as error:
+                log.warning("%s of %s is not told: %s", type, subject[:200], error)
+
+    async def close(self) -> None:
+        """Give what waits a moment."""
+        job = self._job
+        if job is not None:
+            await self._done.wait(_PATIENCE)
+            await job.stop()
+
+
+def _id(warm: Warm, op: OpId) -> str:
+    return f"{warm.replica}.{op.sequence}.0"
+
+
+def _head(answer: Any) -> Head:
+    return Head((answer[0] or b"").decode(), int(answer[1] or 0), int(answer[2] or 0))

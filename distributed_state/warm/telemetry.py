@@ -1,0 +1,184 @@
+"""What a store tells of its work: spans for OpenTelemetry, and how long things took, for histograms.
+
+Law: off, it costs one look at a flag; on, it tells kinds and outcomes, and never a user's value.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_left
+from collections.abc import Callable, Coroutine
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from distributed_state.errors import (
+    Backpressure,
+    Conflict,
+    Deleted,
+    DurabilityUnknown,
+    Fenced,
+    InvalidValue,
+    Locked,
+    LockTimeout,
+    NotFound,
+    Unavailable,
+)
+from distributed_state.settings import Settings
+from distributed_state.values.keys import RecordKeys
+
+context: Any
+trace: Any
+try:
+    from opentelemetry import context, trace
+except ImportError:  # the extra `telemetry` is not installed: then there are no spans
+    context = trace = None
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Facts = dict[str, str | int]
+BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_FAILED = ("backpressure", "unavailable", "unconfirmed", "error")
+_OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
+    (Fenced, "fenced"),
+    (LockTimeout, "timeout"),
+    (Locked, "locked"),
+    (Conflict, "conflict"),
+    (Deleted, "deleted"),
+    (NotFound, "absent"),
+    (InvalidValue, "invalid"),
+    (Backpressure, "backpressure"),
+    (Unavailable, "unavailable"),
+    (DurabilityUnknown, "unconfirmed"),
+    (Exception, "error"),
+)
+
+
+class Times:
+    """How often something took how long: as many as there are buckets, and one for what took longer.
+
+    Updated without a lock: of two threads at once one may go uncounted, and no more than that.
+    """
+
+    __slots__ = ("counts", "seconds")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BUCKETS) + 1)
+        self.seconds = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
+        self.seconds += seconds
+
+
+class Telemetry:
+    """Of one replica. Spans are switched on by settings, times by whoever collects them."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ids = settings.trace_ids
+        self._tracer: Any = trace.get_tracer("distributed_state") if settings.traces and trace is not None else None
+        self.measures = False
+        self.on = self._tracer is not None
+        self.times: dict[tuple[str, str, str], Times] = {}
+
+    def measure(self) -> None:
+        """Take times from now on."""
+        self.measures = self.on = True
+
+    async def watch(self, operation: str, tier: str, facts: Callable[[], Facts], work: Coroutine[Any, Any, T]) -> T:
+        """Do the work, as a span, and note how long it took and what came of it."""
+        began = self._clock()
+        outcome = "ok"
+        span = None
+        inside = None
+        if self._tracer is not None:
+            span = self._span(operation, tier, facts())
+            inside = context.attach(trace.set_span_in_context(span))
+        try:
+            return await work
+        except BaseException as error:
+            outcome = _outcome(error)
+            raise
+        finally:
+            if self.measures:
+                self._add((operation, tier, outcome), self._clock() - began)
+            if span is not None:
+                context.detach(inside)
+                self.finish(span, outcome)
+
+    def _span(self, operation: str, tier: str, facts: Facts) -> Any:
+        told = {f"distributed_state.{name}": value for name, value in (facts | {"tier": tier}).items()}
+        return self._tracer.start_span(f"distributed_state.{operation}", attributes=told)
+
+    def _add(self, key: tuple[str, str, str], seconds: float) -> None:
+        times = self.times.get(key)
+        if times is None:
+            times = self.times.setdefault(key, Times())
+        times.add(seconds)
+
+    def begin(self, operation: str, names: RecordKeys) -> Any:
+        """A span of something that lasts, as holding a lease; None without spans. `finish` ends it."""
+        if self._tracer is None:
+            return None
+        return self._span(operation, "warm", self.of(names))
+
+    def finish(self, span: Any, outcome: str) -> None:
+        """End what `begin` began, if there is something to end."""
+        if span is not None:
+            # The text of an exception may name what is a user's: only what became of the work is told.
+            span.set_attribute("distributed_state.outcome", outcome)
+            if outcome in _FAILED:
+                span.set_status(trace.Status(trace.StatusCode.ERROR))
+            span.end()
+
+    def of(self, names: RecordKeys) -> Facts:
+        """What a span tells of a record: its id only if that is asked for."""
+        facts: Facts = {"scope": names.ref.scope, "partition": names.partition}
+        return facts | {"record": names.ref.text} if self._ids else facts
+
+
+class Observed(Protocol):
+    """What does work that is told of."""
+
+    @property
+    def telemetry(self) -> Telemetry: ...
+
+
+O = TypeVar("O", bound=Observed)  # noqa: E741 - of `Observed`
+Work = Callable[Concatenate[O, P], Coroutine[Any, Any, T]]
+
+
+def observed(operation: str, tier: str, facts: Callable[..., Facts]) -> Callable[[Work[O, P, T]], Work[O, P, T]]:
+    """Have a coroutine function told of whenever telemetry is on.
+
+    Its first argument has the telemetry; `facts` makes of its positional arguments what spans tell. Work on an empty
+    list is none.
+    """
+
+    def decorate(work: Work[O, P, T]) -> Work[O, P, T]:
+        @functools.wraps(work)
+        def watched(place: O, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+            doing = work(place, *arguments, **named)
+            telemetry = place.telemetry
+            if not telemetry.on or (arguments and arguments[0] == []):
+                return doing
+            return telemetry.watch(operation, tier, lambda: facts(place, *arguments), doing)
+
+        return watched
+
+    return decorate
+
+
+def record(place: Observed, names: RecordKeys, *rest: Any) -> Facts:
+    """Of work on one record."""
+    facts = place.telemetry.of(names)
+    kind = getattr(rest[0], "kind", None) if rest else None
+    return facts | {"kind": kind} if kind else facts
+
+
+def several(place: Observed, many: Any, *rest: Any) -> Facts:
+    """Of work on several records or partitions at once."""
+    return {"count": len(many)}
+
+
+def _outcome(error: BaseException) -> str:
+    return next((outcome for kind, outcome in _OUTCOMES if isinstance(error, kind)), "cancelled")
