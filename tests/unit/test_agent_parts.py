@@ -11,6 +11,7 @@ import pytest
 
 from distributed_state import Agent, AsyncAgent, AsyncHost, Host, Limits, Status
 from distributed_state.agents import hooks
+from distributed_state.agents.status import memory_mb
 from distributed_state.events.config import newest, part_of
 
 GIVEN = {"config": 1, "changed": 2}
@@ -63,7 +64,7 @@ def test_a_warning_for_each_figure_beyond_its_limit() -> None:
     assert warned() == warned(error_rate=10.0, queue_size=1000) == []
     assert warned(error_rate=10.1, queue_size=1001, lag=11.0, memory_mb=1e9) == ["error_rate", "queue_size", "lag"]
     assert [each[3] for each in the_status(memory_mb=2.0).warnings(Limits(memory_mb=1.0))] == [1.0]
-    assert status.memory_mb() > 1
+    assert memory_mb() > 1
 
 
 def test_of_two_configs_the_later_one_counts() -> None:

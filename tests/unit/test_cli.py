@@ -365,7 +365,8 @@ def test_a_signal_that_hits_a_task_cancels_it(number: signal.Signals, code: int,
 
 
 def test_importing_the_command_brings_no_test_tools() -> None:
-    code = "import sys, distributed_state.programs.cli; print([n for n in ('pytest', 'matplotlib', 'psycopg') if n in sys.modules])"
+    tools = "('pytest', 'matplotlib', 'psycopg')"
+    code = f"import sys, distributed_state.programs.cli; print([n for n in {tools} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
