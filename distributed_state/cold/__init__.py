@@ -1,1 +1,1 @@
-"""The cold tier: the whole history of every record, in SQL."""
+"""The cold tier: the whole history of every record, in SQL. Law: one transaction moves a cursor and what it passes."""

@@ -1,1 +1,1 @@
-"""Sessions: turns, messages in a window, tools, phases."""
+"""Sessions: turns, messages in a window, tools, phases, workflows. Law: a turn is one commit, or nothing."""

@@ -1,1 +1,1 @@
-"""Lifecycle events: handlers, the audit, the fleet's config."""
+"""Lifecycle events: handlers, the fleet's config, the audit. Law: an event is written with the change it describes."""

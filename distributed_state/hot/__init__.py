@@ -1,1 +1,1 @@
-"""The hot tier: records kept in this process."""
+"""The hot tier: what this process remembers. Law: it never goes back in time, and answers only while its link lives."""

@@ -1,1 +1,1 @@
-"""What is done with one record, through a handle."""
+"""What is done with one record, through a handle. Law: a method is one read or one commit."""

@@ -1,1 +1,1 @@
-"""The store's two faces and what concerns all of its records."""
+"""What a user opens: both faces, and what concerns all records of a store."""

@@ -1,1 +1,1 @@
-"""Where hot, warm and cold meet: one read path, one write path, one archiver."""
+"""Where hot, warm and cold meet. Law: there is one read path, one write path and one archiver."""

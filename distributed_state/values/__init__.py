@@ -1,1 +1,1 @@
-"""Values and their forms: keys, codec, encryption, journal. Law: nothing here does I/O."""
+"""Frozen values and their bytes: keys, codec, encryption, journal. Law: nothing here asks anybody."""

@@ -1,1 +1,1 @@
-"""The warm tier: Redis, its scripts, leases, streams and subscriptions."""
+"""The warm tier: all that is said to Redis. Law: what has to be atomic is one script."""
