@@ -12,7 +12,7 @@ from distributed_state.warm import scripts
 
 @contextmanager
 def sabotage(script_name: str, old: str, new: str) -> Iterator[None]:
-    """Run the block with `old` replaced by `new` in a Lua script of the package."""
+    """Run the block with `old` replaced by `new` in a Lua script of the package, as it is sent: with its includes."""
     script = next(each for each in vars(scripts).values() if isinstance(each, Script) and each.name == script_name)
     kept, sha = script.text, script.sha
     assert kept.count(old.encode()) == 1, f"{script_name}.lua holds {old!r} {kept.count(old.encode())} times"

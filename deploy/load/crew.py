@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection, wait
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import Any
 
-from deploy.load import generator
 from deploy.load.client import Target
 from deploy.load.generator import Phase, Setup
 from deploy.load.measures import Part, Result, Timeline, combine
 from deploy.load.verifying import Expected, Source
+from distributed_state.programs.worker_processes import Message, WorkerProcess
 
+PROGRAM = (sys.executable, "-m", "deploy.load.generator")
 _READY_SECONDS = 120.0
 _LEAD = 0.2
 
@@ -36,8 +39,8 @@ class Crew:
         self.results: list[Result] = []  # so far, a phase that was ended early too
         self.answered = 0
         self._setups = [Setup(at, processes, run, list(targets), source, subscribers) for at in range(processes)]
-        self._pipes: list[Connection] = []
-        self._processes: list[Any] = []
+        self._workers: list[WorkerProcess] = []
+        self._mailbox: SimpleQueue[tuple[int, Message | None]] = SimpleQueue()
         self._phases = 0
 
     @property
@@ -46,26 +49,23 @@ class Crew:
         return len(self._setups)
 
     def __enter__(self) -> Crew:
-        context = multiprocessing.get_context("spawn")
         for setup in self._setups:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=generator.main, args=(theirs, setup), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
+            worker = WorkerProcess(PROGRAM, partial(self._listen, setup.process))
+            self._workers.append(worker)
+            worker.send(asdict(setup))
         return self
+
+    def _listen(self, process: int, said: Message | None) -> None:
+        self._mailbox.put((process, said))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for pipe in self._pipes:
-            pipe.close()
-        for process in self._processes:
-            process.join(2)
-            if process.is_alive():
-                process.kill()
-                process.join()
+        for worker in self._workers:
+            worker.close()
+        for worker in self._workers:
+            worker.wait(2)
+            worker.end()
 
     def run(
         self, scenario: str, rate: float, seconds: float, *, patience: float = 30.0,
@@ -74,27 +74,27 @@ class Crew:
         """One phase. `begun` is called with the moment it begins, `shown` now and then; Ctrl-C ends it early."""
         self._phases += 1
         phase = Phase(self._phases, scenario, rate, seconds, patience)
-        self._send([phase] * len(self._pipes))
+        self._send({"order": "phase", "phase": asdict(phase)})
         self._collect("ready", _READY_SECONDS)
         begin = time.monotonic() + _LEAD
-        self._send([begin] * len(self._pipes))
+        self._send({"order": "begin", "at": begin})
         begun(begin)
         try:
             done = self._collect("done", seconds + patience + 30, begin, shown)
         except KeyboardInterrupt:
-            self._send(["stop"] * len(self._pipes))
+            self._send({"order": "stop"})
             self._finish(phase, begin, self._collect("done", 10, begin))
             raise
         return self._finish(phase, begin, done)
 
-    def _finish(self, phase: Phase, begin: float, done: list[Any]) -> Result:
+    def _finish(self, phase: Phase, begin: float, done: list[Message]) -> Result:
         parts: list[Part] = []
         last = begin
-        for _, part, expected, complaints, at in done:
-            parts.append(part)
-            last = max(last, at)
-            self.complaints += complaints
-            for each in expected:
+        for report in done:
+            parts.append(Part(**report["part"]))
+            last = max(last, report["last"])
+            self.complaints += report["complaints"]
+            for each in map(Expected.read, report["expected"]):
                 if each.id in self.expected:
                     self.expected[each.id].merge(each)
                 else:
@@ -104,37 +104,32 @@ class Crew:
 
     def verify(self) -> list[str]:
         """Read everything back; what is wrong."""
-        everything = list(self.expected.values())
-        self._send([everything[at :: len(self._pipes)] for at in range(len(self._pipes))])
+        everything = [asdict(each) for each in self.expected.values()]
+        for at, worker in enumerate(self._workers):
+            worker.send({"order": "verify", "expected": everything[at :: len(self._workers)]})
         found = self._collect("verified", 600)
-        return [*self.complaints, *(text for _, texts in found for text in texts)]
+        return [*self.complaints, *(text for report in found for text in report["differences"])]
 
-    def _send(self, words: Sequence[Any]) -> None:
-        for pipe, word in zip(self._pipes, words, strict=True):
-            try:
-                pipe.send(word)
-            except OSError as error:
-                raise Lost("a process of the generator ended before its time") from error
+    def _send(self, order: Message) -> None:
+        for worker in self._workers:
+            worker.send(order)
 
     def _collect(
         self, kind: str, seconds: float, begin: float = 0.0, shown: Callable[[float], None] = lambda at: None
-    ) -> list[Any]:
+    ) -> list[Message]:
         deadline = time.monotonic() + seconds
-        found = list[Any]()
-        open_pipes: list[Any] = list(self._pipes)
-        while open_pipes:
+        found = list[Message]()
+        while len(found) < len(self._workers):
             if time.monotonic() > deadline:
                 raise Lost(f"the generator did not say {kind!r} within {seconds:g} s")
-            ready: list[Any] = wait(open_pipes, 0.25)
-            for pipe in ready:
-                try:
-                    said = pipe.recv()
-                except (EOFError, OSError) as error:
-                    raise Lost("a process of the generator ended before its time") from error
-                if said[0] == "progress":
-                    self.answered += self.timeline.add(begin - self.began, said[1], said[2])
-                elif said[0] == kind:
+            with suppress(Empty):
+                process, said = self._mailbox.get(timeout=0.25)
+                if said is None:
+                    self._mailbox.put((process, None))  # for whoever asks next
+                    raise Lost("a process of the generator ended before its time")
+                if said["report"] == "progress":
+                    self.answered += self.timeline.add(begin - self.began, said["ends"], said["latencies"])
+                elif said["report"] == kind:
                     found.append(said)
-                    open_pipes.remove(pipe)
             shown(time.monotonic() - begin)
         return found

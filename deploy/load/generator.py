@@ -1,22 +1,26 @@
 """One process of the generator. Law: it does what its parent says, and ends when the parent does.
 
-<- Phase      prepare, answer ("ready",), and wait for:
-<- float      begin then, by time.monotonic(), which is one clock for all processes of a machine
-<- "stop"     end the phase early
--> ("progress", ends, latencies, failed)    twice a second
--> ("done", Part, [Expected], [complaint], moment of the last answer)
-<- [Expected]  read them back -> ("verified", [difference])
-<- None       end
+They speak JSON lines, orders on stdin and reports on stdout:
+
+    -> Setup
+    -> {"order": "phase", "phase": Phase}          prepare, report ready, and wait for:
+    -> {"order": "begin", "at": moment}            by time.monotonic(), which is one clock for all of a machine
+    -> {"order": "stop"}                           end the phase early
+    -> {"order": "verify", "expected": [Expected]} read them back
+    <- {"report": "ready"}
+    <- {"report": "progress", "ends": [...], "latencies": [...], "failed": n}    twice a second
+    <- {"report": "done", "part": Part, "expected": [Expected], "complaints": [...], "last": moment of the last answer}
+    <- {"report": "verified", "differences": [...]}
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import signal
+import threading
 import time
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deploy.load.client import Client, Target
@@ -24,6 +28,7 @@ from deploy.load.measures import Recorder
 from deploy.load.scenarios import SCENARIOS, Caller, Refused, Scenario, read_back
 from deploy.load.schedule import arrivals, drive
 from deploy.load.verifying import Expected, Source, differences
+from distributed_state.programs.worker_processes import Message, Parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,45 +53,54 @@ class Setup:
     source: Source
     subscribers: int = 10
 
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Setup:
+        """What `asdict` made of one, after it was JSON."""
+        return cls(**fields | {"targets": [(host, port) for host, port in fields["targets"]]})
 
-def main(pipe: Connection, setup: Setup) -> None:
-    """Serve the parent until it says so, or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, who then ends us
+
+def main() -> None:
+    """Serve the parent until it says no more, or is gone."""
+    parent = Parent()
+    orders = parent.orders()
+    setup = Setup.read(next(orders))
     gc.collect()
     gc.freeze()  # a full collection of all that is loaded would hold requests up that are due
-    asyncio.run(Generator(pipe, setup).serve())
+    asyncio.run(Generator(parent, setup).serve(orders))
 
 
 class Generator:
     """Speaks with the parent and runs one phase at a time."""
 
-    def __init__(self, pipe: Connection, setup: Setup) -> None:
-        self._pipe = pipe
+    def __init__(self, parent: Parent, setup: Setup) -> None:
+        self._parent = parent
         self._setup = setup
-        self._said: asyncio.Queue[Any] = asyncio.Queue()
+        self._said: asyncio.Queue[Message | None] = asyncio.Queue()
         self._stopped = asyncio.Event()
         self._last = 0.0
 
-    async def serve(self) -> None:
-        """Until the parent says None or is gone."""
-        asyncio.get_running_loop().add_reader(self._pipe.fileno(), self._hear)
-        while (order := await self._said.get()) is not None:
-            if isinstance(order, Phase):
-                await self._phase(order)
-            elif isinstance(order, list):
-                self._pipe.send(("verified", await self._verify(order)))
+    async def serve(self, orders: Iterator[Message]) -> None:
+        """Until there are no more."""
+        loop = asyncio.get_running_loop()
 
-    def _hear(self) -> None:
-        try:
-            said = self._pipe.recv()
-        except (EOFError, OSError):
-            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        def listen() -> None:
+            for order in orders:
+                loop.call_soon_threadsafe(self._hear, order)
+            loop.call_soon_threadsafe(self._hear, None)
+
+        threading.Thread(target=listen, daemon=True).start()
+        while (order := await self._said.get()) is not None:
+            if order["order"] == "phase":
+                await self._phase(Phase(**order["phase"]))
+            elif order["order"] == "verify":
+                expected = [Expected.read(fields) for fields in order["expected"]]
+                self._parent.tell({"report": "verified", "differences": await self._verify(expected)})
+
+    def _hear(self, order: Message | None) -> None:
+        if order is None or order["order"] == "stop":
             self._stopped.set()
-            said = None
-        if said == "stop":
-            self._stopped.set()
-        else:
-            self._said.put_nowait(said)
+        if order is None or order["order"] != "stop":
+            self._said.put_nowait(order)
 
     async def _phase(self, phase: Phase) -> None:
         setup = self._setup
@@ -101,10 +115,12 @@ class Generator:
         except (OSError, Refused) as error:
             complaints.append(f"{phase.scenario}: cannot be prepared: {error or type(error).__name__}")
             self._stopped.set()
-        self._pipe.send(("ready",))
-        begin = await self._said.get()
-        if begin is None:
+        self._parent.tell({"report": "ready"})
+        order = await self._said.get()
+        if order is None:
+            self._said.put_nowait(None)
             return
+        begin: float = order["at"]
         caller.recorder = Recorder(begin)
         self._last = begin
         telling = asyncio.create_task(self._tell(caller.recorder))
@@ -119,7 +135,11 @@ class Generator:
         telling.cancel()
         client.close()
         self._progress(caller.recorder)
-        self._pipe.send(("done", caller.recorder.part(late), list(caller.expected.values()), complaints, self._last))
+        part = asdict(caller.recorder.part(late))
+        expected = [asdict(each) for each in caller.expected.values()]
+        self._parent.tell(
+            {"report": "done", "part": part, "expected": expected, "complaints": complaints, "last": self._last}
+        )
 
     async def _one(self, scenario: Scenario, caller: Caller, due: float) -> None:
         recorder = caller.recorder
@@ -140,7 +160,8 @@ class Generator:
 
     def _progress(self, recorder: Recorder) -> None:
         ends, latencies = recorder.taken()
-        self._pipe.send(("progress", ends, latencies, recorder.failed))
+        report = {"report": "progress", "ends": ends, "latencies": latencies, "failed": recorder.failed}
+        self._parent.tell(report)
 
     async def _verify(self, all_expected: list[Expected]) -> list[str]:
         client = Client(self._setup.targets, connections=8)
@@ -159,3 +180,7 @@ class Generator:
         await asyncio.gather(*(some() for _ in range(8)))
         client.close()
         return found
+
+
+if __name__ == "__main__":
+    main()

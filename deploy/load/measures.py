@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,16 +54,16 @@ class Recorder:
     def _record(self, due: float, now: float) -> None:
         self.histogram.record_value(min(max(round((now - due) * 1e6), 1), _HOUR_US))
 
-    def taken(self) -> tuple[bytes, bytes]:
+    def taken(self) -> tuple[list[float], list[float]]:
         """When requests were answered since this was last asked, in seconds from the start, and after how long."""
-        taken = self._ends.tobytes(), self._latencies.tobytes()
+        taken = self._ends.tolist(), self._latencies.tolist()
         self._ends = array("f")
         self._latencies = array("f")
         return taken
 
     def part(self, late: float) -> Part:
         """All of it, to be sent to another process."""
-        encoded = self.histogram.encode()
+        encoded = self.histogram.encode().decode("ascii")  # it is base64
         return Part(encoded, self.answered, self.failed, self.retries, dict(self.errors), late)
 
 
@@ -71,7 +71,7 @@ class Recorder:
 class Part:
     """What a process measured in a phase."""
 
-    histogram: bytes
+    histogram: str
     answered: int
     failed: int
     retries: int
@@ -121,12 +121,11 @@ class Timeline:
         self.ends = array("d")
         self.latencies = array("f")
 
-    def add(self, offset: float, ends: bytes, latencies: bytes) -> int:
+    def add(self, offset: float, ends: Sequence[float], latencies: Sequence[float]) -> int:
         """Take what a recorder had `taken`; how many that were."""
-        some = array("f", ends)
-        self.ends.extend(offset + each for each in some)
-        self.latencies.frombytes(latencies)
-        return len(some)
+        self.ends.extend(offset + each for each in ends)
+        self.latencies.extend(latencies)
+        return len(ends)
 
     def first_due_after(self, moment: float) -> float | None:
         """When the first request was answered that was answered after this moment."""

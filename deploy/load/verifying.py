@@ -24,6 +24,11 @@ class Expected:
     acks: list[tuple[int, str]] = field(default_factory=list)
     uncertain: list[str] = field(default_factory=list)
 
+    @classmethod
+    def read(cls, fields: dict[str, Any]) -> Expected:
+        """What `asdict` made of one, after it was JSON."""
+        return cls(fields["id"], [(version, turn) for version, turn in fields["acks"]], fields["uncertain"])
+
     def merge(self, other: Expected) -> None:
         """Add what another process knows of it."""
         self.acks += other.acks

@@ -6,9 +6,11 @@ this client, and those that follow none in particular. A client has one agent at
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, wait_incrementing
 
 from distributed_state.agents.base_agent import BaseAgent, Scene, core, defaults_of, scene
 from distributed_state.agents.deleted_state import AsyncLastState
@@ -94,18 +96,17 @@ class Hearing:
         began = self._port.monotonic()
         self.running = (began, f"{agent.name}.{name}")
         agent.requests += 1
+
+        async def once() -> None:
+            with agent._on(Scene(self, conversation_id, past)):
+                await call(self._port, getattr(agent, name), given)
+
+        def again(state: RetryCallState) -> None:
+            error = state.outcome and state.outcome.exception()
+            agent._log("WARNING", "a hook is run again", about | {"error": f"{type(error).__name__}: {error}"})
+
         try:
-            tries = _TRIES if event is not None or conversation_id else 1
-            for attempt in range(1, tries + 1):
-                try:
-                    with agent._on(Scene(self, conversation_id, past)):
-                        await call(self._port, getattr(agent, name), given)
-                    break
-                except Unavailable as error:
-                    if attempt == tries:
-                        raise
-                    agent._log("WARNING", "a hook is run again", about | {"error": f"{type(error).__name__}: {error}"})
-                    await self._port.sleep(0.1 * attempt)
+            await (self._retrying(again)(once) if event is not None or conversation_id else once())
         except Exception as error:  # noqa: BLE001 - the next hook is nobody's fault
             agent.errors += 1
             agent._log("ERROR", "a hook failed", about | {"error": f"{type(error).__name__}: {error}"}, error)
@@ -114,6 +115,17 @@ class Hearing:
             took = self._port.monotonic() - began
             if took > agent.slow_hook:
                 agent._log("WARNING", "a slow hook holds up the others", about | {"seconds": round(took, 3)})
+
+    def _retrying(self, again: Callable[[RetryCallState], None] | None = None) -> AsyncRetrying:
+        """What calls once more whatever found a server away; `again` is told before."""
+        return AsyncRetrying(
+            retry=retry_if_exception_type(Unavailable),
+            stop=stop_after_attempt(_TRIES),
+            wait=wait_incrementing(start=0.1, increment=0.1),
+            sleep=self._port.sleep,
+            before_sleep=again,
+            reraise=True,
+        )
 
     async def begin(self, agent: BaseAgent, name: str) -> None:
         """Run a hook that the beginning depends on: what it raises ends that."""
@@ -192,20 +204,14 @@ class Hearing:
             await self.hook(agent, "on_conversation_deleted", {"conversation_id": ref.id}, None, ref.id)
 
     async def _defaults(self, agent: BaseAgent, id: str) -> None:
-        for attempt in range(1, _TRIES + 1):
-            try:
-                await agent._set_defaults(agent._session(id), defaults_of(agent)[1])
-                return
-            except Deleted:
-                return  # meanwhile
-            except Unavailable as error:
-                if attempt == _TRIES:
-                    agent._log("ERROR", "no defaults were set", {"conversation": id, "error": str(error)})
-                    return
-                await self._port.sleep(0.1 * attempt)
-            except Exception as error:  # noqa: BLE001 - a function of the agent's
-                agent._log("ERROR", "no defaults were set", {"conversation": id}, error)
-                return
+        try:
+            await self._retrying()(agent._set_defaults, agent._session(id), defaults_of(agent)[1])
+        except Deleted:
+            return  # meanwhile
+        except Unavailable as error:
+            agent._log("ERROR", "no defaults were set", {"conversation": id, "error": str(error)})
+        except Exception as error:  # noqa: BLE001 - a function of the agent's
+            agent._log("ERROR", "no defaults were set", {"conversation": id}, error)
 
     # Agents and folders
 
@@ -259,20 +265,13 @@ class Hearing:
         return True
 
     async def _take_newest(self, agent: BaseAgent, event: Event) -> None:
-        for attempt in range(1, _TRIES + 1):
-            try:
-                spread = await self.spread(agent)
-            except StateError as error:
-                if attempt == _TRIES or not isinstance(error, Unavailable):
-                    agent._log(
-                        "ERROR", "the fleet's new config cannot be read: the old one stays", {"error": str(error)}
-                    )
-                    return
-                await self._port.sleep(0.1 * attempt)
-                continue
-            if spread is not None:
-                await self._take(agent, spread, event)
+        try:
+            spread: config.Spread | None = await self._retrying()(self.spread, agent)
+        except StateError as error:
+            agent._log("ERROR", "the fleet's new config cannot be read: the old one stays", {"error": str(error)})
             return
+        if spread is not None:
+            await self._take(agent, spread, event)
 
     async def _take(self, agent: BaseAgent, spread: config.Spread, event: Event | None) -> None:
         try:

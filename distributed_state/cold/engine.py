@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event, exc, make_url
 from sqlalchemy.engine import URL
+from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
 from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
@@ -260,17 +261,15 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
     cursor.close()
 
 
+@retry(
+    retry=retry_if_exception(lambda error: isinstance(error, sqlite3.OperationalError) and "locked" in str(error)),
+    stop=stop_after_delay(_BUSY_SECONDS),
+    wait=wait_fixed(0.01),
+    reraise=True,
+)
 def _write_ahead(cursor: Any) -> None:
     """Switch to write-ahead logging. SQLite does not wait here while another process switches too, so we do."""
-    deadline = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            cursor.execute("PRAGMA journal_mode = WAL")
-            return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
+    cursor.execute("PRAGMA journal_mode = WAL")
 
 
 def _begin_sqlite(connection: Connection) -> None:

@@ -7,6 +7,7 @@ run a coroutine of the core without an event loop.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,15 +21,27 @@ Words = tuple[Any, ...]
 Mutex = Lock  # for what all threads and event loops of a process share
 
 
+_INCLUDE = re.compile(rb"^[ \t]*--+[ \t]*@include(.*)$", re.MULTILINE)
+
+
 @dataclass(frozen=True)
 class Script:
-    """A Lua script by name; its text is read from the package once."""
+    """A Lua script by name; its text is read from the package once.
+
+    A line `-- @include name` stands for the text of `lua/include/name.lua`.
+    """
 
     name: str
 
     @cached_property
     def text(self) -> bytes:
-        return resources.files("distributed_state").joinpath("warm", "lua", f"{self.name}.lua").read_bytes()
+        """What the server is sent, includes and all. Raises FileNotFoundError for an include that is not there."""
+        folder = resources.files("distributed_state").joinpath("lua")
+        text = folder.joinpath(f"{self.name}.lua").read_bytes()
+        # Never passed over in silence: to Lua the line is a comment, and the script would run without that piece.
+        return _INCLUDE.sub(
+            lambda line: folder.joinpath("include", f"{line[1].strip().decode()}.lua").read_bytes(), text
+        )
 
     @cached_property
     def sha(self) -> bytes:

@@ -245,7 +245,7 @@ async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> None:
-    with sabotage("beat", "if not before or tonumber(before) <= now then return {'late'} end", ""):
+    with sabotage("beat", "if not before or tonumber(before) <= now_ms then return {'late'} end", ""):
         assert await all_late(opener) != []
 
 

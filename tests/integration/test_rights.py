@@ -139,7 +139,7 @@ def test_its_rights_are_the_commands_of_the_code() -> None:
     }
     called = {
         name.lower()
-        for script in package.glob("warm/lua/*.lua")
+        for script in package.glob("warm/lua/**/*.lua")
         for name in re.findall(r"\bcall\('([A-Z]+)'", script.read_text())
     }
     assert {word[1:].partition("|")[0] for word in granted()} == sent | called | {"client"}

@@ -120,7 +120,7 @@ def test_a_timeline_knows_the_first_success_after_a_moment() -> None:
     for end in (100.5, 100.6, 103.0):
         recorder.answer(100.0, end)
     assert timeline.add(2.0, *recorder.taken()) == 3
-    assert recorder.taken() == (b"", b"")
+    assert recorder.taken() == ([], [])
     assert timeline.first_due_after(3.0) == pytest.approx(5.0)
     assert timeline.first_due_after(6.0) is None
     assert [row[:2] for row in timeline.by_second()] == [(0, 0), (1, 0), (2, 2), (3, 0), (4, 0), (5, 1)]

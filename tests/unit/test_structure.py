@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from pathlib import Path
 
+import pytest
+
 import distributed_state
+from distributed_state.port import Script
 
 PACKAGE = Path(distributed_state.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SCRIPTS = sorted(PACKAGE.glob("warm/lua/*.lua"))
+INCLUDES = sorted(PACKAGE.glob("warm/lua/include/*.lua"))
 
 # From the ground up; an import leads to a lower floor. A folder stands for all that is in it.
 FLOORS = [
@@ -225,7 +231,7 @@ def test_a_module_says_what_it_is_for(module: Path) -> None:
         assert ast.get_docstring(tree(module)), "has no docstring"
 
 
-@each([*MODULES, *SCRIPTS])
+@each([*MODULES, *SCRIPTS, *INCLUDES])
 def test_files_are_short_and_finished(path: Path) -> None:
     text = path.read_text()
     lines = len(text.splitlines())
@@ -259,6 +265,11 @@ def test_no_file_is_a_drawer_for_anything() -> None:
 # Scripts
 
 
+def sent(script: Path) -> str:
+    """The text that the server gets: with its includes."""
+    return Script(script.stem).text.decode()
+
+
 @each(SCRIPTS)
 def test_a_script_opens_with_its_contract(script: Path) -> None:
     text = script.read_text()
@@ -279,20 +290,59 @@ def test_a_script_opens_with_its_contract(script: Path) -> None:
 
 @each(SCRIPTS)
 def test_a_script_returns_only_words_that_its_header_tells(script: Path) -> None:
-    header, _, body = script.read_text().partition("]]\n")
+    header, _, body = sent(script).partition("]]\n")
     told = set(re.findall(r"\{'(\w+)'", header[header.index("Returns") :]))
-    assert set(re.findall(r"return \{'(\w+)'", body)) == told
+    assert set(re.findall(r"\breturn \{'(\w+)'", body)) == told
 
 
 @each(SCRIPTS)
 def test_a_script_neither_builds_keys_nor_reads_values(script: Path) -> None:
-    body = script.read_text().partition("]]\n")[2]
+    body = sent(script).partition("]]\n")[2]
     assert not re.search(r"cjson|cmsgpack|loadstring|os\.|math\.random", body)
     # A key is one of the names of the first line; a word in quotes or a sum of texts there would be a built one.
     keys = set(re.match(r"local ([\w, ]+) =", body)[1].split(", "))  # type: ignore[index]  # the test above
     for command, key in re.findall(r"call\('(\w+)'(?:, ([^,)]+))?", body):
         if command not in ("TIME", "PUBSUB"):
             assert key in keys, f"{command} {key}"
+
+
+def test_an_include_opens_with_what_it_expects_and_defines() -> None:
+    for include in INCLUDES:
+        header, closed, body = include.read_text().partition("]]\n")
+        assert header.startswith("--[[\n"), include.name
+        assert closed, include.name
+        assert re.search(r"^  Expects  \S", header, re.MULTILINE), include.name
+        assert re.search(r"^  (Defines|Returns)  \S", header, re.MULTILINE), include.name
+        assert ("return {" in body) == ("  Returns  " in header), include.name
+        assert "KEYS[" not in body, f"{include.name}: a script names its keys"
+        assert "@include" not in body, f"{include.name}: includes are read one deep"
+
+
+def test_each_include_serves_several_scripts() -> None:
+    users = Counter(name for script in SCRIPTS for name in re.findall(r"-- @include (\w+)$", script.read_text(), re.M))
+    assert users.keys() == {include.stem for include in INCLUDES}
+    assert min(users.values()) > 1, "what one script uses stands in that script"
+
+
+def test_the_server_gets_the_text_of_an_include_in_place_of_its_name() -> None:
+    for script in SCRIPTS:
+        assert "@include" not in sent(script), script.name
+    assert (PACKAGE / "warm/lua/include/events.lua").read_text() in sent(PACKAGE / "warm/lua/emit.lua")
+
+
+@pytest.mark.parametrize(
+    "line", ["-- @include nothing", "  --@include  nothing", "-- @include", "-- @include clock, events"]
+)
+def test_an_include_that_is_not_there_is_an_error_when_the_script_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    folder = shutil.copytree(PACKAGE / "warm/lua", tmp_path / "warm/lua")
+    monkeypatch.setattr("distributed_state.port.resources.files", lambda package: tmp_path)
+    assert Script("renew").text == (folder / "renew.lua").read_bytes(), "the same lines are read from there"
+    with (folder / "renew.lua").open("a") as script:
+        script.write(f"\n{line}\n")
+    with pytest.raises(FileNotFoundError):
+        _ = Script("renew").text
 
 
 def test_each_script_is_named_in_warm_and_used() -> None:

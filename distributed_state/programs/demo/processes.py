@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,11 +12,12 @@ from typing import Any
 
 from distributed_state.errors import StateError
 from distributed_state.programs.demo import notebook
+from distributed_state.programs.worker_processes import Message, WorkerProcess
 
 PROGRAM = (sys.executable, "-m", "distributed_state.programs.demo.replica")
 _START_SECONDS = 30.0
 _STOP_SECONDS = 20.0
-_GONE = "gone"
+Mailbox = SimpleQueue[tuple["Replica", int, Message | None]]
 
 
 class Replica:
@@ -29,11 +27,12 @@ class Replica:
         self.name = name
         self.notes = folder / f"{name}.jsonl"
         self.log = folder / f"{name}.log"
-        self.told: list[dict[str, Any]] = []
+        self.told: list[Message] = []
         self.exit_code: int | None = None
         self._place = place
         self._program = program
-        self._process: subprocess.Popen[str] | None = None
+        self._process: WorkerProcess | None = None
+        self._starts = 0
 
     @property
     def alive(self) -> bool:
@@ -43,50 +42,36 @@ class Replica:
     def lives(self) -> int:
         return len(self.of(notebook.START))
 
-    def of(self, kind: str) -> list[dict[str, Any]]:
+    def of(self, kind: str) -> list[Message]:
         """What it told of one kind."""
         return [each for each in self.told if each["kind"] == kind]
 
-    def start(self, mailbox: SimpleQueue[tuple[Replica, Any, dict[str, Any]]]) -> None:
+    def start(self, mailbox: Mailbox) -> None:
         """Start it, or start it again; what it tells goes to the mailbox."""
-        pipe = subprocess.PIPE
-        with self.log.open("ab") as log:
-            # Its own session: a Ctrl-C in the terminal is for us, who then end it.
-            self._process = process = subprocess.Popen(
-                self._program, stdin=pipe, stdout=pipe, stderr=log, encoding="utf-8", start_new_session=True
-            )
-
-        def listen() -> None:
-            assert process.stdout is not None
-            with process.stdout as lines:
-                for line in lines:
-                    if line.endswith("\n"):
-                        mailbox.put((self, process, json.loads(line)))
-            mailbox.put((self, process, {"kind": _GONE}))
-
-        self._listener = threading.Thread(target=listen, daemon=True)
-        self._listener.start()
+        self._starts += 1
+        started = self._starts
+        self._process = WorkerProcess(self._program, lambda told: mailbox.put((self, started, told)), log=self.log)
         self.send(name=self.name, notebook=str(self.notes), store=dict(self._place))
 
     def send(self, **fields: Any) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        with suppress(BrokenPipeError):  # that it is gone is told by the mailbox
-            self._process.stdin.write(json.dumps(fields) + "\n")
-            self._process.stdin.flush()
+        assert self._process is not None
+        self._process.send(fields)
 
-    def hear(self, process: Any, told: dict[str, Any]) -> None:
+    def hear(self, started: int, told: Message | None) -> None:
         """Keep what came from the mailbox. Raises StateError if it ended on its own."""
-        if told["kind"] != _GONE:
+        if told is not None:
             self.told.append(told)
-        elif process is self._process:
-            said = self.log.read_text(errors="replace").strip()[-2000:]
-            raise StateError(f"{self.name} ended with {self._end()}: {said or 'it said nothing'}")
+        elif self._process is not None and started == self._starts:
+            said = self._process.complaint()
+            self._process.wait(_STOP_SECONDS)  # so that its own exit code is told, not that of a SIGKILL
+            self.kill()
+            raise StateError(f"{self.name} ended with {self.exit_code}: {said}")
 
     def kill(self) -> None:
         """End it with SIGKILL, as a crash would."""
         if self._process is not None:
-            self._process.kill()
-            self._end()
+            self.exit_code = self._process.end()
+            self._process = None
 
     def ask_to_end(self) -> None:
         if self._process is not None:
@@ -95,19 +80,8 @@ class Replica:
     def wait(self) -> None:
         """Wait until it has ended, in the time that it has for that."""
         if self._process is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_SECONDS)
+            self._process.wait(_STOP_SECONDS)
             self.kill()
-
-    def _end(self) -> int:
-        process = self._process
-        self._process = None
-        assert process is not None and process.stdin is not None
-        self.exit_code = process.wait()
-        self._listener.join(_STOP_SECONDS)
-        with suppress(BrokenPipeError):
-            process.stdin.close()
-        return self.exit_code
 
 
 class Fleet:
@@ -115,7 +89,7 @@ class Fleet:
 
     def __init__(self, names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
         self.replicas = {name: Replica(name, folder, place, program) for name in names}
-        self._mailbox: SimpleQueue[tuple[Replica, Any, dict[str, Any]]] = SimpleQueue()
+        self._mailbox: Mailbox = SimpleQueue()
         self._orders = 0
 
     def __iter__(self) -> Iterator[Replica]:
@@ -136,7 +110,7 @@ class Fleet:
         replica = self.replicas[name]
         replica.send(order=number, call=call, arguments=arguments)
 
-        def answers() -> list[dict[str, Any]]:
+        def answers() -> list[Message]:
             return [each for each in replica.told if each.get("order") == number]
 
         if not self.until(lambda: bool(answers()), _START_SECONDS):
@@ -152,8 +126,8 @@ class Fleet:
             if left <= 0:
                 return False
             with suppress(Empty):
-                replica, process, told = self._mailbox.get(timeout=min(left, 0.2))
-                replica.hear(process, told)
+                replica, started, told = self._mailbox.get(timeout=min(left, 0.2))
+                replica.hear(started, told)
         return True
 
     def end(self) -> None:

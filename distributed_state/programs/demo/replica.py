@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from pydantic import BaseModel
 
 from distributed_state import Agent, Event, StateError, StateStore
 from distributed_state.programs.demo import notebook
+from distributed_state.programs.worker_processes import Message, Parent
 
 FIRST_MODEL = "small"
 
@@ -35,15 +35,14 @@ FIRST_MODEL = "small"
 class Notebook:
     """Notes lines in the file and tells them on stdout."""
 
-    def __init__(self, file: Path, told: int) -> None:
+    def __init__(self, file: Path, parent: Parent) -> None:
         self.name = file.stem
         self._file = file.open("a", buffering=1, encoding="utf-8")
-        self._told = os.fdopen(told, "w", buffering=1, encoding="utf-8")
+        self._parent = parent
         self._mutex = threading.Lock()
 
     def tell(self, kind: str, **fields: Any) -> None:
-        with self._mutex:
-            self._told.write(json.dumps({"kind": kind, **fields}) + "\n")
+        self._parent.tell({"kind": kind, **fields})
 
     def note(self, kind: str, **fields: Any) -> None:
         with self._mutex:
@@ -138,10 +137,9 @@ class Orders:
         self._store.reload_config({"model": model})
 
 
-def obey(agent: DemoAgent, book: Notebook, lines: Iterable[str]) -> None:
+def obey(agent: DemoAgent, book: Notebook, orders: Iterable[Message]) -> None:
     """Carry out orders until there are no more, then let the agent end."""
-    for line in lines:
-        order = json.loads(line)
+    for order in orders:
         try:
             getattr(Orders(agent.store), order["call"])(**order["arguments"])
         except StateError as error:
@@ -154,14 +152,14 @@ def obey(agent: DemoAgent, book: Notebook, lines: Iterable[str]) -> None:
 def main(kind: type[DemoAgent] = DemoAgent) -> None:
     """Run until SIGTERM or the end of stdin."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
-    told = os.dup(1)
-    os.dup2(2, 1)  # whoever prints must not garble what is told
-    given = json.loads(sys.stdin.readline())
+    parent = Parent()
+    orders = parent.orders()
+    given = next(orders)
     file = Path(given["notebook"])
     since = notebook.position(notebook.read(file))
-    book = Notebook(file, told)
+    book = Notebook(file, parent)
     agent = kind(given["store"], book, since)
-    threading.Thread(target=obey, args=(agent, book, sys.stdin), daemon=True).start()
+    threading.Thread(target=obey, args=(agent, book, orders), daemon=True).start()
     agent.run()
 
 

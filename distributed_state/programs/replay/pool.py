@@ -6,7 +6,6 @@ Law: a worker either finishes a turn or is gone; WorkerDied says so, and nobody 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from abc import ABC, abstractmethod
@@ -17,7 +16,9 @@ from typing import Any
 
 from distributed_state import StateError, StateStore
 from distributed_state.programs.replay.worker import hot_figures, serve_turn
+from distributed_state.programs.worker_processes import WorkerProcess
 
+PROGRAM = (sys.executable, "-m", "distributed_state.programs.replay.worker")
 Listen = Callable[[dict[str, Any]], None]
 _START_SECONDS = 60.0
 _TURN_SECONDS = 120.0
@@ -57,79 +58,61 @@ class ProcessWorker(Worker):
     def __init__(self, settings: dict[str, Any], log: Path) -> None:
         self._settings = settings
         self._log = log
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: WorkerProcess | None = None
+        self._reports: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
     async def start(self) -> None:
-        command = [sys.executable, "-m", "distributed_state.programs.replay.worker"]
-        pipe = asyncio.subprocess.PIPE
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=log)
-        self._send(self._settings)
+        loop = asyncio.get_running_loop()
+
+        def listen(report: dict[str, Any] | None) -> None:
+            loop.call_soon_threadsafe(self._reports.put_nowait, report)
+
+        self._process = WorkerProcess(PROGRAM, listen, log=self._log)
+        self._process.send(self._settings)
         try:
-            await self._receive(_START_SECONDS)
+            await self._receive(self._process, _START_SECONDS)
         except WorkerDied as error:
-            said = self._log.read_text(errors="replace").strip()[-2000:]
-            raise StateError(f"{error} before it was ready: {said or 'it said nothing'}") from error
+            raise StateError(f"{error} before it was ready: {self._process.complaint()}") from error
 
     async def serve(self, order: dict[str, Any], listen: Listen) -> None:
-        self._send(order)
+        assert self._process is not None
+        self._process.send(order)
         while True:
-            report = await self._receive(_TURN_SECONDS)
+            report = await self._receive(self._process, _TURN_SECONDS)
             listen(report)
             if report["report"] in ("done", "failed"):
                 return
 
     def kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.running:
             self.killed = True
             self._process.kill()
 
     async def stop(self, listen: Listen | None) -> None:
-        if self._process is None or self._process.stdin is None:
+        if self._process is None:
             return
-        self._process.stdin.close()
+        self._process.close()
         try:
             if listen is not None:
-                listen(await self._receive(_STOP_SECONDS))
+                listen(await self._receive(self._process, _STOP_SECONDS))
                 async with asyncio.timeout(_STOP_SECONDS):
-                    await self._process.wait()
+                    await self._reports.get()  # it has closed its store
+                self._process.wait(_STOP_SECONDS)
         except (TimeoutError, WorkerDied):
             log.warning("worker %d had to be ended", self._process.pid)
         finally:
-            self.kill()
-            await _gone(self._process)
+            self._process.end()
 
-    def _send(self, fields: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(json.dumps(fields).encode() + b"\n")
-
-    async def _receive(self, seconds: float) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        name = f"worker {self._process.pid}"
+    async def _receive(self, process: WorkerProcess, seconds: float) -> dict[str, Any]:
         try:
             async with asyncio.timeout(seconds):
-                line = await self._process.stdout.readline()
+                report = await self._reports.get()
         except TimeoutError as error:
             self.kill()
-            raise WorkerDied(f"{name} was silent for {seconds:g} s") from error
-        if not line.endswith(b"\n"):
-            # What a kill cut off was not said.
-            raise WorkerDied(f"{name} ended with {await self._process.wait()}")
-        report: dict[str, Any] = json.loads(line)
+            raise WorkerDied(f"worker {process.pid} was silent for {seconds:g} s") from error
+        if report is None:
+            raise WorkerDied(f"worker {process.pid} ended with {process.wait(_STOP_SECONDS)}")
         return report
-
-
-async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Wait for a killed process and its pipes, however often we are cancelled; a kill takes no time."""
-    cancelled: asyncio.CancelledError | None = None
-    while True:
-        try:
-            await process.communicate()
-            break
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 class ThreadWorker(Worker):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed_state.programs.replay.conversations import Conversation
+from distributed_state.programs.verification import gaps, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,7 @@ def _order(conversation: Conversation, kept: Kept) -> Iterable[str]:
 
 
 def _versions(kept: Kept) -> Iterable[str]:
-    for at, (version, _) in enumerate(kept.changes, 1):
-        if version != at:
-            yield f"version {version} stands where version {at} should"
-            return
+    yield from gaps([version for version, _ in kept.changes])
 
 
 def _acknowledged(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -> Iterable[str]:
@@ -74,17 +72,6 @@ def _acknowledged(conversation: Conversation, acks: Iterable[Ack], kept: Kept) -
             yield f"{name} is not what that version appended"
         if ack.first is not None and not same(wanted, list(kept.messages[ack.first : ack.first + len(wanted)])):
             yield f"{name} is not at messages {ack.first} to {ack.first + len(wanted) - 1}"
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal, and of the same types all the way down: 1, 1.0 and True are three values."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
-    if isinstance(left, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    return bool(left == right)
 
 
 def _short(message: dict[str, Any]) -> str:

@@ -15,17 +15,14 @@ As a process it speaks JSON lines, orders on stdin and reports on stdout:
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from distributed_state import Message, StateError, StateStore
+from distributed_state.programs.worker_processes import Parent
 
 LOCK_TTL = 2.0
 LOCK_WAIT = 30.0
@@ -97,20 +94,13 @@ class Stopwatch:
 
 def main() -> None:
     """Serve orders from stdin until it ends."""
-    # Whoever prints to stdout must not garble the reports.
-    reports = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    # A Ctrl-C in the terminal is for the parent, who then ends us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def report(fields: dict[str, Any]) -> None:
-        reports.write(json.dumps(fields) + "\n")
-
-    with StateStore.open(**json.loads(sys.stdin.readline())) as store:
-        report({"report": "ready"})
-        for line in sys.stdin:
-            serve_turn(store, json.loads(line), report)
-        report({"report": "bye", "hot": hot_figures(store)})
+    parent = Parent()
+    orders = parent.orders()
+    with StateStore.open(**next(orders)) as store:
+        parent.tell({"report": "ready"})
+        for order in orders:
+            serve_turn(store, order, parent.tell)
+        parent.tell({"report": "bye", "hot": hot_figures(store)})
 
 
 if __name__ == "__main__":

@@ -17,23 +17,14 @@
 local lock, wait, meta, record, channel, lock_channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local patience_ms, grace_ms, seize = ARGV[6], ARGV[7], ARGV[8]
-local now = redis.call('TIME')
+-- @include clock
 local now_us = now[1] * 1000000 + now[2]
-local now_ms = math.floor(now_us / 1000)
-local function whole(number) return string.format('%d', number) end
 
 local last = redis.call('HMGET', meta, 'epoch', 'token')
 if not last[1] then return {'uninitialised'} end
 -- By its order: who offers a place the lock changes its deadline.
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
-local head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
-local deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
--- One of our own name is what a call left whose answer was lost.
-while deadline and (tonumber(deadline) < now_ms or name == place) do
-  redis.call('ZREM', wait, head[1])
-  head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
-  deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
-end
+-- @include queue_head
 
 local held = redis.call('GET', lock)
 -- Asked again because the answer was lost: it is ours already.

@@ -9,14 +9,13 @@
 ]]
 local roll, replica = KEYS[1], KEYS[2]
 local id, told, ttl_ms, kept_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+-- @include clock
 local before = redis.call('ZSCORE', roll, id)
 -- First what takes no memory, so that a full Redis lets the rest be done: else all replicas would count as lost. What each
 -- tells is small.
 redis.call('PEXPIRE', replica, kept_ms)
-redis.call('ZADD', roll, string.format('%d', now + ttl_ms), id)
+redis.call('ZADD', roll, whole(now_ms + ttl_ms), id)
 redis.call('SET', replica, told, 'PX', kept_ms)
-if not before or tonumber(before) <= now then return {'late'} end
+if not before or tonumber(before) <= now_ms then return {'late'} end
 -- Bounded: more are found at the next beat, when these are off the roll.
-return {'ok', unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', string.format('%d', now), 'LIMIT', 0, 100))}
+return {'ok', unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', whole(now_ms), 'LIMIT', 0, 100))}

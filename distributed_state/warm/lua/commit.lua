@@ -39,12 +39,9 @@ local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[17]), tonumb
 local record_bytes, window, kept_events = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
 local since, expectations = tonumber(ARGV[23]), tonumber(ARGV[24])
 local first_step = 25 + 2 * expectations
-local call, format = redis.call, string.format
+local call = redis.call
 
-local function whole(number) return format('%d', number) end
-
-local now = call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+-- @include clock
 local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event', 'fresh')
 if not place[1] then return {'uninitialised'} end
 if epoch ~= '' and epoch ~= place[1] then return {'epoch', place[1]} end
@@ -101,12 +98,7 @@ elseif creation == '*' and since <= tonumber(place[7] or '0') then
 end
 
 if not version and creation ~= '*' and (creation == '' or call('GET', hydration) ~= creation) then
-  local left = call('GET', hydration)
-  if not left then
-    -- The time makes it another one when this call is repeated: somebody may still hold the first.
-    left = token .. '.' .. now[1] .. '.' .. now[2]
-    if redis.pcall('SET', hydration, left, 'PX', token_ms).err then left = '' end
-  end
+  -- @include hydration_token
   return {'cold', epoch, left}
 end
 
@@ -133,10 +125,7 @@ if expectations > 0 then
 end
 if mismatch then return {'conflict', version or '0', unpack(found)} end
 
-local unarchived, unarchived_bytes = place[2] - place[4], place[3] - place[5]
-if unarchived >= journal_entries or unarchived_bytes >= journal_bytes then
-  return {'backpressure', whole(unarchived), whole(unarchived_bytes)}
-end
+-- @include backpressure
 
 -- Increments: plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
 local sums = {}
@@ -257,32 +246,13 @@ else
 end
 
 local data = change[2] and table.concat(change) or change[1]
-local offset, bytes = whole(place[2] + 1), whole(place[3] + #data + #text + 128)
-call('HSET', meta, 'offset', offset, 'bytes', bytes)
 local token_held = grip ~= '' and string.match(grip, '^%a(%d+)') or '0'
--- The head is one value, lines as in warm._entry: a stream entry of many fields costs more than the rest of the write.
-call('XADD', journal, offset .. '-0', 'h', replica .. '.' .. ARGV[3] .. '.' .. digest .. '\n' .. text .. '\n' .. version
-  .. '\n' .. now[1] .. ' ' .. now[2] .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message,
-  'd', data)
+local op = replica .. '.' .. ARGV[3]
+local entry_id = op .. '.' .. digest
+-- @include journal
 if types[1] then
-  for i, type in ipairs(types) do
-    local number = whole(event + i)
-    local head = replica .. '.' .. ARGV[3] .. '.' .. whole(i - 1) .. '\n' .. type .. '\n' .. text .. '\n' .. now[1] .. ' ' .. now[2]
-      .. '\n' .. version .. '\n' .. actor
-    call('XADD', events, number .. '-0', 'h', head, 'd', told[i])
-    local small = #told[i] <= publish_bytes
-    call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. told[i] or ''))
-  end
-  event = event + #types
-  call('HSET', meta, 'event', whole(event))
-  -- In steps, because a stream is trimmed cheaply by whole blocks only; exact, so that the floor is known.
-  local floor = event - kept_events
-  if floor > 0 and event % 64 < #types then
-    call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
-    -- It may be higher already: old events are dropped by their age, too.
-    if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', whole(floor)) end
-    call('HSET', meta, 'event_floor_ms', whole(now_ms)) -- when some were dropped
-  end
+  local subject = text
+  -- @include events
 end
 -- The writer need not be told. Whether it listens only the server knows: its link may have ended without a word.
 local listening = call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)

@@ -8,7 +8,6 @@ local lifetimes, meta = KEYS[1], KEYS[2]
 local most = ARGV[1]
 local place = redis.call('HMGET', meta, 'epoch', 'lifetimes')
 if not place[1] then return {'uninitialised'} end
-local now = redis.call('TIME')
-local now_ms = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))
-return {'ok', place[1], place[2] or '', now_ms,
-  redis.call('ZRANGEBYSCORE', lifetimes, '-inf', now_ms, 'WITHSCORES', 'LIMIT', 0, most)}
+-- @include clock
+local at = whole(now_ms)
+return {'ok', place[1], place[2] or '', at, redis.call('ZRANGEBYSCORE', lifetimes, '-inf', at, 'WITHSCORES', 'LIMIT', 0, most)}

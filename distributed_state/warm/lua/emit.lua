@@ -16,16 +16,14 @@ local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], K
 local replica, sequence, since, type, subject, actor, data = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
 local kept_events, member = tonumber(ARGV[11]), ARGV[12]
-local call, format = redis.call, string.format
+local call = redis.call
 
-local function whole(number) return format('%d', number) end
-
-local id = replica .. '.' .. sequence .. '.0'
-local now = call('TIME')
+local op = replica .. '.' .. sequence
+local id = op .. '.0'
+-- @include clock
 local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event', 'event_floor_ms')
 local epoch = place[1]
 if not epoch then return {'uninitialised'} end
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
 -- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,
 -- and kept_events at most. Where they were dropped meanwhile, or the partition began anew, not all of them are here.
 local from, seen, count = '+', false, 1
@@ -47,30 +45,16 @@ if member ~= '' then
   local due = call('ZSCORE', roll, member)
   if not due or tonumber(due) > now[1] * 1000 + now[2] / 1000 then return {'early'} end
 end
-local unarchived, unarchived_bytes = place[2] - place[4], place[3] - place[5]
-if unarchived >= journal_entries or unarchived_bytes >= journal_bytes then
-  return {'backpressure', whole(unarchived), whole(unarchived_bytes)}
-end
+-- @include backpressure
 
 -- From here on only writes.
 if member ~= '' then call('ZREM', roll, member) end
-local number, time = whole((place[6] or 0) + 1), now[1] .. ' ' .. now[2]
-local head = id .. '\n' .. type .. '\n' .. subject .. '\n' .. time .. '\n0\n' .. actor
-call('XADD', events, number .. '-0', 'h', head, 'd', data)
-local floor = number - kept_events
-if floor > 0 and number % 64 == 0 then
-  call('XTRIM', events, 'MINID', whole(floor + 1) .. '-0')
-  -- It may be higher already: old events are dropped by their age, too.
-  if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', whole(floor)) end
-  call('HSET', meta, 'event_floor_ms', whole(now_ms))
-end
+local event, types, told, version = tonumber(place[6] or '0'), {type}, {data}, '0'
+-- @include events
+local number = whole(event)
 local name = number .. ' ' .. type .. ' ' .. subject
-local change = 'e' .. #name .. ':' .. #data .. ':' .. name .. data
-local offset, bytes = whole(place[2] + 1), whole(place[3] + #change + 128)
-call('HSET', meta, 'event', number, 'offset', offset, 'bytes', bytes)
+data = 'e' .. #name .. ':' .. #data .. ':' .. name .. data -- a step, as in commit.lua
 -- No record, version 0: the archiver takes the event only.
-call('XADD', journal, offset .. '-0', 'h', replica .. '.' .. sequence .. '.emit\n\n0\n' .. time .. '\nemit\n' .. actor .. '\n0\n' .. bytes .. '\n0',
-  'd', change)
-local small = #data <= publish_bytes
-call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. data or ''))
+local entry_id, text, kind, token_held, last_message = op .. '.emit', '', 'emit', '0', '0'
+-- @include journal
 return {'ok', epoch, number, whole(now_ms)}

@@ -14,8 +14,7 @@ if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
 redis.call('DEL', hydration)
 for i = 4, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
-local now = redis.call('TIME')
-local now_ms = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call('HSET', record, '#ops', '@' .. now_ms .. ';')
+-- @include clock
+redis.call('HSET', record, '#ops', '@' .. whole(now_ms) .. ';')
 redis.call('PEXPIRE', record, ttl_ms)
-return {'ok', now_ms}
+return {'ok', whole(now_ms)}

@@ -14,7 +14,6 @@ redis.call('DEL', mint, journal, events)
 redis.call('HSET', meta, 'epoch', epoch, 'offset', '0', 'bytes', '0', 'archived_offset', '0', 'archived_bytes', '0', 'token', '0',
   'event', '0', 'event_floor', '0')
 -- What was written before this is not here: see commit.lua and emit.lua.
-local now = redis.call('TIME')
-local now_ms = string.format('%d', now[1] * 1000 + math.floor(now[2] / 1000))
-redis.call('HSET', meta, 'fresh', now_ms, 'event_floor_ms', now_ms)
+-- @include clock
+redis.call('HSET', meta, 'fresh', whole(now_ms), 'event_floor_ms', whole(now_ms))
 return {'ok'}

@@ -8,11 +8,12 @@ local journal, meta = KEYS[1], KEYS[2]
 local epoch, event = ARGV[1], ARGV[2]
 local place = redis.call('HMGET', meta, 'epoch', 'offset', 'bytes')
 if place[1] ~= epoch then return {'epoch'} end
-local now = redis.call('TIME')
-local offset, bytes = string.format('%d', place[2] + 1), string.format('%d', place[3] + 128)
+local call = redis.call
+-- @include clock
 -- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
 redis.call('PERSIST', journal)
-redis.call('HSET', meta, 'offset', offset, 'bytes', bytes)
 -- No record, version 0: the archiver moves on and inserts nothing.
-redis.call('XADD', journal, offset .. '-0', 'h', event .. '\n\n0\n' .. now[1] .. ' ' .. now[2] .. '\nmark\n\n0\n' .. bytes .. '\n0', 'd', '')
+local entry_id, text, version, kind = event, '', '0', 'mark'
+local actor, token_held, last_message, data = '', '0', '0', ''
+-- @include journal
 return {'ok', offset}

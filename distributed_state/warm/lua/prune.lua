@@ -7,9 +7,8 @@
 ]]
 local meta, events = KEYS[1], KEYS[2]
 local age_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
-local function whole(number) return string.format('%d', number) end
+-- @include clock
 
-local now = redis.call('TIME')
 local before_ms = now[1] * 1000 + now[2] / 1000 - age_ms
 local place = redis.call('HMGET', meta, 'event', 'event_floor')
 local floor = tonumber(place[2] or '0')
@@ -26,5 +25,5 @@ while low < high do
 end
 if low == floor then return {'ok', '0'} end
 redis.call('XTRIM', events, 'MINID', whole(low + 1) .. '-0')
-redis.call('HSET', meta, 'event_floor', whole(low), 'event_floor_ms', whole(now[1] * 1000 + math.floor(now[2] / 1000)))
+redis.call('HSET', meta, 'event_floor', whole(low), 'event_floor_ms', whole(now_ms))
 return {'ok', whole(low - floor)}

@@ -13,15 +13,8 @@ local current = redis.call('HGET', meta, 'epoch')
 if not current then return {'uninitialised'} end
 local left = redis.call('PTTL', record)
 if left == -2 then
-  -- A token that another reader left is as good: while it is there, nobody has created or hydrated the record.
-  local waiting = redis.call('GET', hydration)
-  if not waiting then
-    -- The time makes it another one when this call is repeated: somebody may still hold the first.
-    local now = redis.call('TIME')
-    waiting = token .. '.' .. now[1] .. '.' .. now[2]
-    if redis.pcall('SET', hydration, waiting, 'PX', token_ms).err then waiting = '' end
-  end
-  return {'cold', current, waiting}
+  -- @include hydration_token
+  return {'cold', current, left}
 end
 if left >= 0 and left < ttl_ms * 0.9 then redis.call('PEXPIRE', record, ARGV[5], 'XX') end
 if version ~= '' and epoch == current and redis.call('HGET', record, '#v') == version then return {'same', current} end

@@ -22,17 +22,11 @@ local held = redis.call('GET', lock)
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
-local now = redis.call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
-local head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
-local deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
-while deadline and tonumber(deadline) < now_ms do
-  redis.call('ZREM', wait, head[1])
-  head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
-  deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')
-end
+local place = ''
+-- @include clock
+-- @include queue_head
 if deadline then
-  local offered = string.format('%d', math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
+  local offered = whole(math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
   if offered ~= head[1] then
     redis.call('ZADD', wait, head[2], offered)
     redis.call('ZREM', wait, head[1])

@@ -10,9 +10,7 @@ local record, journal, meta = KEYS[1], KEYS[2], KEYS[3]
 local epoch, offset, event = ARGV[1], ARGV[2], ARGV[3]
 local version, ttl_ms, archived, recent = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
 if redis.call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
--- Redis may have come back older since the entry was read: then a version says nothing about what is in it.
-local entry = redis.call('XRANGE', journal, offset .. '-0', offset .. '-0')[1]
-if not entry or string.sub(entry[2][2], 1, #event + 1) ~= event .. '\n' then return {'other'} end
+-- @include same_entry
 local head = redis.call('HMGET', record, '#v', '#mn', '#md')
 -- A record that is gone must not come back as a ghost of one field.
 if not head[1] then return {'gone'} end

@@ -9,9 +9,7 @@ local journal, meta = KEYS[1], KEYS[2]
 local epoch, offset, event, bytes = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local place = redis.call('HMGET', meta, 'epoch', 'archived_offset')
 if place[1] ~= epoch then return {'epoch'} end
--- Redis may have come back older since the entry was read: then what is in its place has not been archived.
-local entry = redis.call('XRANGE', journal, offset .. '-0', offset .. '-0')[1]
-if not entry or string.sub(entry[2][2], 1, #event + 1) ~= event .. '\n' then return {'other'} end
+-- @include same_entry
 redis.call('XTRIM', journal, 'MINID', offset .. '-0')
 if tonumber(offset) > tonumber(place[2]) then
   redis.call('HSET', meta, 'archived_offset', offset, 'archived_bytes', bytes)
