@@ -36,7 +36,7 @@ class Script:
     @cached_property
     def text(self) -> bytes:
         """What the server is sent, includes and all. Raises FileNotFoundError for an include that is not there."""
-        folder = resources.files("distributed_state").joinpath("lua")
+        folder = resources.files("distributed_state").joinpath("warm", "lua")
         text = folder.joinpath(f"{self.name}.lua").read_bytes()
         # Never passed over in silence: to Lua the line is a comment, and the script would run without that piece.
         return _INCLUDE.sub(
