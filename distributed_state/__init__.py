@@ -1,7 +1,8 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
 from distributed_state.access import Policy, Request
-from distributed_state.agent.agents import Agent, AsyncAgent, Host
+from distributed_state.agent.agents import AsyncAgent
+from distributed_state.agent.blocking_agents import Agent, Host
 from distributed_state.agent.commands import CommandArgument
 from distributed_state.agent.context import Context
 from distributed_state.agent.formats import (

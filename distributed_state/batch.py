@@ -17,9 +17,12 @@ from distributed_state.warm import Committed
 class AsyncBatch:
     """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
 
+    versions: dict[Ref, int]
+    """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
+
     def __init__(self, store: Home) -> None:
         self._store, self._batch = store, Batch()
-        self.versions: dict[Ref, int] = {}
+        self.versions = {}
 
     def on(self, handle: Any) -> Any:
         """The changes of one record: `batch.on(session).set("a", 1)`."""

@@ -200,6 +200,9 @@ class AsyncLease:
     Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
     """
 
+    token: int
+    """The fencing token, greater for every later holder; 0 before the record is held."""
+
     def __init__(
         self,
         leases: Leases,

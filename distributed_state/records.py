@@ -51,11 +51,13 @@ class AsyncRecord(AsyncLifecycle):
 
     @property
     def ref(self) -> Ref:
+        """What the record is called: its scope and id. It can be a key of a dict, as in `batch.versions`."""
         self._fresh = False  # whoever knows the id may write under it
         return self._ref
 
     @property
     def id(self) -> str:
+        """The record's id within its scope; for a new session the one that was generated."""
         return self.ref.id
 
     @property

@@ -54,6 +54,9 @@ class AsyncStateStore(AsyncFleet):
     It may be used from several event loops; each gets connections and a hot tier of its own.
     """
 
+    settings: Settings
+    """The settings it was opened with, those from the environment included."""
+
     def __init__(
         self,
         settings: Settings,

@@ -14,10 +14,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from distributed_state.agent.blocking_past import LastState
 from distributed_state.agent.health import Status
 from distributed_state.agent.hearing import Hearing
 from distributed_state.agent.hooks import call, check
-from distributed_state.agent.past import LastState
 from distributed_state.agent.profile import LONG, Profile, core, defaults_of
 from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.model import Event, Ref

@@ -23,7 +23,8 @@ from distributed_state import (
     Workflow,
     tool,
 )
-from distributed_state.agent.agents import Agent, AsyncAgent, AsyncHost, Host
+from distributed_state.agent.agents import AsyncAgent, AsyncHost
+from distributed_state.agent.blocking_agents import Agent, Host
 from distributed_state.batch import AsyncBatch
 from distributed_state.bodies import Edit, Lease, TransactionBody, Turn
 from distributed_state.changes import Changes
