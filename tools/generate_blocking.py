@@ -214,6 +214,11 @@ def path_of(file: File) -> Path:
 
 def generated(file: File) -> str:
     """A file of the blocking face, formatted."""
+    return formatted(unformatted(file), path_of(file))
+
+
+def unformatted(file: File) -> str:
+    """A file of the blocking face before ruff has sorted its imports and broken its lines."""
     sources = Sources(ROOT)
     writer = Writer(rules(), sources)
     classes = []
@@ -224,7 +229,7 @@ def generated(file: File) -> str:
         classes.append(writer.written(found))
     body = "\n".join([*classes, file.ending])
     head = f'{OPENING}"""{file.docstring}"""\n\n'
-    return formatted(f"{head}from __future__ import annotations\n{bound(body, writer)}\n{body}", path_of(file))
+    return f"{head}from __future__ import annotations\n{bound(body, writer)}\n{body}"
 
 
 def bound(body: str, writer: Writer) -> str:
