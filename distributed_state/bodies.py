@@ -24,6 +24,11 @@ from distributed_state.typed import AsyncEdit
 class Lease:
     """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
 
+    Example::
+
+        with record.lock(wait=5.0, ttl=30.0) as lease:
+            record.set("seat", "12A")  # refused if lease.token is not the holder's any more
+
     Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
     """
 
@@ -76,6 +81,17 @@ class TransactionBody:
 
 class Turn(MutableMapping[str, Any]):
     """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `with`.
+
+    Example::
+
+        with session.turn(request_id="r1") as turn:
+            if not turn.repeated:
+                turn.append({"role": "user", "content": "Where to?"})
+                window = turn.window(max_tokens=8000)  # what to send to the model
+                turn.append({"role": "assistant", "content": "Oslo."})
+                turn["city"] = "Oslo"
+                turn.outcome = "Oslo."
+        answer = turn.outcome
 
     A request id makes it repeatable: when that request was answered already, `repeated` is true, `outcome` is what the
     first one left, and nothing can be changed.

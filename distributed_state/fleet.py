@@ -38,6 +38,10 @@ class AsyncFleet(AsyncHandles):
     async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
         """Tell every replica of something, and the archive; return the event as it was written.
 
+        Example::
+
+            event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
         events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
         the store has keys; type and subject are not.
@@ -131,6 +135,12 @@ class AsyncFleet(AsyncHandles):
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
         """Events as they come, for `async for`; better inside `async with`, which says when that is over.
 
+        Example::
+
+            async with store.events("conversation.*", "mail.*") as events:
+                await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+                event = await events.next(timeout=5.0)
+
         `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
         once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
         events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
@@ -158,6 +168,14 @@ class AsyncFleet(AsyncHandles):
         self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
     ) -> Any:
         """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+
+        Example::
+
+            @store.on("conversation.deleted", group="cleaners")
+            def clean(event):
+                print("to clean up after:", event.conversation_id)
+
+            await store.ready()
 
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
         and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
@@ -193,6 +211,10 @@ class AsyncFleet(AsyncHandles):
 
     def announce(self, **fields: Any) -> None:
         """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+
+        Example::
+
+            store.announce(model="small", queue=3)
 
         Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
@@ -253,6 +275,11 @@ class AsyncFleet(AsyncHandles):
         after: str | None = None,
     ) -> list[Event]:
         """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+
+        Example::
+
+            for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
 
         Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
         type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,

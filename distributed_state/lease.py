@@ -197,6 +197,11 @@ def _facts(lease: AsyncLease, *_: Any) -> Facts:
 class AsyncLease:
     """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
 
+    Example::
+
+        async with record.lock(wait=5.0, ttl=30.0) as lease:
+            await record.set("seat", "12A")  # refused if lease.token is not the holder's any more
+
     Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
     """
 
@@ -250,6 +255,7 @@ class AsyncLease:
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
     def lose(self) -> None:
+        """Note that the lease is gone, and end the body that runs under it."""
         self._lost = True
         if self._guard is not None:
             self._guard.interrupt()

@@ -22,12 +22,30 @@ from distributed_state.records import AsyncRecord
 
 
 class AsyncSession(AsyncRecord):
-    """A record with messages and a phase."""
+    """A conversation: a record with messages, a phase and turns. `store.session(id)` returns one, without I/O.
+
+    Example::
+
+        session = store.session("c1", user="u1")
+        async with session.turn(request_id="r1") as turn:  # one commit, made once however often the request comes
+            if not turn.repeated:
+                turn.append({"role": "user", "content": "Where to?"}, {"role": "assistant", "content": "Oslo."})
+                turn["city"] = "Oslo"
+        for message in await session.messages(last=10):
+            print(message.role, message.content)
+
+    Where a method is given `fresh` or `max_staleness` (seconds), these are as in `get`.
+    """
 
     async def append(self, *messages: Message | dict[str, Any]) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
-        One that names no `timestamp` has that of its commit when it is read.
+        Example::
+
+            await session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
+
+        Raises InvalidValue for what is no message, TooLarge beyond `max_message_bytes`; then none is added. One that
+        names no `timestamp` has that of its commit when it is read.
         """
         changes = self._changes()
         for message in messages:
@@ -76,6 +94,11 @@ class AsyncSession(AsyncRecord):
     ) -> Window:
         """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
 
+        Example::
+
+            window = await session.window(max_tokens=8000)
+            request = {"messages": to_openai(window.messages)}
+
         A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
         messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
@@ -91,7 +114,7 @@ class AsyncSession(AsyncRecord):
         return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
-        """Read the phase, None if none was set."""
+        """Read the phase, None if none was set. Options as in `get`."""
         entry = await self._entry(self._asks(fresh, max_staleness), MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
@@ -105,6 +128,10 @@ class AsyncSession(AsyncRecord):
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
         """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+
+        Example::
+
+            phase = await session.transition("new_task", machine=TASK_MACHINE, set={"goal": "a weekend in Oslo"})
 
         No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
         it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
@@ -120,6 +147,11 @@ class AsyncSession(AsyncRecord):
         self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
     ) -> Context:
         """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+
+        Example::
+
+            context = await session.context(last=10, beside=[store.user("u1")])
+            prompt = context.render()
 
         `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
         messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
@@ -196,6 +228,13 @@ class AsyncSession(AsyncRecord):
     ) -> AsyncTurn:
         """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
 
+        Example::
+
+            async with session.turn(request_id="r1", busy="reject", limit=60) as turn:
+                if not turn.repeated:
+                    turn.append({"role": "user", "content": "Where to?"})
+                    turn.outcome = "Oslo."
+
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
         first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
         "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
@@ -215,6 +254,16 @@ class AsyncSession(AsyncRecord):
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
         """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+
+        Example::
+
+            @tool
+            def book(state, city: str, nights: int = 1) -> str:
+                state["booked"] = {"city": city, "nights": nights}
+                return f"{nights} nights in {city}"
+
+            call = await session.call(book, '{"city": "Oslo"}', call_id="call_0")
+            assert call.result == "1 nights in Oslo"
 
         A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
         changes nothing, and is not remembered: a call may be repeated until it works.

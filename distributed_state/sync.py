@@ -35,7 +35,15 @@ from distributed_state.typed import Upcast
 
 
 class Batch:
-    """The `with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
+    """The `with` around changes of many records. After it, `versions` maps each `record.ref` to the new version.
+
+    Example::
+
+        with store.batch() as batch:
+            batch.on(session).set("city", "Oslo")
+            batch.on(store.user("u1")).increment("trips", 1)
+        version = batch.versions[session.ref]
+    """
 
     def __init__(self, twin: AsyncBatch) -> None:
         self._twin = twin
@@ -46,7 +54,11 @@ class Batch:
         return self._twin.versions
 
     def on(self, handle: Any) -> Any:
-        """The changes of one record: `batch.on(session).set("a", 1)`."""
+        """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
+
+        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase` and `clear`. Raises InvalidValue for what
+        is no record.
+        """
         return self._twin.on(getattr(handle, "_twin", handle))
 
     def __enter__(self) -> Self:
@@ -62,7 +74,15 @@ class Batch:
 class StateStore(Fleet):
     """Tiered state for agents: open one per process and share it. `AsyncStateStore` is the same for asyncio.
 
-    It may be used from several event loops; each gets connections and a hot tier of its own.
+    Example::
+
+        with StateStore.open() as store:  # in this process, archived to ./distributed-state.db
+            session = store.session("c1", user="u1")
+            session.append({"role": "user", "content": "A weekend in Oslo, please"})
+            session.set("city", "Oslo")
+            assert session.get("city") == "Oslo"
+
+    It may be used from several threads, which share connections and a hot tier, and inside event loops.
     """
 
     _twin: AsyncStateStore
@@ -93,6 +113,11 @@ class StateStore(Fleet):
     ) -> Self:
         """Open a store: `with StateStore.open(...) as store`, or `store = StateStore.open(...)`.
 
+        Example::
+
+            with StateStore.open(archive="memory", namespace="shop", recent_messages=100) as store:
+                store.app("shop").set("open", True)
+
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
         `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
         SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
@@ -119,11 +144,14 @@ class StateStore(Fleet):
 
     @property
     def replica(self) -> str:
-        """The name of this replica: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
         return self._twin.replica
 
     def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
+        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+
+        An embedded store archives what is left first. Harmless when it is closed already.
+        """
         finish(self._twin.close())
 
     def invalidate(self) -> None:
@@ -133,19 +161,38 @@ class StateStore(Fleet):
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
         """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.
 
+        Example::
+
+            with store.acting_as("support:ada"):
+                session.set("city", "Bergen")
+
         `history()` shows it. It is a variable of the context, as in `contextvars`: tasks created inside inherit it; a
         new thread does if it is started by `asyncio.to_thread` or with `contextvars.copy_context().run`.
         """
         return self._twin.acting_as(actor)
 
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
-        """Read the fields of several records; what is not hot comes in one round trip."""
+        """Read the fields of several records, in their order; what is not hot comes in one round trip.
+
+        Example::
+
+            fields, preferences = store.get_many([session, store.user("u1")])
+
+        A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
+        """
         return finish(self._twin.get_many([each._twin for each in handles]))
 
     def batch(self) -> Batch:
         """Collect changes of many records; they are sent in one round trip at the end of `with`.
 
-        One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part.
+        Example::
+
+            with store.batch() as batch:
+                batch.on(session).set("city", "Oslo")
+                batch.on(store.user("u1")).increment("trips", 1)
+
+        One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part. At
+        its end it raises the first error of a record, and `batch.versions` says which records were changed.
         """
         return Batch(self._twin.batch())
 
@@ -162,10 +209,19 @@ class StateStore(Fleet):
     ) -> AgentState:
         """Run an agent until it is done, has failed or waits for its user, and return its state.
 
+        Example::
+
+            def plan(state, turn):
+                return state.to_done("Oslo is nearer.")
+
+            state = store.run(Workflow({"planning": plan}), "Oslo or Bergen?", session_id="c2", request_id="r1")
+            assert state.final_answer == "Oslo is nearer."
+
         One commit a step, so any worker goes on where another one died: call it again with the same `session_id`, and
         the same input or None. A new session, or one whose task is over, begins a new task with `user_input`; one that
         waits takes it as the answer; one in the middle of another task is told it. With a `request_id` a request that
-        was taken before begins nothing. What a step raises is raised here, and the step may be run again.
+        was taken before begins nothing. What a step raises is raised here, and the step may be run again. While
+        another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         return finish(
             self._twin.run(
@@ -181,17 +237,36 @@ class StateStore(Fleet):
         return finish(self._twin.delete(id, scope=scope))
 
     def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good, with its history and messages; see `session.erase()`."""
+        """Remove a record for good, with history and messages; False if there was nothing. See `session.erase()`."""
         return finish(self._twin.erase(id, scope=scope))
 
     def sessions(
         self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
     ) -> list[SessionInfo]:
-        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row."""
+        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
+
+        Example::
+
+            page = store.sessions(user="u1", limit=20)
+            if page:
+                page = store.sessions(user="u1", limit=20, after=page[-1].cursor)
+
+        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
+        not listed: `archive()` first where that matters.
+        """
         return finish(self._twin.sessions(user=user, limit=limit, after=after, scope=scope))
 
     def export(self, id: str, *, scope: str = "session") -> list[str]:
-        """Read a record with its whole history as JSON lines, for `import_`."""
+        """Read a record with its whole history as JSON lines, for `import_`.
+
+        Example::
+
+            session.set("city", "Oslo")
+            lines = store.export("c1")
+            store.import_(lines, id="a copy of c1")
+
+        What is encrypted stays so. Raises NotFound if it never was, ColdUnavailable rather than leave something out.
+        """
         return finish(self._twin.export(id, scope=scope))
 
     def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
@@ -241,7 +316,7 @@ class StateStore(Fleet):
         limit: int | None = None,
         progress: Callable[[Upcast], None] | None = None,
     ) -> Upcast:
-        """Bring the records of a scope up to this schema's version, as their next write would; the counts.
+        """Bring the records of a scope up to this schema's version, as their next write would; return the counts.
 
         Records that cannot be are counted as failed, stay as they are and do not end it; `dry_run` only counts. At most
         `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
@@ -252,15 +327,25 @@ class StateStore(Fleet):
         )
 
     def archive(self) -> int:
-        """Archive everything written so far, by whomever; how many commits this replica archived for it."""
+        """Archive everything written so far, by any replica; return how many commits this replica archived for it.
+
+        Raises ColdUnavailable if the SQL database cannot be reached.
+        """
         return finish(self._twin.archive())
 
     def doctor(self) -> list[Finding]:
-        """Examine the servers: what was found, and what to do about it."""
+        """Examine the servers and return what was found, with advice where something is wrong.
+
+        Example::
+
+            for finding in store.doctor():
+                if not finding.ok:
+                    print(finding.advice)
+        """
         return finish(self._twin.doctor())
 
     def stats(self) -> dict[str, int]:
-        """Figures of this replica, and how many commits of the fleet wait to be archived (`unarchived`).
+        """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
         than `slow_handler`, and how often a consumer was told to resync.

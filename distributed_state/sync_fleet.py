@@ -20,33 +20,42 @@ H = TypeVar("H", bound=Handler)
 
 
 class Events:
-    """Events as they come: `with store.events("conversation.*") as events: for event in events: ...`
+    """Events as they come, from `store.events(...)`.
 
-    Begins when it is entered, or first asked. An event of type `resync` says that some were missed: reload.
+    Example::
+
+        with store.events("conversation.*") as events:
+            session.set("city", "Oslo")
+            while (event := events.next(timeout=0.5)) is not None:
+                print(event.type, event.conversation_id)
+
+    `for event in events` waits without limit. Listening begins when it is entered, or first asked. An event of
+    type `resync` says that some were missed: reload what you keep.
     """
 
     def __init__(self, twin: AsyncEvents) -> None:
         self._twin = twin
 
     def next(self, timeout: float | None = None) -> Event | None:
-        """The next event, or None after `timeout` seconds without one, or when the events were closed.
+        """Wait for the next event; None after `timeout` seconds without one, or when the events were closed.
 
-        Asking for the next one says that the one before was handled, which is what a group keeps.
+        Without `timeout` it waits without limit. Asking for the next one says that the one before was handled, which
+        is what a group keeps. Raises InvalidValue for what is no number of seconds.
         """
         return finish(self._twin.next(timeout))
 
     @property
     def position(self) -> str:
-        """Where these events are, the last one that was handed over included, for `since=` of others."""
+        """How far these events are, the last one that was returned included: text for `since=` of others."""
         return self._twin.position
 
     @property
     def waiting(self) -> int:
-        """How many events have arrived and were not handed over yet."""
+        """How many events have arrived and were not returned yet."""
         return self._twin.waiting
 
     def close(self, *, handled: bool = True) -> None:
-        """Listen no more. For a group, `handled` says whether the event handed over last was handled."""
+        """Stop listening. For a group, `handled` says whether the event that was returned last was handled."""
         finish(self._twin.close(handled=handled))
 
     def __enter__(self) -> Self:
@@ -76,6 +85,10 @@ class Fleet:
 
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
         """Tell every replica of something, and the archive; return the event as it was written.
+
+        Example::
+
+            event = store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
 
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
         events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
@@ -114,6 +127,12 @@ class Fleet:
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> Events:
         """Events as they come, for `for`; better inside `with`, which says when that is over.
 
+        Example::
+
+            with store.events("conversation.*", "mail.*") as events:
+                store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+                event = events.next(timeout=5.0)
+
         `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
         once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
         events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
@@ -142,6 +161,14 @@ class Fleet:
     ) -> Any:
         """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
 
+        Example::
+
+            @store.on("conversation.deleted", group="cleaners")
+            def clean(event):
+                print("to clean up after:", event.conversation_id)
+
+            store.ready()
+
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
         and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
         `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
@@ -167,6 +194,10 @@ class Fleet:
 
     def announce(self, **fields: Any) -> None:
         """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+
+        Example::
+
+            store.announce(model="small", queue=3)
 
         Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
@@ -195,6 +226,11 @@ class Fleet:
         after: str | None = None,
     ) -> list[Event]:
         """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+
+        Example::
+
+            for event in store.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
 
         Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
         type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
@@ -237,7 +273,11 @@ class Fleet:
         schema: type[M] | Schema[M] | None = None,
         **options: Unpack[SessionOptions],
     ) -> Session:
-        """A conversation by its id, or a new one. No I/O.
+        """Return a conversation by its id, or a new one. No I/O.
+
+        Example::
+
+            session = store.session("c1", user="u1", idle=3600)
 
         `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
         `schema`, a pydantic model or a Schema of one, its fields are those of the model.
@@ -259,7 +299,7 @@ class Fleet:
     def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> TypedRecord[M]: ...
 
     def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> Record:
-        """What is kept about a user, across sessions. No I/O. Options as for `session`."""
+        """Return the record of a user, across sessions. No I/O. `schema` and further options as for `session`."""
         return as_record(self._twin.user(id, schema=schema, **options))
 
     @overload
@@ -269,7 +309,7 @@ class Fleet:
     def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> TypedRecord[M]: ...
 
     def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> Record:
-        """What all users of an application share. No I/O. Options as for `session`."""
+        """Return the record that all users of an application share. No I/O. Options as for `session`."""
         return as_record(self._twin.app(id, schema=schema, **options))
 
     @overload
@@ -283,5 +323,5 @@ class Fleet:
     def task(
         self, id: str, *, user: str | None = None, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]
     ) -> Record:
-        """The state of a piece of work. No I/O. Options as for `session`."""
+        """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
         return as_record(self._twin.task(id, user=user, schema=schema, **options))

@@ -27,7 +27,20 @@ T = TypeVar("T")
 
 
 class Record:
-    """A versioned map: the state of a user, an app, a task, or the fields of a session."""
+    """A versioned map: the state of a user, an app, a task, or the fields of a session.
+
+    Example::
+
+        user = store.user("u1")
+        user.set("language", "nb")
+        visits = user.increment("visits")
+        user.update("seats", {"train": "window"})
+        assert user.get_all() == {"language": "nb", "visits": visits, "seats": {"train": "window"}}
+
+    Keys are text, values any JSON values; what is read is the caller's own. A write is one commit, and returns the
+    record's new version unless it says otherwise. Any method may raise AccessDenied, Deleted on a deleted record if it
+    writes, Locked if it writes while somebody else holds the record, and WarmUnavailable or ColdUnavailable.
+    """
 
     def __init__(self, twin: AsyncRecord) -> None:
         self._twin = twin
@@ -67,19 +80,19 @@ class Record:
         return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_staleness))
 
     def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether a field is there."""
+        """Tell whether a field is there. `fresh` and `max_staleness` as in `get`."""
         return finish(self._twin.has(key, fresh=fresh, max_staleness=max_staleness))
 
     def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
-        """Read all fields."""
+        """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
     def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
-        """Read the version: how many commits the record has had, 0 for a record never written."""
+        """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
         return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether the record was written and not deleted since."""
+        """Tell whether the record was written and not deleted since. Options as in `get`."""
         return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
 
     def invalidate(self, key: str | None = None) -> None:
@@ -91,6 +104,12 @@ class Record:
 
     def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
+
+        Example::
+
+            version = record.set("city", "Oslo")
+            record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
+            record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
 
         `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
@@ -105,11 +124,14 @@ class Record:
     def set_many(
         self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
     ) -> int:
-        """Set several fields in one commit and return the new version."""
+        """Set several fields in one commit and return the new version. Options and errors as in `set`."""
         return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version))
 
     def delete(self, key: str, *, expect_version: int | None = None) -> int:
-        """Delete one field and return the new version. A field that is not there is no error."""
+        """Delete one field and return the new version. A field that is not there is no error.
+
+        With `expect_version` Conflict, and nothing is written, if the record is at another version.
+        """
         return finish(self._twin.delete(key, expect_version=expect_version))
 
     def clear(self, *, messages: bool = False) -> int:
@@ -119,13 +141,20 @@ class Record:
     def update(self, key: str, values: Mapping[str, Any]) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
 
+        Example::
+
+            record.update("seats", {"train": "window"})  # other entries of "seats" stay
+
         Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
         updates do not overwrite one another: this one is repeated on what the other left.
         """
         return finish(self._twin.update(key, values))
 
     def append_to(self, key: str, *items: Any) -> int:
-        """Add items to the list stored at `key`, atomically, and return the new version. Creates the list."""
+        """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
+
+        Raises InvalidValue if the field holds anything but a list.
+        """
         return finish(self._twin.append_to(key, *items))
 
     def increment(self, key: str, by: int | float = 1) -> int | float:
@@ -149,8 +178,16 @@ class Record:
     ) -> Written:
         """Change fields, counters, messages and phase in one atomic commit of one round trip.
 
-        `increment` takes whole numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict,
-        and nothing is written, if the record is elsewhere.
+        Example::
+
+            written = session.write(
+                set={"city": "Oslo"}, increment={"questions": 1}, append=[{"role": "user", "content": "And Bergen?"}]
+            )
+            print(written.version, written.results["questions"])
+
+        Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
+        numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
+        record is elsewhere.
         """
         return finish(
             self._twin.write(
@@ -175,12 +212,25 @@ class Record:
     def transaction(self) -> TransactionBody:
         """Open a view that is committed at the end of `with`, or not at all.
 
+        Example::
+
+            with record.transaction() as view:
+                view["seats"] = view.get("seats", 0) + 1
+
         Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
         """
         return TransactionBody(self._twin.transaction())
 
     def apply(self, change: Callable[[Transaction], T], *, merge: Mapping[str, Merge] | None = None) -> T:
-        """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; its result.
+        """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; give its result.
+
+        Example::
+
+            def book(view):
+                view["seats"] = view.get("seats", 0) + 1
+                return view["seats"]
+
+            seats = record.apply(book)
 
         `change` may run several times. Raises Conflict after `conflict_retries` attempts.
 
@@ -194,9 +244,15 @@ class Record:
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> Lease:
         """Hold the record alone inside `with`, or raise LockTimeout after `wait` seconds.
 
-        Renewed until released. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and
-        the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
-        other. Waiters come in order. The task that holds it may nest.
+        Example::
+
+            with record.lock(wait=5.0) as lease:
+                record.set("seat", "12A")
+
+        Renewed until released, and given up `ttl` seconds after its holder died. Writes inside carry the fencing token;
+        once the lease is lost they raise Fenced, and the body is cancelled. Others' writes raise Locked; with
+        `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
+        nest.
         """
         return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
 
@@ -205,6 +261,10 @@ class Record:
 
     def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
         """Set the fields that are not there yet, once in the record's life; True if this call did it.
+
+        Example::
+
+            record.initialize({"notes": [], "language": "en"})
 
         One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
         function, called only while that is still to be done. After `clear()` it is to be done again.
@@ -250,6 +310,11 @@ class Record:
     def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
         """Read the changes between two versions (exclusive), oldest first: who, when, what.
 
+        Example::
+
+            for change in record.history(after=10, limit=100):
+                print(change.version, change.time, change.actor, change.kind, change.set)
+
         Waits until they are archived; raises ColdUnavailable rather than returning fewer.
         """
         return finish(self._twin.history(after=after, before=before, limit=limit))
@@ -259,15 +324,25 @@ class Record:
         return finish(self._twin.at(version=version))
 
     def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name."""
+        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+
+        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        """
         return finish(self._twin.checkpoint(label))
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first."""
+        """Read the named versions, oldest first. Raises ColdUnavailable rather than returning fewer."""
         return finish(self._twin.checkpoints())
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
+
+        Example::
+
+            record.set("city", "Oslo")
+            record.checkpoint("before the booking")
+            record.set("city", "Bergen")
+            record.rollback(label="before the booking")
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one
@@ -285,14 +360,32 @@ class Record:
 
 
 class Session(Record):
-    """A record with messages and a phase."""
+    """A conversation: a record with messages, a phase and turns. `store.session(id)` returns one, without I/O.
+
+    Example::
+
+        session = store.session("c1", user="u1")
+        with session.turn(request_id="r1") as turn:  # one commit, made once however often the request comes
+            if not turn.repeated:
+                turn.append({"role": "user", "content": "Where to?"}, {"role": "assistant", "content": "Oslo."})
+                turn["city"] = "Oslo"
+        for message in session.messages(last=10):
+            print(message.role, message.content)
+
+    Where a method is given `fresh` or `max_staleness` (seconds), these are as in `get`.
+    """
 
     _twin: AsyncSession
 
     def append(self, *messages: Message | dict[str, Any]) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
-        One that names no `timestamp` has that of its commit when it is read.
+        Example::
+
+            session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
+
+        Raises InvalidValue for what is no message, TooLarge beyond `max_message_bytes`; then none is added. One that
+        names no `timestamp` has that of its commit when it is read.
         """
         return finish(self._twin.append(*messages))
 
@@ -343,6 +436,11 @@ class Session(Record):
     ) -> Window:
         """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
 
+        Example::
+
+            window = session.window(max_tokens=8000)
+            request = {"messages": to_openai(window.messages)}
+
         A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
         messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
@@ -363,7 +461,7 @@ class Session(Record):
         )
 
     def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
-        """Read the phase, None if none was set."""
+        """Read the phase, None if none was set. Options as in `get`."""
         return finish(self._twin.phase(fresh=fresh, max_staleness=max_staleness))
 
     def transition(
@@ -376,6 +474,10 @@ class Session(Record):
     ) -> str:
         """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
 
+        Example::
+
+            phase = session.transition("new_task", machine=TASK_MACHINE, set={"goal": "a weekend in Oslo"})
+
         No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
         it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
         """
@@ -383,6 +485,11 @@ class Session(Record):
 
     def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
         """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+
+        Example::
+
+            context = session.context(last=10, beside=[store.user("u1")])
+            prompt = context.render()
 
         `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
         messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
@@ -437,6 +544,13 @@ class Session(Record):
     ) -> Turn:
         """Serve one request inside `with`: what is changed there is one commit at its end, or nothing.
 
+        Example::
+
+            with session.turn(request_id="r1", busy="reject", limit=60) as turn:
+                if not turn.repeated:
+                    turn.append({"role": "user", "content": "Where to?"})
+                    turn.outcome = "Oslo."
+
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
         first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
         "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
@@ -457,6 +571,16 @@ class Session(Record):
     ) -> ToolCall:
         """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
 
+        Example::
+
+            @tool
+            def book(state, city: str, nights: int = 1) -> str:
+                state["booked"] = {"city": city, "nights": nights}
+                return f"{nights} nights in {city}"
+
+            call = session.call(book, '{"city": "Oslo"}', call_id="call_0")
+            assert call.result == "1 nights in Oslo"
+
         A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
         changes nothing, and is not remembered: a call may be repeated until it works.
         """
@@ -465,6 +589,18 @@ class Session(Record):
 
 class TypedRecord(Record, Generic[M]):
     """A record whose fields are those of a pydantic model.
+
+    Example::
+
+        class Trip(BaseModel):
+            city: str
+            nights: int = 1
+
+        trip = store.task("t1", schema=Trip)
+        trip.create(Trip(city="Oslo"))
+        with trip.edit() as model:
+            model.nights = 3
+        assert (trip.load()).nights == 3
 
     `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
     values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
@@ -498,7 +634,7 @@ class TypedRecord(Record, Generic[M]):
         return Edit(self._twin.edit())
 
     def modify(self, change: Callable[[M], M | None]) -> M:
-        """Run `change(model)` and commit what changed, repeated until nobody was faster; the model as committed.
+        """Run `change(model)` and commit what changed, repeated until nobody was faster; return the model as committed.
 
         `change` alters the model or returns another one, as it must if the model is frozen. It may run several times.
         """
@@ -509,7 +645,7 @@ class TypedRecord(Record, Generic[M]):
         return finish(self._twin.is_older())
 
     def upcast(self) -> int | None:
-        """Store the record as its present schema writes it; the new version, None if it was stored so already.
+        """Store the record as its present schema writes it; return the new version, None if it was stored so already.
 
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """
@@ -517,7 +653,7 @@ class TypedRecord(Record, Generic[M]):
 
 
 class TypedSession(TypedRecord[M], Session):
-    """A session whose fields are those of a pydantic model."""
+    """A session whose fields are those of a pydantic model: `store.session("c1", schema=Trip)`."""
 
     _twin: AsyncTypedSession[M]
 

@@ -35,6 +35,18 @@ _PAGE, _SHOWN = 500, 100
 class AsyncTypedRecord(AsyncRecord, Generic[M]):
     """A record whose fields are those of a pydantic model.
 
+    Example::
+
+        class Trip(BaseModel):
+            city: str
+            nights: int = 1
+
+        trip = store.task("t1", schema=Trip)
+        await trip.create(Trip(city="Oslo"))
+        async with trip.edit() as model:
+            model.nights = 3
+        assert (await trip.load()).nights == 3
+
     `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
     values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
     a record of a newer schema SchemaMismatch, when its fields are read and on every write. Messages are of no schema. A
@@ -124,7 +136,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return AsyncEdit(self)
 
     async def modify(self, change: Callable[[M], M | None]) -> M:
-        """Run `change(model)` and commit what changed, repeated until nobody was faster; the model as committed.
+        """Run `change(model)` and commit what changed, repeated until nobody was faster; return the model as committed.
 
         `change` alters the model or returns another one, as it must if the model is frozen. It may run several times.
         """
@@ -316,7 +328,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return self._upcasting(stored) is not None
 
     async def upcast(self) -> int | None:
-        """Store the record as its present schema writes it; the new version, None if it was stored so already.
+        """Store the record as its present schema writes it; return the new version, None if it was stored so already.
 
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """
@@ -347,7 +359,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
 
 class AsyncTypedSession(AsyncTypedRecord[M], AsyncSession):
-    """A session whose fields are those of a pydantic model."""
+    """A session whose fields are those of a pydantic model: `store.session("c1", schema=Trip)`."""
 
 
 class AsyncEdit(Generic[M]):

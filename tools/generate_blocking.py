@@ -189,7 +189,13 @@ that is `async def` runs to its end on an event loop of that thread.
 """,
         ),
     ),
-    "AsyncStateStore": (("`StateStore` is the same for blocking code.", "`AsyncStateStore` is the same for asyncio."),),
+    "AsyncStateStore": (
+        ("`StateStore` is the same for blocking code.", "`AsyncStateStore` is the same for asyncio."),
+        (
+            "It may be used from several event loops; each gets connections and a hot tier of its own.",
+            "It may be used from several threads, which share connections and a hot tier, and inside event loops.",
+        ),
+    ),
 }
 
 

@@ -16,6 +16,20 @@ from distributed_state.model import Event
 class AsyncAgent(Profile):
     """An agent of asyncio: subclass it, define the hooks that you need, `await agent.run()`, or `async with agent:`.
 
+    Example::
+
+        class Notes(AsyncAgent):
+            conversation_defaults = {"notes": []}
+
+            async def initialize(self):
+                self.register_command("add", self.add, arguments=[CommandArgument("note", "string", required=True)])
+
+            async def add(self, note):
+                return await self.conversation.append_to("notes", note)
+
+        async with Notes(store) as agent:
+            await agent.run_command("add", {"note": "milk"}, conversation_id="c1")
+
     `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end; by default it is
     opened as the settings in the environment say. Hooks, commands and `main_loop` are `async def`; plain ones run in a
     thread and cannot use the store there.

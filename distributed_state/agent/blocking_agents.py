@@ -18,6 +18,20 @@ from distributed_state.port.blocking import finish
 class Agent(Profile):
     """An agent of blocking code: subclass it, define the hooks that you need, `agent.run()`, or `with agent:`.
 
+    Example::
+
+        class Notes(Agent):
+            conversation_defaults = {"notes": []}
+
+            def initialize(self):
+                self.register_command("add", self.add, arguments=[CommandArgument("note", "string", required=True)])
+
+            def add(self, note):
+                return self.conversation.append_to("notes", note)
+
+        with Notes(store) as agent:
+            agent.run_command("add", {"note": "milk"}, conversation_id="c1")
+
     `store` is a StateStore, or a function that opens one, which is then closed at the end; by default it is
     opened as the settings in the environment say. Hooks run in one thread of their own, `main_loop` in another; one
     that is `async def` runs to its end on an event loop of that thread.
@@ -84,7 +98,21 @@ class Agent(Profile):
 
 
 class Host:
-    """Runs one or several agents of one store in this process: `with Host(a, b)`, or `host.run()`."""
+    """Runs one or several agents of one store in this process: `with Host(a, b)`, or `host.run()`.
+
+    Example::
+
+        class Notes(Agent):
+            name = "notes"
+
+        class Prices(Agent):
+            name = "prices"
+
+        with Host(Notes(store), Prices(store)):
+            session.set("city", "Oslo")  # each replica's hooks hear of it
+
+    Raises InvalidValue for agents of the same name, ConfigurationError for agents of several stores.
+    """
 
     def __init__(self, *agents: Agent) -> None:
         self._twin = AsyncHost(*agents)

@@ -49,7 +49,21 @@ class Task:
 
 
 class AsyncHost:
-    """Runs one or several agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`."""
+    """Runs one or several agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`.
+
+    Example::
+
+        class Notes(AsyncAgent):
+            name = "notes"
+
+        class Prices(AsyncAgent):
+            name = "prices"
+
+        async with AsyncHost(Notes(store), Prices(store)):
+            await session.set("city", "Oslo")  # each replica's hooks hear of it
+
+    Raises InvalidValue for agents of the same name, ConfigurationError for agents of several stores.
+    """
 
     def __init__(self, *agents: Profile) -> None:
         names = [agent.name for agent in agents]

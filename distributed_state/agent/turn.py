@@ -52,6 +52,17 @@ class Handle(Protocol):
 class AsyncTurn(Transaction):
     """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `async with`.
 
+    Example::
+
+        async with session.turn(request_id="r1") as turn:
+            if not turn.repeated:
+                turn.append({"role": "user", "content": "Where to?"})
+                window = await turn.window(max_tokens=8000)  # what to send to the model
+                turn.append({"role": "assistant", "content": "Oslo."})
+                turn["city"] = "Oslo"
+                turn.outcome = "Oslo."
+        answer = turn.outcome
+
     A request id makes it repeatable: when that request was answered already, `repeated` is true, `outcome` is what the
     first one left, and nothing can be changed.
     """
