@@ -83,6 +83,7 @@ class Entry:
 
     @property
     def deleted(self) -> bool:
+        """Whether this is a tombstone."""
         return DELETED in self.fields
 
     def value(self, key: str, default: Any) -> Any:

@@ -79,6 +79,7 @@ class Leases:
         return lease.grip
 
     def name(self) -> str:
+        """Make a name for a holder, never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
 
     def keep(self, lease: AsyncLease) -> None:

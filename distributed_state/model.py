@@ -162,6 +162,7 @@ class State:
 
     @property
     def deleted(self) -> bool:
+        """Whether this is a tombstone."""
         return DELETED in self.fields
 
 

@@ -126,7 +126,6 @@ class StateStore(Fleet):
         `clean_messages(message)` return what is stored in place of each value and message.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
-
         store = cls(
             resolve(url=url, archive=archive, namespace=namespace, **settings), encryption=encryption, access=access
         )

@@ -72,7 +72,6 @@ class Record:
         `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
         ColdUnavailable if a server is away.
         """
-
         if not fresh and max_staleness is None:
             value = self._peek(key)
             if value is not MISSING:

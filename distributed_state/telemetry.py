@@ -64,6 +64,7 @@ class Times:
         self.counts, self.seconds = [0] * (len(BUCKETS) + 1), 0.0
 
     def add(self, seconds: float) -> None:
+        """Count one more, of this length."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
@@ -134,7 +135,9 @@ class Observed(Protocol):
     """What does work that is told of."""
 
     @property
-    def telemetry(self) -> Telemetry: ...
+    def telemetry(self) -> Telemetry:
+        """Where its figures are kept."""
+        ...
 
 
 O = TypeVar("O", bound=Observed)  # noqa: E741 - of `Observed`

@@ -51,7 +51,9 @@ async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dic
 class Worker(Protocol):
     """Work in the background that stands above the tiers."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End it, and return when it has ended."""
+        ...
 
 
 class Handling(Protocol):
@@ -63,7 +65,9 @@ class Handling(Protocol):
     failed: int
     slowed: int
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End it, and return when it has ended."""
+        ...
 
 
 class Tiers:
@@ -277,4 +281,6 @@ class Home(Protocol):
     clean: Clean | None
     clean_messages: CleanMessage | None
 
-    def tiers(self) -> Tiers: ...
+    def tiers(self) -> Tiers:
+        """The tiers of the running event loop, or of the process on the blocking face."""
+        ...

@@ -215,7 +215,7 @@ class Writer:
         if "overload" in decorators:
             return head + "    ...\n"
         docstring = self._docstring(docstring_of(node, module), name)
-        statements = self._rules.bodies.get((name, node.name))
+        statements = self._rules.bodies.get((name, node.name), "").strip() or None
         if statements is None:
             statements = self._from_source(node, found) if name in self._rules.from_source else self._passed_on(node)
         return head + _indented(f"{docstring}\n{statements}" if docstring else statements) + "\n"

@@ -50,7 +50,6 @@ class LastState:
         return finish(self._twin.exists())
 
     def __getattr__(self, name: str) -> Any:
-
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._twin, name)

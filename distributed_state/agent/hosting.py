@@ -40,6 +40,7 @@ class Task:
         self.error: BaseException | None = None
 
     async def run(self) -> None:
+        """Do the work and keep what came of it."""
         try:
             self.result = await self._work()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
