@@ -136,7 +136,9 @@ class Writer:
             docstring = docstring.replace(old, new)
         lines = [f"class {rules.faces[name]}({', '.join(bases)}):" if bases else f"class {rules.faces[name]}:"]
         lines += [_indented(docstring), ""] if docstring else []
-        if name not in rules.from_source:
+        if name in rules.from_source:
+            lines += [_indented(self._assignment(node)) for node in each.node.body if isinstance(node, ast.Assign)]
+        else:
             lines.append(_indented(self._beginning(each, bases)))
         for member in found:
             if self._offered(name, member.name):
@@ -171,6 +173,9 @@ class Writer:
             for member in members(each):
                 found.setdefault(member.name, member)
         return list(found.values())
+
+    def _assignment(self, node: ast.Assign) -> str:
+        return ast.unparse(Unawaited(self._rules.faces, ()).visit(copy.deepcopy(node))) + "\n"
 
     def _offered(self, name: str, member: str) -> bool:
         if member in self._rules.inner.get(name, ()):
