@@ -409,8 +409,8 @@ class AsyncRecord(AsyncLifecycle):
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` is for hooks, and told with a session's event: a
-        client cleared what nobody knew.
+        A deleted record starts again with these fields; its version goes on counting. `is_clear` is passed on with the
+        event `conversation.created`, for hooks: a client cleared a conversation that nobody knew.
         """
         changes = self._changes()
         changes.set_many(values or {})

@@ -103,7 +103,7 @@ class AsyncSession(AsyncRecord):
         messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
         text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
-        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        session by a commit of its own, made once however many replicas ask, and continued the next time. They
         wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
         """
         bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
@@ -146,7 +146,7 @@ class AsyncSession(AsyncRecord):
     async def context(
         self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
     ) -> Context:
-        """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+        """Read all that a model should know: the last messages, the fields, and those of the records beside it.
 
         Example::
 
@@ -207,9 +207,9 @@ class AsyncSession(AsyncRecord):
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
         What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
-        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
-        the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
-        not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is published
+        with the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading
+        does not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
         """
         self._allow("write", None)
         changes = self._changes()

@@ -419,13 +419,13 @@ class AsyncStateStore(AsyncFleet):
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
     ) -> Reencrypted:
-        """Encrypt anew, under the current key, what is stored under another or, with `accept_plaintext`, not at all.
+        """Encrypt under the current key what is stored under another or, with `accept_plaintext`, not encrypted.
 
         History, messages, snapshots and events included; versions stay as they are. May run beside workers that write
         under the key already, however busy, and waits for none. It may be broken off and repeated: what is done is
         skipped. `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot
         be decrypted is left as it is and counted. Events that Redis keeps for consumers leave it, up to the last old
-        one: who has yet to read them is told by a `resync`, and `audit` finds them. Not reached are backups, logs of
+        one: who has yet to read them gets a `resync`, and `audit` finds them. Not reached are backups, logs of
         Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
         """
         self._allow("admin")
@@ -495,7 +495,7 @@ class AsyncStateStore(AsyncFleet):
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer was told to resync.
+        than `slow_handler`, and how often a consumer had to resync.
         """
         self._allow("read")
         tiers = self.tiers()

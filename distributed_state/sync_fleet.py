@@ -84,7 +84,7 @@ class Fleet:
         self._twin = twin
 
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
-        """Tell every replica of something, and the archive; return the event as it was written.
+        """Publish an event to every replica and to the archive; return it as it was written.
 
         Example::
 
@@ -96,7 +96,7 @@ class Fleet:
 
         Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
         `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
-        `change_directory` tell them. Told by the store itself:
+        `change_directory` publish them. Published by the store itself:
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
         about the record whose lock was lost, by a turn that another request took over, too.
         """
@@ -185,21 +185,21 @@ class Fleet:
         finish(self._twin.ready())
 
     def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as they told of themselves.
+        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
 
-        Each tells every `beat` seconds, and is listed until it is closed, or silent for three times that; then it is
-        lost, and one of the others tells so by the event `replica.lost` within another `beat`.
+        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
+        is lost, and another one publishes the event `replica.lost` within another `beat`.
         """
         return finish(self._twin.replicas())
 
     def announce(self, **fields: Any) -> None:
-        """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+        """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
 
         Example::
 
             store.announce(model="small", queue=3)
 
-        Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self._twin.announce(**fields)
 
@@ -236,7 +236,7 @@ class Fleet:
         type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
         give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
         none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
-        Raises ColdUnavailable if what was told so far cannot be archived.
+        Raises ColdUnavailable if the events so far cannot be archived.
         """
         return finish(
             self._twin.audit(

@@ -203,8 +203,8 @@ class Record:
     def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` is for hooks, and told with a session's event: a
-        client cleared what nobody knew.
+        A deleted record starts again with these fields; its version goes on counting. `is_clear` is passed on with the
+        event `conversation.created`, for hooks: a client cleared a conversation that nobody knew.
         """
         return finish(self._twin.create(values, is_clear=is_clear))
 
@@ -444,7 +444,7 @@ class Session(Record):
         messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
         text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
-        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        session by a commit of its own, made once however many replicas ask, and continued the next time. They
         wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
         """
         return finish(
@@ -483,7 +483,7 @@ class Session(Record):
         return finish(self._twin.transition(event, machine=machine, set=set, append=append))
 
     def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
-        """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+        """Read all that a model should know: the last messages, the fields, and those of the records beside it.
 
         Example::
 
@@ -525,9 +525,9 @@ class Session(Record):
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
         What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
-        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
-        the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
-        not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is published
+        with the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading
+        does not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
         """
         return finish(self._twin.set_lifetime(idle=idle, lifetime=lifetime))
 
@@ -612,7 +612,7 @@ class TypedRecord(Record, Generic[M]):
     def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and these do not do. Raises
+        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has none. Raises
         CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return finish(self._twin.load(fresh=fresh))
@@ -620,7 +620,7 @@ class TypedRecord(Record, Generic[M]):
     def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` as in other records.
+        A deleted record starts again; its version goes on counting. `is_clear` as in other records.
         """
         return finish(self._twin.create(values, is_clear=is_clear))
 

@@ -92,7 +92,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and these do not do. Raises
+        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has none. Raises
         CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return self._read(await self._entry(fresh))
@@ -121,7 +121,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` as in other records.
+        A deleted record starts again; its version goes on counting. `is_clear` as in other records.
         """
         fields = self._schema.settle({} if values is None else values)
         changes = self._unchecked(fields, {})

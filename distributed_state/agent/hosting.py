@@ -110,7 +110,7 @@ class AsyncHost:
     async def run(self) -> None:
         """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
 
-        SIGHUP reads the config files again, SIGUSR1 tells how the agents are. Raises what a `main_loop` raised.
+        SIGHUP reads the config files again, SIGUSR1 logs the status of the agents. Raises what a `main_loop` raised.
         """
         await self._open_store()
         port = self._running()
