@@ -83,7 +83,6 @@ def own_server(opener: Any, *options: str) -> Iterator[RedisServer]:
 
 async def until(condition: Callable[[], Any], seconds: float = 10.0, *, every: float = 0.005) -> Any:
     """Wait for a condition, which may be a coroutine function; its first true result."""
-
     deadline = time.monotonic() + seconds
     while True:
         found = condition()

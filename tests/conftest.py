@@ -238,7 +238,7 @@ def shared_database(servers: Servers) -> str:
 
 @pytest.fixture
 def opener(combination: Combination, servers: Servers, request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    """`await opener()` opens a store of this combination; call it again for another replica (mark: replicas)."""
+    """What opens a store of this combination when it is called and awaited; again for another replica (`replicas`)."""
     url = None if combination.warm == "fake" else servers.redis(combination.warm).url
     archive = {"memory": "memory", "sqlite": f"sqlite:///{tmp_path}/archive.db"}.get(combination.cold)
     return Opener(combination, url, archive or request.getfixturevalue("shared_database"))

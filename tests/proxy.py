@@ -26,8 +26,10 @@ class Loss:
 
 
 class Delay:
-    """One request that lies about. `arrived`: it does; it goes on to the server when `go` is set, even if its sender
-    has left meanwhile. `happened`: the server has answered it.
+    """One request that lies about.
+
+    `arrived`: it does; it goes on to the server when `go` is set, even if its sender has left meanwhile. `happened`:
+    the server has answered it.
     """
 
     def __init__(self, needle: bytes) -> None:

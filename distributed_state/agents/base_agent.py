@@ -163,7 +163,7 @@ class BaseAgent(Hooks, Visible):
         self._current = conversation_id
 
     def get_invocation_directory(self) -> str:
-        """The folder that the user works from whose command this is, else the client's; "" if nobody told."""
+        """The folder that the user works from whose command this is, else the client's; "" if unknown."""
         now = scene.get()
         return (now.directory if now is not None else "") or self.invocation_directory
 
@@ -352,7 +352,7 @@ class BaseAgent(Hooks, Visible):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """What the replica tells of the agent with its heartbeat; `store.replicas()` lists it."""
+        """What the replica publishes about the agent with its heartbeat; `store.replicas()` lists it."""
         now = {"name": self.name, "active": bool(self.active), "paused": self._paused, "status": self._last_status}
         return now | self.visible
 

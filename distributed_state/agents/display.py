@@ -62,7 +62,7 @@ class Visible:
         self._tell("log", line if error is None else line | {"error": f"{type(error).__name__}: {error}"})
 
     def set_system_prompt(self, prompt: str) -> None:
-        """Say how a model is to be told to be this agent."""
+        """Set the system prompt that makes a model this agent."""
         self._show("system_prompt", "system_prompt", _text("prompt", prompt))
 
     def set_description(self, description: str) -> None:

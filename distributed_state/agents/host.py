@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.agents.base_agent import LONG, BaseAgent, core, defaults_of
-from distributed_state.agents.deleted_state import LastState
+from distributed_state.agents.blocking_deleted_state import LastState
 from distributed_state.agents.dispatcher import Hearing
 from distributed_state.agents.hooks import call, check
 from distributed_state.agents.status import Status
@@ -42,6 +42,7 @@ class Task:
         self.error: BaseException | None = None
 
     async def run(self) -> None:
+        """Do the work and keep what came of it."""
         try:
             self.result = await self._work()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
@@ -51,7 +52,21 @@ class Task:
 
 
 class AsyncHost:
-    """Runs one or several agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`."""
+    """Runs one or several agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`.
+
+    Example::
+
+        class Notes(AsyncAgent):
+            name = "notes"
+
+        class Prices(AsyncAgent):
+            name = "prices"
+
+        async with AsyncHost(Notes(store), Prices(store)):
+            await session.set("city", "Oslo")  # each replica's hooks hear of it
+
+    Raises InvalidValue for agents of the same name, ConfigurationError for agents of several stores.
+    """
 
     def __init__(self, *agents: BaseAgent) -> None:
         names = [agent.name for agent in agents]
@@ -97,7 +112,7 @@ class AsyncHost:
     async def run(self) -> None:
         """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
 
-        SIGHUP reads the config files again, SIGUSR1 tells how the agents are. Raises what a `main_loop` raised.
+        SIGHUP reads the config files again, SIGUSR1 logs the status of the agents. Raises what a `main_loop` raised.
         """
         await self._open_store()
         port = self._running()

@@ -89,7 +89,6 @@ def _check(name: Any, table: Any, initial: Any) -> None:
         raise InvalidValue(f"{name}: no row leads out of the initial state {initial!r:.80}")
 
 
-# A task that is worked off step by step and may ask its user.
 TASK_MACHINE = StateMachine(
     {
         ("idle", "new_task"): "planning",
@@ -102,8 +101,8 @@ TASK_MACHINE = StateMachine(
     initial="idle",
     name="task machine",
 )
+"""A task that is worked off step by step and may ask its user."""
 
-# A loop that looks at what it found before it goes on: it plans again, answers, or gives up.
 REASONING_MACHINE = StateMachine(
     {
         ("idle", "new_task"): "planning",
@@ -117,8 +116,8 @@ REASONING_MACHINE = StateMachine(
     initial="idle",
     name="reasoning machine",
 )
+"""A loop that looks at what it found before it goes on: it plans again, answers, or gives up."""
 
-# Both, with short cuts for simple questions, failure from everywhere, and the next task of the same conversation.
 DEFAULT = StateMachine(
     {
         **TASK_MACHINE.table,
@@ -138,6 +137,7 @@ DEFAULT = StateMachine(
     name="default machine",
     final=frozenset({"done", "error"}),
 )
+"""Both, with short cuts for simple questions, failure from everywhere, and the conversation's next task."""
 
 
 async def transition(

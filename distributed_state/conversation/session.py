@@ -24,12 +24,30 @@ from distributed_state.values.results import Lifetime
 
 
 class AsyncSession(AsyncRecord):
-    """A record with messages and a phase."""
+    """A conversation: a record with messages, a phase and turns. `store.session(id)` returns one, without I/O.
+
+    Example::
+
+        session = store.session("c1", user="u1")
+        async with session.turn(request_id="r1") as turn:  # one commit, made once however often the request comes
+            if not turn.repeated:
+                turn.append({"role": "user", "content": "Where to?"}, {"role": "assistant", "content": "Oslo."})
+                turn["city"] = "Oslo"
+        for message in await session.messages(last=10):
+            print(message.role, message.content)
+
+    Where a method is given `fresh` or `max_staleness` (seconds), these are as in `get`.
+    """
 
     async def append(self, *messages: Message | dict[str, Any]) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
-        One that names no `timestamp` has that of its commit when it is read.
+        Example::
+
+            await session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
+
+        Raises InvalidValue for what is no message, TooLarge beyond `max_message_bytes`; then none is added. One that
+        names no `timestamp` has that of its commit when it is read.
         """
         changes = self._changes()
         for message in messages:
@@ -78,11 +96,16 @@ class AsyncSession(AsyncRecord):
     ) -> Window:
         """Read what of the conversation to send to a model: the newest whole turns that fit in `max_tokens`.
 
+        Example::
+
+            window = await session.window(max_tokens=8000)
+            request = {"messages": to_openai(window.messages)}
+
         A turn is a user message and all that follows it; the last `keep_last` turns, and with `keep_system` the system
         messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
         text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
-        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        session by a commit of its own, made once however many replicas ask, and continued the next time. They
         wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
         """
         bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
@@ -93,7 +116,7 @@ class AsyncSession(AsyncRecord):
         return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
-        """Read the phase, None if none was set."""
+        """Read the phase, None if none was set. Options as in `get`."""
         entry = await self._entry(self._asks(fresh, max_staleness), MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
@@ -107,6 +130,10 @@ class AsyncSession(AsyncRecord):
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
         """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+
+        Example::
+
+            phase = await session.transition("new_task", machine=TASK_MACHINE, set={"goal": "a weekend in Oslo"})
 
         No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
         it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
@@ -122,7 +149,12 @@ class AsyncSession(AsyncRecord):
     async def context(
         self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
     ) -> Context:
-        """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+        """Read all that a model should know: the last messages, the fields, and those of the records beside it.
+
+        Example::
+
+            context = await session.context(last=10, beside=[store.user("u1")])
+            prompt = context.render()
 
         `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
         messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
@@ -180,9 +212,9 @@ class AsyncSession(AsyncRecord):
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
         What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
-        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
-        the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
-        not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is published
+        with the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading
+        does not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
         """
         self._allow("write", None)
         changes = self._changes()
@@ -200,6 +232,13 @@ class AsyncSession(AsyncRecord):
         slot: str | None = None,
     ) -> AsyncTurn:
         """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
+
+        Example::
+
+            async with session.turn(request_id="r1", busy="reject", limit=60) as turn:
+                if not turn.repeated:
+                    turn.append({"role": "user", "content": "Where to?"})
+                    turn.outcome = "Oslo."
 
         Nobody else writes the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
         first one's `turn.outcome`. If a turn runs already: `busy="wait"` queues up to `wait` seconds (LockTimeout),
@@ -220,6 +259,16 @@ class AsyncSession(AsyncRecord):
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
         """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+
+        Example::
+
+            @tool
+            def book(state, city: str, nights: int = 1) -> str:
+                state["booked"] = {"city": city, "nights": nights}
+                return f"{nights} nights in {city}"
+
+            call = await session.call(book, '{"city": "Oslo"}', call_id="call_0")
+            assert call.result == "1 nights in Oslo"
 
         A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
         changes nothing, and is not remembered: a call may be repeated until it works.

@@ -17,7 +17,9 @@ from distributed_state.errors import InvalidValue
 class Session(Protocol):
     """What a call needs of its session."""
 
-    def turn(self, *, request_id: str | None = None, wait: float = 60.0) -> AsyncTurn: ...
+    def turn(self, *, request_id: str | None = None, wait: float = 60.0) -> AsyncTurn:
+        """Begin a turn, as `session.turn` does."""
+        ...
 
 
 class _Failed(Exception):

@@ -62,6 +62,7 @@ def user_statistics(state: State, user_state: State) -> dict[str, Any]:
 
 
 TOOLBOX = (count, reset, note, get_preference, set_preference, user_statistics)
+"""Tools that most agents can use: counters and notes of the session, preferences and figures of its user."""
 
 
 def _number(state: State, name: str) -> int:

@@ -33,6 +33,7 @@ class Tool:
     arguments: type[BaseModel]
 
     def __call__(self, *args: Any, **named: Any) -> Any:
+        """Call the function, unchecked."""
         return self.function(*args, **named)
 
     @property

@@ -56,9 +56,32 @@ class Handle(Protocol):
 class AsyncTurn(Transaction):
     """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `async with`.
 
+    Example::
+
+        async with session.turn(request_id="r1") as turn:
+            if not turn.repeated:
+                turn.append({"role": "user", "content": "Where to?"})
+                window = await turn.window(max_tokens=8000)  # what to send to the model
+                turn.append({"role": "assistant", "content": "Oslo."})
+                turn["city"] = "Oslo"
+                turn.outcome = "Oslo."
+        answer = turn.outcome
+
     A request id makes it repeatable: when that request was answered already, `repeated` is true, `outcome` is what the
     first one left, and nothing can be changed.
     """
+
+    request_id: str | None
+    """The request that this turn answers, None if it was given none."""
+
+    repeated: bool
+    """Whether the request was answered before: then `outcome` is what it came to, and nothing can be changed."""
+
+    written: Written | None
+    """After the end: the version that the turn became, and its first message's number. None: nothing changed."""
+
+    session: Any
+    """The session that the turn is of."""
 
     def __init__(
         self,
@@ -80,7 +103,7 @@ class AsyncTurn(Transaction):
         self._tiers = _tiers(handle)
         self.request_id = request_id
         self.repeated = False
-        self.written: Written | None = None  # after the end: the version and the number of the first message
+        self.written = None
         self._request = REQUEST + b"#" + slot.encode() if slot else _request(request_id)
         self._outcome: Any = None
         self._answered = 0  # of a repeated request: the version that the first one's turn became
@@ -90,7 +113,7 @@ class AsyncTurn(Transaction):
         self._user: tuple[Any, Transaction] | None = None
         self._state: AgentState | None = None
         self._summary: bytes | None = None
-        self.session: Any = handle._home.dress(handle)
+        self.session = handle._home.dress(handle)
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
         tag = secrets.token_hex(4) if request_id is None else f"{crc32(_request(request_id) or b''):x}"

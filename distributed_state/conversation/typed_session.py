@@ -8,4 +8,4 @@ from distributed_state.records.typed import AsyncTypedRecord
 
 
 class AsyncTypedSession(AsyncTypedRecord[M], AsyncSession):
-    """A session whose fields are those of a pydantic model."""
+    """A session whose fields are those of a pydantic model: `store.session("c1", schema=Trip)`."""

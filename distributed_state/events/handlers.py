@@ -209,9 +209,17 @@ class Group:
 
 
 class AsyncEvents:
-    """Events as they come: `async with store.events("conversation.*") as events: async for event in events: ...`
+    """Events as they come, from `store.events(...)`.
 
-    Begins when it is entered, or first asked. An event of type `resync` says that some were missed: reload.
+    Example::
+
+        async with store.events("conversation.*") as events:
+            await session.set("city", "Oslo")
+            while (event := await events.next(timeout=0.5)) is not None:
+                print(event.type, event.conversation_id)
+
+    `async for event in events` waits without limit. Listening begins when it is entered, or first asked. An event of
+    type `resync` says that some were missed: reload what you keep.
     """
 
     def __init__(self, tiers: Tiers, types: Iterable[str], group: str | None, since: str | None) -> None:
@@ -239,9 +247,10 @@ class AsyncEvents:
             self._subscription.assign(await self._tiers.feed.positions(self._since))
 
     async def next(self, timeout: float | None = None) -> Event | None:
-        """The next event, or None after `timeout` seconds without one, or when the events were closed.
+        """Wait for the next event; None after `timeout` seconds without one, or when the events were closed.
 
-        Asking for the next one says that the one before was handled, which is what a group keeps.
+        Without `timeout` it waits without limit. Asking for the next one says that the one before was handled, which
+        is what a group keeps. Raises InvalidValue for what is no number of seconds.
         """
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout
@@ -276,7 +285,7 @@ class AsyncEvents:
 
     @property
     def position(self) -> str:
-        """Where these events are, the last one that was handed over included, for `since=` of others."""
+        """How far these events are, the last one that was returned included: text for `since=` of others."""
         return Consumers.shown(self._subscription.handed_over())
 
     def asks(self, type: str) -> bool:
@@ -285,7 +294,7 @@ class AsyncEvents:
 
     @property
     def waiting(self) -> int:
-        """How many events have arrived and were not handed over yet."""
+        """How many events have arrived and were not returned yet."""
         return len(self._subscription)
 
     def end(self) -> None:
@@ -293,7 +302,7 @@ class AsyncEvents:
         self._subscription.close()
 
     async def close(self, *, handled: bool = True) -> None:
-        """Listen no more. For a group, `handled` says whether the event handed over last was handled."""
+        """Stop listening. For a group, `handled` says whether the event that was returned last was handled."""
         self.end()
         if self._joined:
             self._joined = False

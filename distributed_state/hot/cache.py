@@ -92,6 +92,7 @@ class CachedRecord:
 
     @property
     def deleted(self) -> bool:
+        """Whether this is a tombstone."""
         return DELETED in self.fields
 
     def value(self, key: str, default: Any) -> Any:

@@ -45,6 +45,7 @@ class Script:
 
     @cached_property
     def sha(self) -> bytes:
+        """The digest by which the server knows the script once it is loaded."""
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
     def call(self, keys: Sequence[bytes], arguments: Sequence[Any]) -> Words:
@@ -62,8 +63,14 @@ Call = tuple[Script, Sequence[bytes], Sequence[Any]]
 class Signal(Protocol):
     """Wakes whoever waits. Stays set until cleared."""
 
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
+    def set(self) -> None:
+        """Wake all who wait, from any thread."""
+        ...
+
+    def clear(self) -> None:
+        """Let whoever waits from now on wait."""
+        ...
+
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until set, at most `seconds`; True if it was set."""
         ...
@@ -88,13 +95,18 @@ class Wire(Protocol):
         """The next message. Raises WarmUnavailable when the connection is lost or closed."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Drop the connection; whoever receives gets an error."""
+        ...
 
 
 class Guard(Protocol):
     """Ends the body of a `with` when a lease is lost, where the face can do that."""
 
-    def interrupt(self) -> None: ...
+    def interrupt(self) -> None:
+        """End the body now, where that can be done."""
+        ...
+
     def leave(self, error: BaseException | None) -> bool:
         """True if `error` is the interruption that this guard caused."""
         ...
@@ -106,9 +118,18 @@ class Port(Protocol):
     monotonic: Callable[[], float]
     suspends: bool  # whether a caller may await something of its own
 
-    def wall(self) -> float: ...
-    async def open(self) -> None: ...
-    async def close(self) -> None: ...
+    def wall(self) -> float:
+        """The worker's own clock, in seconds since 1970: to be shown only, it jumps."""
+        ...
+
+    async def open(self) -> None:
+        """Reach the server, or raise WarmUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        ...
+
     def abandon(self) -> None:
         """After fork(): forget the parent's connections without a word on the wire."""
         ...
@@ -137,8 +158,14 @@ class Port(Protocol):
         """Many script calls in one round trip. An answer that is an error is returned in its place."""
         ...
 
-    async def wire(self) -> Wire: ...
-    async def sleep(self, seconds: float) -> None: ...
+    async def wire(self) -> Wire:
+        """Open a connection of its own, for a subscription."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait without holding up others."""
+        ...
+
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
         """Run blocking code without holding up others."""
         ...
@@ -162,13 +189,22 @@ class Port(Protocol):
         """Finish the work even if the caller is cancelled meanwhile."""
         ...
 
-    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job: ...
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
+        """Run a coroutine function in the background: in a task or a thread."""
+        ...
+
     def mutex(self) -> AbstractContextManager[Any]:
         """A lock for a few plain statements; never held across an await."""
         ...
 
-    def signal(self) -> Signal: ...
-    def guard(self) -> Guard: ...
+    def signal(self) -> Signal:
+        """Make a signal, not set."""
+        ...
+
+    def guard(self) -> Guard:
+        """Make a guard of the running task's body."""
+        ...
+
     def owner(self) -> object:
         """The running task or thread."""
         ...

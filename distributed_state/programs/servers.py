@@ -172,6 +172,7 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
+        """The URL for `StateStore.open`."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
@@ -204,6 +205,7 @@ class PostgresServer(Server):
 
     @property
     def url(self) -> str:
+        """The URL for `archive`."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
 
     def _initialise(self) -> None:

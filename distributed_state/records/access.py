@@ -38,6 +38,7 @@ class Request:
 
 
 Policy = Callable[[Request], bool]
+"""What `access` of a store takes: a plain function that is asked before everything; False raises AccessDenied."""
 
 
 class Guard:

@@ -15,15 +15,30 @@ from distributed_state.warm.answers import Committed
 
 
 class AsyncBatch:
-    """The `async with` around a Batch. After it, `versions` maps each `record.ref` to the new version."""
+    """The `async with` around changes of many records. After it, `versions` maps each `record.ref` to the new version.
+
+    Example::
+
+        async with store.batch() as batch:
+            batch.on(session).set("city", "Oslo")
+            batch.on(store.user("u1")).increment("trips", 1)
+        version = batch.versions[session.ref]
+    """
+
+    versions: dict[Ref, int]
+    """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
 
     def __init__(self, store: StoreContext) -> None:
         self._store = store
         self._batch = Batch()
-        self.versions: dict[Ref, int] = {}
+        self.versions = {}
 
     def on(self, handle: Any) -> Any:
-        """The changes of one record: `batch.on(session).set("a", 1)`."""
+        """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
+
+        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase` and `clear`. Raises InvalidValue for what
+        is no record.
+        """
         return self._batch.on(handle)
 
     async def __aenter__(self) -> Self:

@@ -28,4 +28,6 @@ class StoreContext(Protocol):
     clean: Clean | None
     clean_messages: CleanMessage | None
 
-    def tiers(self) -> Tiers: ...
+    def tiers(self) -> Tiers:
+        """The tiers of the running event loop, or of the process on the blocking face."""
+        ...

@@ -29,7 +29,10 @@ class Handle(transaction.Handle, Protocol):
     _lifetime: tuple[int, int]
 
     @property
-    def ref(self) -> Ref: ...
+    def ref(self) -> Ref:
+        """What the record is called."""
+        ...
+
     def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None: ...
     def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None: ...
     def _fields(self, entry: CachedRecord) -> dict[str, Any]: ...
@@ -43,6 +46,10 @@ class AsyncLifecycle(Handle):
         self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
     ) -> bool:
         """Set the fields that are not there yet, once in the record's life; True if this call did it.
+
+        Example::
+
+            await record.initialize({"notes": [], "language": "en"})
 
         One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
         function, called only while that is still to be done. After `clear()` it is to be done again.
@@ -151,6 +158,11 @@ class AsyncLifecycle(Handle):
     async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
         """Read the changes between two versions (exclusive), oldest first: who, when, what.
 
+        Example::
+
+            for change in await record.history(after=10, limit=100):
+                print(change.version, change.time, change.actor, change.kind, change.set)
+
         Waits until they are archived; raises ColdUnavailable rather than returning fewer.
         """
         self._allow("read", None)
@@ -166,19 +178,29 @@ class AsyncLifecycle(Handle):
         return snapshot
 
     async def checkpoint(self, label: str) -> int:
-        """Name the present state and return the version that carries the name."""
+        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+
+        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        """
         changes = self._changes()
         changes.label(label)
         changes.tell("session.checkpoint", {"label": label})
         return (await self._commit(changes.draft("checkpoint"))).version
 
     async def checkpoints(self) -> list[Checkpoint]:
-        """Read the named versions, oldest first."""
+        """Read the named versions, oldest first. Raises ColdUnavailable rather than returning fewer."""
         self._allow("read", VERSION)
         return await history.checkpoints(self._home.tiers(), self._names)
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
+
+        Example::
+
+            await record.set("city", "Oslo")
+            await record.checkpoint("before the booking")
+            await record.set("city", "Bergen")
+            await record.rollback(label="before the booking")
 
         Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
         A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one

@@ -31,7 +31,20 @@ T = TypeVar("T")
 
 
 class AsyncRecord(AsyncLifecycle):
-    """A versioned map: the state of a user, an app, a task, or the fields of a session."""
+    """A versioned map: the state of a user, an app, a task, or the fields of a session.
+
+    Example::
+
+        user = store.user("u1")
+        await user.set("language", "nb")
+        visits = await user.increment("visits")
+        await user.update("seats", {"train": "window"})
+        assert await user.get_all() == {"language": "nb", "visits": visits, "seats": {"train": "window"}}
+
+    Keys are text, values any JSON values; what is read is the caller's own. A write is one commit, and returns the
+    record's new version unless it says otherwise. Any method may raise AccessDenied, Deleted on a deleted record if it
+    writes, Locked if it writes while somebody else holds the record, and WarmUnavailable or ColdUnavailable.
+    """
 
     def __init__(
         self,
@@ -60,11 +73,13 @@ class AsyncRecord(AsyncLifecycle):
 
     @property
     def ref(self) -> Ref:
+        """What the record is called: its scope and id. It can be a key of a dict, as in `batch.versions`."""
         self._fresh = False  # whoever knows the id may write under it
         return self._ref
 
     @property
     def id(self) -> str:
+        """The record's id within its scope; for a new session the one that was generated."""
         return self.ref.id
 
     @property
@@ -142,12 +157,12 @@ class AsyncRecord(AsyncLifecycle):
             return self.unreadable(error, key, default)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether a field is there."""
+        """Tell whether a field is there. `fresh` and `max_staleness` as in `get`."""
         entry = await self._entry(self._asks(fresh, max_staleness), key)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
     async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
-        """Read all fields."""
+        """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
         return self._fields(await self._entry(self._asks(fresh, max_staleness)))
 
     def _fields(self, entry: CachedRecord) -> dict[str, Any]:
@@ -161,11 +176,11 @@ class AsyncRecord(AsyncLifecycle):
         return {name: self._value(entry, name, None) for name in names}
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
-        """Read the version: how many commits the record has had, 0 for a record never written."""
+        """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
         return (await self._entry(self._asks(fresh, max_staleness), VERSION)).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
-        """Tell whether the record was written and not deleted since."""
+        """Tell whether the record was written and not deleted since. Options as in `get`."""
         entry = await self._entry(self._asks(fresh, max_staleness), VERSION)
         return entry.version > 0 and not entry.deleted
 
@@ -234,6 +249,12 @@ class AsyncRecord(AsyncLifecycle):
     async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
 
+        Example::
+
+            version = await record.set("city", "Oslo")
+            await record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
+            await record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
+
         `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
 
@@ -251,7 +272,7 @@ class AsyncRecord(AsyncLifecycle):
     async def set_many(
         self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
     ) -> int:
-        """Set several fields in one commit and return the new version."""
+        """Set several fields in one commit and return the new version. Options and errors as in `set`."""
         changes = self._changes()
         if ttl is not None:
             await self._home.tiers().clock.know()
@@ -259,7 +280,10 @@ class AsyncRecord(AsyncLifecycle):
         return (await self._commit(changes.draft("set"), expect_version)).version
 
     async def delete(self, key: str, *, expect_version: int | None = None) -> int:
-        """Delete one field and return the new version. A field that is not there is no error."""
+        """Delete one field and return the new version. A field that is not there is no error.
+
+        With `expect_version` Conflict, and nothing is written, if the record is at another version.
+        """
         changes = self._changes()
         changes.delete(key)
         return (await self._commit(changes.draft("delete"), expect_version)).version
@@ -275,6 +299,10 @@ class AsyncRecord(AsyncLifecycle):
     async def update(self, key: str, values: Mapping[str, Any]) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
 
+        Example::
+
+            await record.update("seats", {"train": "window"})  # other entries of "seats" stay
+
         Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
         updates do not overwrite one another: this one is repeated on what the other left.
         """
@@ -289,7 +317,10 @@ class AsyncRecord(AsyncLifecycle):
         return (await self._swap(key, "update", {}, merged))[1].version
 
     async def append_to(self, key: str, *items: Any) -> int:
-        """Add items to the list stored at `key`, atomically, and return the new version. Creates the list."""
+        """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
+
+        Raises InvalidValue if the field holds anything but a list.
+        """
 
         def longer(stored: Any) -> Any:
             if not isinstance(stored, list):
@@ -355,8 +386,16 @@ class AsyncRecord(AsyncLifecycle):
     ) -> Written:
         """Change fields, counters, messages and phase in one atomic commit of one round trip.
 
-        `increment` takes whole numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict,
-        and nothing is written, if the record is elsewhere.
+        Example::
+
+            written = await session.write(
+                set={"city": "Oslo"}, increment={"questions": 1}, append=[{"role": "user", "content": "And Bergen?"}]
+            )
+            print(written.version, written.results["questions"])
+
+        Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
+        numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
+        record is elsewhere.
         """
         changes = self._changes()
         if isinstance(delete, str):
@@ -384,8 +423,8 @@ class AsyncRecord(AsyncLifecycle):
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` is for hooks, and told with a session's event: a
-        client cleared what nobody knew.
+        A deleted record starts again with these fields; its version goes on counting. `is_clear` is passed on with the
+        event `conversation.created`, for hooks: a client cleared a conversation that nobody knew.
         """
         changes = self._changes()
         changes.set_many(values or {})
@@ -403,6 +442,11 @@ class AsyncRecord(AsyncLifecycle):
     def transaction(self) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.
 
+        Example::
+
+            async with record.transaction() as view:
+                view["seats"] = view.get("seats", 0) + 1
+
         Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
         """
         return AsyncTransaction(self)
@@ -410,7 +454,15 @@ class AsyncRecord(AsyncLifecycle):
     async def apply(
         self, change: Callable[[Transaction], T | Awaitable[T]], *, merge: Mapping[str, Merge] | None = None
     ) -> T:
-        """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; its result.
+        """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; give its result.
+
+        Example::
+
+            def book(view):
+                view["seats"] = view.get("seats", 0) + 1
+                return view["seats"]
+
+            seats = await record.apply(book)
 
         `change` may run several times. Raises Conflict after `conflict_retries` attempts.
 
@@ -424,9 +476,15 @@ class AsyncRecord(AsyncLifecycle):
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> AsyncLease:
         """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
 
-        Renewed until released. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and
-        the body is cancelled. Others' writes raise Locked; with `advisory=True` they pass, only locks exclude each
-        other. Waiters come in order. The task that holds it may nest.
+        Example::
+
+            async with record.lock(wait=5.0) as lease:
+                await record.set("seat", "12A")
+
+        Renewed until released, and given up `ttl` seconds after its holder died. Writes inside carry the fencing token;
+        once the lease is lost they raise Fenced, and the body is cancelled. Others' writes raise Locked; with
+        `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
+        nest.
         """
         self._allow("lock", None)
         return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)

@@ -313,10 +313,12 @@ class TypedChanges(Changes):
         self._schema = schema
 
     def delete(self, key: str) -> None:
+        """Delete a field, unless the model cannot do without it."""
         self._schema.deletable(key)
         super().delete(key)
 
     def increment(self, key: str, by: int) -> None:
+        """Add on the server, if the model takes any whole number for the field."""
         if not self._schema.countable(key):
             what = "is no int without limits that counts from 0, so the server cannot add to it unseen"
             raise InvalidValue(f"{key!r}: {what}; use increment() or edit()")

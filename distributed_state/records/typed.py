@@ -35,6 +35,18 @@ _UNWRITTEN = CachedRecord(Codec("", ""), "", 0, {}, {})
 class AsyncTypedRecord(AsyncRecord, Generic[M]):
     """A record whose fields are those of a pydantic model.
 
+    Example::
+
+        class Trip(BaseModel):
+            city: str
+            nights: int = 1
+
+        trip = store.task("t1", schema=Trip)
+        await trip.create(Trip(city="Oslo"))
+        async with trip.edit() as model:
+            model.nights = 3
+        assert (await trip.load()).nights == 3
+
     `load`, `edit` and `modify` speak in models. All other methods are those of a plain record: they give and take JSON
     values, upcast and checked against the model field by field. Stored data that the model refuses raises CorruptState,
     a record of a newer schema SchemaMismatch, when its fields are read and on every write. Messages are of no schema. A
@@ -80,7 +92,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and these do not do. Raises
+        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has none. Raises
         CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return self._read(await self._entry(fresh))
@@ -110,7 +122,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` as in other records.
+        A deleted record starts again; its version goes on counting. `is_clear` as in other records.
         """
         fields = self._schema.settle({} if values is None else values)
         changes = self._unchecked(fields, {})
@@ -125,7 +137,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return AsyncEdit(self)
 
     async def modify(self, change: Callable[[M], M | None]) -> M:
-        """Run `change(model)` and commit what changed, repeated until nobody was faster; the model as committed.
+        """Run `change(model)` and commit what changed, repeated until nobody was faster; return the model as committed.
 
         `change` alters the model or returns another one, as it must if the model is frozen. It may run several times.
         """
@@ -326,7 +338,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
         return self._upcasting(stored) is not None
 
     async def upcast(self) -> int | None:
-        """Store the record as its present schema writes it; the new version, None if it was stored so already.
+        """Store the record as its present schema writes it; return the new version, None if it was stored so already.
 
         The first write does this on its own. Raises SchemaMismatch or CorruptState, and nothing is written.
         """

@@ -55,8 +55,19 @@ _open_stores: weakref.WeakSet[AsyncStateStore] = weakref.WeakSet()
 class AsyncStateStore(AsyncFleet):
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 
+    Example::
+
+        async with AsyncStateStore.open() as store:  # in this process, archived to ./distributed-state.db
+            session = store.session("c1", user="u1")
+            await session.append({"role": "user", "content": "A weekend in Oslo, please"})
+            await session.set("city", "Oslo")
+            assert await session.get("city") == "Oslo"
+
     It may be used from several event loops; each gets connections and a hot tier of its own.
     """
+
+    settings: Settings
+    """The settings it was opened with, those from the environment included."""
 
     def __init__(
         self,
@@ -103,6 +114,11 @@ class AsyncStateStore(AsyncFleet):
         **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
+
+        Example::
+
+            async with AsyncStateStore.open(archive="memory", namespace="shop", recent_messages=100) as store:
+                await store.app("shop").set("open", True)
 
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
         `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
@@ -204,7 +220,7 @@ class AsyncStateStore(AsyncFleet):
 
     @property
     def replica(self) -> str:
-        """The name of this replica: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
         return self.tiers().replica
 
     def tiers(self) -> Tiers:
@@ -233,7 +249,10 @@ class AsyncStateStore(AsyncFleet):
         return kept
 
     async def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
+        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+
+        An embedded store archives what is left first. Harmless when it is closed already.
+        """
         home = self._homes.pop(self._here(), None)
         if home is not None:
             if self._connections.embedded:
@@ -273,13 +292,25 @@ class AsyncStateStore(AsyncFleet):
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
         """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.
 
+        Example::
+
+            with store.acting_as("support:ada"):
+                await session.set("city", "Bergen")
+
         `history()` shows it. It is a variable of the context, as in `contextvars`: tasks created inside inherit it; a
         new thread does if it is started by `asyncio.to_thread` or with `contextvars.copy_context().run`.
         """
         return actors.acting_as(actor)
 
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
-        """Read the fields of several records; what is not hot comes in one round trip."""
+        """Read the fields of several records, in their order; what is not hot comes in one round trip.
+
+        Example::
+
+            fields, preferences = await store.get_many([session, store.user("u1")])
+
+        A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
+        """
         many = list(handles)
         for handle in many:
             handle._allow("read", None)
@@ -289,7 +320,14 @@ class AsyncStateStore(AsyncFleet):
     def batch(self) -> AsyncBatch:
         """Collect changes of many records; they are sent in one round trip at the end of `async with`.
 
-        One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part.
+        Example::
+
+            async with store.batch() as batch:
+                batch.on(session).set("city", "Oslo")
+                batch.on(store.user("u1")).increment("trips", 1)
+
+        One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part. At
+        its end it raises the first error of a record, and `batch.versions` says which records were changed.
         """
         return AsyncBatch(self)
 
@@ -306,10 +344,19 @@ class AsyncStateStore(AsyncFleet):
     ) -> AgentState:
         """Run an agent until it is done, has failed or waits for its user, and return its state.
 
+        Example::
+
+            def plan(state, turn):
+                return state.to_done("Oslo is nearer.")
+
+            state = await store.run(Workflow({"planning": plan}), "Oslo or Bergen?", session_id="c2", request_id="r1")
+            assert state.final_answer == "Oslo is nearer."
+
         One commit a step, so any worker goes on where another one died: call it again with the same `session_id`, and
         the same input or None. A new session, or one whose task is over, begins a new task with `user_input`; one that
         waits takes it as the answer; one in the middle of another task is told it. With a `request_id` a request that
-        was taken before begins nothing. What a step raises is raised here, and the step may be run again.
+        was taken before begins nothing. What a step raises is raised here, and the step may be run again. While
+        another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         session = self.session(session_id, user=user)
         return await workflow_run(session, workflow, user_input, request_id, self.dress, wait=wait, ttl=ttl)
@@ -324,7 +371,7 @@ class AsyncStateStore(AsyncFleet):
         return await deletion.delete(self.tiers(), names, self.deleting)
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good, with its history and messages; see `session.erase()`."""
+        """Remove a record for good, with history and messages; False if there was nothing. See `session.erase()`."""
         names = self.keys.of(Ref(scope, id))
         self._allow("admin", names.ref)
         return await erasure.erase(self.tiers(), names, self.deleting)
@@ -334,7 +381,17 @@ class AsyncStateStore(AsyncFleet):
     async def sessions(
         self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
     ) -> list[SessionInfo]:
-        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row."""
+        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
+
+        Example::
+
+            page = await store.sessions(user="u1", limit=20)
+            if page:
+                page = await store.sessions(user="u1", limit=20, after=page[-1].cursor)
+
+        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
+        not listed: `archive()` first where that matters.
+        """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         Ref(scope, "any")
@@ -343,7 +400,16 @@ class AsyncStateStore(AsyncFleet):
         return await maintenance.listing(self.tiers(), scope, owner, limit, after)
 
     async def export(self, id: str, *, scope: str = "session") -> list[str]:
-        """Read a record with its whole history as JSON lines, for `import_`."""
+        """Read a record with its whole history as JSON lines, for `import_`.
+
+        Example::
+
+            await session.set("city", "Oslo")
+            lines = await store.export("c1")
+            await store.import_(lines, id="a copy of c1")
+
+        What is encrypted stays so. Raises NotFound if it never was, ColdUnavailable rather than leave something out.
+        """
         names = self.keys.of(Ref(scope, id))
         self._allow("admin", names.ref)
         return await export.export(self.tiers(), names)
@@ -360,13 +426,13 @@ class AsyncStateStore(AsyncFleet):
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
     ) -> Reencrypted:
-        """Encrypt anew, under the current key, what is stored under another or, with `accept_plaintext`, not at all.
+        """Encrypt under the current key what is stored under another or, with `accept_plaintext`, not encrypted.
 
         History, messages, snapshots and events included; versions stay as they are. May run beside workers that write
         under the key already, however busy, and waits for none. It may be broken off and repeated: what is done is
         skipped. `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot
         be decrypted is left as it is and counted. Events that Redis keeps for consumers leave it, up to the last old
-        one: who has yet to read them is told by a `resync`, and `audit` finds them. Not reached are backups, logs of
+        one: who has yet to read them gets a `resync`, and `audit` finds them. Not reached are backups, logs of
         Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
         """
         self._allow("admin")
@@ -403,7 +469,7 @@ class AsyncStateStore(AsyncFleet):
         limit: int | None = None,
         progress: Callable[[Upcast], None] | None = None,
     ) -> Upcast:
-        """Bring the records of a scope up to this schema's version, as their next write would; the counts.
+        """Bring the records of a scope up to this schema's version, as their next write would; return the counts.
 
         Records that cannot be are counted as failed, stay as they are and do not end it; `dry_run` only counts. At most
         `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
@@ -413,20 +479,30 @@ class AsyncStateStore(AsyncFleet):
         return await upcast_many(self, schema, scope, user, dry_run, limit, progress)
 
     async def archive(self) -> int:
-        """Archive everything written so far, by whomever; how many commits this replica archived for it."""
+        """Archive everything written so far, by any replica; return how many commits this replica archived for it.
+
+        Raises ColdUnavailable if the SQL database cannot be reached.
+        """
         self._allow("admin")
         return await self.tiers().archiver.drain()
 
     async def doctor(self) -> list[doctor.Finding]:
-        """Examine the servers: what was found, and what to do about it."""
+        """Examine the servers and return what was found, with advice where something is wrong.
+
+        Example::
+
+            for finding in await store.doctor():
+                if not finding.ok:
+                    print(finding.advice)
+        """
         self._allow("admin")
         return await doctor.examine(self.tiers(), embedded=self._connections.embedded)
 
     async def stats(self) -> dict[str, int]:
-        """Figures of this replica, and how many commits of the fleet wait to be archived (`unarchived`).
+        """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer was told to resync.
+        than `slow_handler`, and how often a consumer had to resync.
         """
         self._allow("read")
         tiers = self.tiers()

@@ -40,7 +40,11 @@ class AsyncFleet(AsyncHandles):
     """The part of a store that tells of the fleet."""
 
     async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
-        """Tell every replica of something, and the archive; return the event as it was written.
+        """Publish an event to every replica and to the archive; return it as it was written.
+
+        Example::
+
+            event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
 
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
         events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
@@ -48,7 +52,7 @@ class AsyncFleet(AsyncHandles):
 
         Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
         `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
-        `change_directory` tell them. Told by the store itself:
+        `change_directory` publish them. Published by the store itself:
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
         about the record whose lock was lost, by a turn that another request took over, too.
         """
@@ -137,6 +141,12 @@ class AsyncFleet(AsyncHandles):
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
         """Events as they come, for `async for`; better inside `async with`, which says when that is over.
 
+        Example::
+
+            async with store.events("conversation.*", "mail.*") as events:
+                await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+                event = await events.next(timeout=5.0)
+
         `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
         once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
         events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
@@ -165,6 +175,14 @@ class AsyncFleet(AsyncHandles):
     ) -> Any:
         """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
 
+        Example::
+
+            @store.on("conversation.deleted", group="cleaners")
+            def clean(event):
+                print("to clean up after:", event.conversation_id)
+
+            await store.ready()
+
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
         and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
         `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
@@ -190,18 +208,22 @@ class AsyncFleet(AsyncHandles):
         await self.tiers().listening()
 
     async def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as they told of themselves.
+        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
 
-        Each tells every `beat` seconds, and is listed until it is closed, or silent for three times that; then it is
-        lost, and one of the others tells so by the event `replica.lost` within another `beat`.
+        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
+        is lost, and another one publishes the event `replica.lost` within another `beat`.
         """
         self._allow("admin")
         return await self.tiers().presence.replicas()
 
     def announce(self, **fields: Any) -> None:
-        """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+        """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
 
-        Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Example::
+
+            store.announce(model="small", queue=3)
+
+        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self._allow("write")
         self.tiers().presence.announce(fields)
@@ -263,11 +285,16 @@ class AsyncFleet(AsyncHandles):
     ) -> list[Event]:
         """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
 
+        Example::
+
+            for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
+
         Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
         type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
         give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
         none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
-        Raises ColdUnavailable if what was told so far cannot be archived.
+        Raises ColdUnavailable if the events so far cannot be archived.
         """
         ref, text = audit.about(conversation, subject.ref if isinstance(subject, AsyncRecord) else subject)
         wanted = audit.sought(text, type, since, until, limit, after)

@@ -63,6 +63,7 @@ class Reaper:
         self._job = self._port.spawn(self._run, "distributed-state-reaper")
 
     async def close(self) -> None:
+        """Stop sweeping."""
         if self._job is not None:
             await self._job.stop()
             self._job = None

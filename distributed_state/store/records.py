@@ -45,7 +45,11 @@ class AsyncHandles(StoreContext):
         schema: type[M] | Schema[M] | None = None,
         **options: Unpack[SessionOptions],
     ) -> AsyncSession:
-        """A conversation by its id, or a new one. No I/O.
+        """Return a conversation by its id, or a new one. No I/O.
+
+        Example::
+
+            session = store.session("c1", user="u1", idle=3600)
 
         `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
         `schema`, a pydantic model or a Schema of one, its fields are those of the model.
@@ -76,7 +80,7 @@ class AsyncHandles(StoreContext):
     @overload
     def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
     def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
-        """What is kept about a user, across sessions. No I/O. Options as for `session`."""
+        """Return the record of a user, across sessions. No I/O. `schema` and further options as for `session`."""
         return self._handle(Ref("user", id), id, schema, options)
 
     @overload
@@ -84,7 +88,7 @@ class AsyncHandles(StoreContext):
     @overload
     def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
     def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
-        """What all users of an application share. No I/O. Options as for `session`."""
+        """Return the record that all users of an application share. No I/O. Options as for `session`."""
         return self._handle(Ref("app", id), None, schema, options)
 
     @overload
@@ -108,7 +112,7 @@ class AsyncHandles(StoreContext):
         schema: type[M] | Schema[M] | None = None,
         **options: Unpack[Options],
     ) -> AsyncRecord:
-        """The state of a piece of work. No I/O. Options as for `session`."""
+        """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
         return self._handle(Ref("task", id), user, schema, options)
 
     def _handle(self, ref: Ref, user: str | None, schema: type[M] | Schema[M] | None, options: Options) -> AsyncRecord:

@@ -48,7 +48,9 @@ async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dic
 class Worker(Protocol):
     """Work in the background that stands above the tiers."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End it, and return when it has ended."""
+        ...
 
 
 class Handling(Protocol):
@@ -60,7 +62,9 @@ class Handling(Protocol):
     failed: int
     slowed: int
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End it, and return when it has ended."""
+        ...
 
 
 class Tiers:

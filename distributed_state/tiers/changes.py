@@ -101,6 +101,7 @@ class Changes:
             self.set(key, value, ttl=ttl)
 
     def delete(self, key: str) -> None:
+        """Delete a field; one that is not there is no error."""
         name = codec.encode_key(key)
         self._fields[name] = (b"d", name, b"")
 
@@ -134,6 +135,7 @@ class Changes:
         return message
 
     def phase(self, phase: str | None) -> None:
+        """Move to a phase, and announce it; None is none."""
         if phase is not None and (not isinstance(phase, str) or not phase):
             raise InvalidValue(f"a phase is a non-empty str or None, not {phase!r}")
         if phase is None:
@@ -144,6 +146,7 @@ class Changes:
         self.tell("session.phase", {"phase": phase})
 
     def clear(self, *, messages: bool) -> None:
+        """Delete all fields, what was set so far in this change included, and hide the messages if asked."""
         self._first = [step for step in self._first if step[0] == b"w"]
         self._first.append((b"c", b"", b""))
         if messages:
@@ -166,6 +169,7 @@ class Changes:
         self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, codec.compact(value))
 
     def label(self, label: str) -> None:
+        """Name the version that this change becomes."""
         if not isinstance(label, str) or not label or len(label) > 500:
             raise InvalidValue(f"a label is a str of 1 to 500 characters, not {label!r:.80}")
         self._last.append((b"l", b"", label.encode("utf-8", "surrogatepass")))

@@ -199,12 +199,15 @@ class Sealed(Codec):
         self._encryption = encryption
 
     def of(self, record: str, namespace: str | None = None) -> Codec:
+        """The same for another record: what is encrypted is bound to its place."""
         return Sealed(self._encryption, namespace or self.namespace, record)
 
     def covers(self, name: str) -> bool:
+        """Whether the values of this field are encrypted."""
         return self._encryption.covers(name)
 
     def seal(self, text: bytes, name: str) -> bytes:
+        """JSON text as it is stored: encrypted, if the field is to be."""
         return self.enclose(text, name) if self.covers(name) else text
 
     def enclose(self, text: bytes, name: str) -> bytes:
@@ -213,6 +216,7 @@ class Sealed(Codec):
         return SEALED + b"%c%b" % (len(keys.current), keys.current.encode()) + keys.encrypt(text, self._place(name))
 
     def open(self, data: bytes, name: str) -> bytes:
+        """The JSON text of a stored value. Raises DecryptionFailed."""
         data = field_ttl.split(data)[1]
         if data[:1] != SEALED:
             # Of events no state is made, and the audit trail goes back to before there were keys.
@@ -234,12 +238,14 @@ class Sealed(Codec):
         return b"".join(b"%d:%b" % (len(part), part) for part in parts)
 
     def stale(self, data: bytes, name: str) -> bool:
+        """Whether the value would be stored otherwise today: under another key, or encrypted at all."""
         data = field_ttl.split(data)[1]
         if data[:1] != SEALED:
             return self.covers(name)
         return codec.key_id(data) != self._encryption.keys.current
 
     def carry(self, data: bytes, name: str, to: Codec) -> bytes:
+        """A stored value as another record, or this one under the current key, stores it."""
         text = self.open(data, name)
         deadline = field_ttl.split(data)[0]
         same = (self.namespace, self.record) == (to.namespace, to.record)
@@ -254,6 +260,7 @@ class Sealed(Codec):
     # What cannot be stored is complained of without a word of what is in it.
 
     def text(self, value: Any, key: str) -> bytes:
+        """The JSON text of a value; an error says nothing of what is in it."""
         if not self.covers(key):
             return codec.encode(value, key)
         try:
@@ -263,6 +270,7 @@ class Sealed(Codec):
         raise InvalidValue(f"{key}: is not a JSON value; which part of it is not said, for it is to be encrypted")
 
     def encode_message(self, message: Message | dict[str, Any]) -> bytes:
+        """A message as it is stored; an error says nothing of what is in it."""
         if not self.covers(MESSAGE):
             return codec.encode_message(message)
         try:

@@ -85,6 +85,7 @@ class State:
 
     @property
     def deleted(self) -> bool:
+        """Whether this is a tombstone."""
         return DELETED in self.fields
 
 

@@ -110,6 +110,7 @@ class Subscription:
             self._bytes = sum(map(len, self._waiting))
 
     def taken(self) -> dict[int, Position]:
+        """How far the reader is, by partition."""
         with self._mutex:
             return dict(self._taken)
 
@@ -122,10 +123,12 @@ class Subscription:
             return reached
 
     def wants(self, type: bytes) -> bool:
+        """Whether events of this type are asked for."""
         return any(each.fullmatch(type) for each in self.patterns)
 
     @property
     def room(self) -> int:
+        """How many more events may wait here."""
         return max(0, _ROOM - len(self._waiting)) if self._bytes < _ROOM_BYTES else 0
 
     def __len__(self) -> int:
@@ -198,6 +201,7 @@ class Subscription:
         return False
 
     def close(self) -> None:
+        """Take no more events, and wake whoever waits for one."""
         self.closed = True
         self.ready.set()
 
@@ -417,6 +421,7 @@ class Consumers:
                 self.stir([at])
 
     async def close(self) -> None:
+        """Close all subscriptions and stop reading."""
         for each in list(self._subscriptions):
             each.close()
         if self._job is not None:

@@ -84,6 +84,7 @@ class Leases:
         return lease.grip
 
     def name(self) -> str:
+        """Make a name for a holder, never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
 
     def keep(self, lease: AsyncLease) -> None:
@@ -204,8 +205,16 @@ def _facts(lease: AsyncLease, *_: Any) -> Facts:
 class AsyncLease:
     """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
 
+    Example::
+
+        async with record.lock(wait=5.0, ttl=30.0) as lease:
+            await record.set("seat", "12A")  # refused if lease.token is not the holder's any more
+
     Writes made inside carry the token; once it is lost they raise Fenced. Under asyncio the body is also cancelled.
     """
+
+    token: int
+    """The fencing token, greater for every later holder; 0 before the record is held."""
 
     def __init__(
         self,
@@ -269,6 +278,7 @@ class AsyncLease:
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
     def lose(self) -> None:
+        """Note that the lease is gone, and end the body that runs under it."""
         self._lost = True
         if self._guard is not None:
             self._guard.interrupt()

@@ -65,6 +65,7 @@ class Times:
         self.seconds = 0.0
 
     def add(self, seconds: float) -> None:
+        """Count one more, of this length."""
         self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.seconds += seconds
 
@@ -140,7 +141,9 @@ class Observed(Protocol):
     """What does work that is told of."""
 
     @property
-    def telemetry(self) -> Telemetry: ...
+    def telemetry(self) -> Telemetry:
+        """Where its figures are kept."""
+        ...
 
 
 O = TypeVar("O", bound=Observed)  # noqa: E741 - of `Observed`

@@ -331,7 +331,7 @@ async def test_a_message_that_comes_meanwhile_is_not_hidden(opener: Any, monkeyp
     here, there = await opener(), await opener()
     await here.session("s").append(message("old"))
     await age(here, 40, upto=1)
-    plan, late = lifecycle.timeline.cleanup, [message("late")]
+    plan, late = lifecycle.history.cleanup, [message("late")]
 
     async def slow(*args: Any) -> Any:
         found = await plan(*args)
@@ -343,7 +343,7 @@ async def test_a_message_that_comes_meanwhile_is_not_hidden(opener: Any, monkeyp
                 await there.session("s").append(text)
         return found
 
-    monkeypatch.setattr(lifecycle.timeline, "cleanup", slow)
+    monkeypatch.setattr(lifecycle.history, "cleanup", slow)
     assert await here.session("s").cleanup(days=30) == 1
     assert await texts(here.session("s"), fresh=True) == ["late"]
 

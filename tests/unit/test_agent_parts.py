@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from blocking_text import in_blocking_words
 
 from distributed_state import Agent, AsyncAgent, AsyncHost, Host, Limits, Status
 from distributed_state.agents import hooks
@@ -89,7 +89,7 @@ def test_both_faces_of_an_agent_are_alike(face: type, twin: type) -> None:
             assert (one.name, one.kind, one.default, one.annotation) == (
                 other.name, other.kind, other.default, other.annotation,
             )  # fmt: skip
-        said = re.sub(r"\bAsync(\w)", r"\1", theirs.__doc__).replace("async with", "with").replace("await ", "")
+        said = in_blocking_words(theirs.__doc__, {"AsyncAgent": "Agent", "AsyncHost": "Host"})
         assert ours.__doc__ == said, name
         assert not inspect.iscoroutinefunction(ours)
         assert inspect.iscoroutinefunction(theirs) or name == "stop"

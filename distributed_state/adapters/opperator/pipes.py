@@ -57,6 +57,7 @@ class Incoming:
             return b""
 
     def close(self) -> None:
+        """Wake whoever reads, who then finds the end."""
         os.write(self._waker, b"x")
 
     def free(self) -> None:
@@ -79,6 +80,7 @@ class Outgoing:
         self._thread.start()
 
     def send(self, line: bytes) -> None:
+        """Queue a line; it is dropped once the pipe is broken."""
         with self._changed:
             if not self.broken:
                 self._lines.append(line)
@@ -133,6 +135,7 @@ class Busy:
         self._count = 0
 
     def add(self, count: int) -> None:
+        """Count up, or down by a negative number, and wake whoever waits."""
         with self._changed:
             self._count += count
             self._changed.notify_all()

@@ -113,6 +113,7 @@ def printable(text: str) -> str:
 
 
 def when(seconds: float) -> str:
+    """Show a time in the zone of this machine, to the millisecond."""
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 

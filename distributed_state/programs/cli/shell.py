@@ -69,18 +69,21 @@ def options(
 
 @contextmanager
 def open_store(context: typer.Context, **settings: Any) -> Iterator[StateStore]:
+    """Open the store that the options name, for the time of one command."""
     # A command that comes and goes is no replica of the fleet.
     with StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
         yield store
 
 
 def record_of(store: StateStore, scope: str, id: str) -> Record:
+    """Return a record of any scope. Raises InvalidValue for a scope that does not exist."""
     if scope not in SCOPES:
         raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
     return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records
 
 
 def print_json(value: Any) -> None:
+    """Print a JSON value, indented."""
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 

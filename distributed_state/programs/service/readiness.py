@@ -44,6 +44,7 @@ class Probe:
         return ""
 
     async def close(self) -> None:
+        """Stop asking."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait((self._asking,))

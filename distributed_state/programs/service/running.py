@@ -41,6 +41,7 @@ class Protocol(H11Protocol):
     """
 
     def connection_made(self, transport: Any) -> None:
+        """Let requests know the transport, by which they can tell that their client has left."""
         super().connection_made(transport)
         self.app_state: dict[str, Any] = {**self.app_state, TRANSPORT: transport}
 
@@ -50,6 +51,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
         yield
 
 

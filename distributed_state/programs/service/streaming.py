@@ -51,6 +51,7 @@ class EventStream(Response):
         self._events.end()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write events until the client leaves or the events end."""
         leaving = asyncio.create_task(self._notice_leaving(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
