@@ -148,7 +148,7 @@ class Worker:
                 self._said.put(line.strip())
         self._said.put("")
 
-    def line(self, seconds: float = 30.0) -> str:
+    def line(self, seconds: float = 60.0) -> str:
         """The next line; '' if it ended."""
         return self._said.get(timeout=seconds)
 

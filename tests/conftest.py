@@ -1,7 +1,8 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
-A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on each default
-combination of face, warm tier and cold tier; with `--full` on the whole product.
+A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on a few combinations of
+face, warm tier and cold tier; with `--wide` on every pair of them, with `--full` on the whole product, with `--quick`
+on one that needs no server.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import os
 import shutil
 import signal
 import uuid
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,51 +24,33 @@ from typing import Any
 import hypothesis
 import pytest
 from below import server_binary
+from combinations import EVERY, QUICK_FILES, Combination, covering, few, quick
 from faces import Blocking, in_thread
 
 from distributed_state.programs.servers import PostgresServer, RedisServer, postgres_server, redis_server
 
-FACES, WARM, COLD = ("asyncio", "blocking"), ("fake", "valkey", "redis"), ("memory", "sqlite", "postgres")
 SYSTEM_REDIS = shutil.which("redis-server")
-
-
-@dataclass(frozen=True)
-class Combination:
-    face: str
-    warm: str
-    cold: str
-
-    def __str__(self) -> str:
-        return f"{self.face}-{self.warm}-{self.cold}"
-
-    @property
-    def fleet(self) -> bool:
-        """Whether several stores can share these servers."""
-        return self.warm != "fake" and self.cold != "memory"
-
-
-DEFAULT = [
-    Combination("asyncio", "fake", "memory"),
-    Combination("blocking", "fake", "sqlite"),
-    Combination("asyncio", "redis", "sqlite"),
-    Combination("blocking", "valkey", "postgres"),
-]
-PRODUCT = DEFAULT + [c for c in (Combination(*n) for n in itertools.product(FACES, WARM, COLD)) if c not in DEFAULT]
+MODES = ("quick", "wide", "full")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--full", action="store_true", help="run the whole product of faces and backends too")
-    parser.addoption("--system", action="store_true", help="run only what may differ with the servers of the system")
+    parser.addoption("--quick", action="store_true", help="unit tests and the core on the embedded server: no process")
+    parser.addoption("--wide", action="store_true", help="each pair of face, server and database at least once a test")
+    parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # Ended from outside, the run still ends its servers.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Some images forbid Python to keep what it compiled. The hundreds of processes of a run would compile all anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # How long an example takes is the machine's affair.
     hypothesis.settings.register_profile("ours", deadline=None)
     hypothesis.settings.load_profile("ours")
     if os.environ.get("CI") == "true" and SYSTEM_REDIS is None:
         raise pytest.UsageError("CI tests the oldest supported server: install the system's redis-server")
+    if sum(map(config.getoption, MODES)) > 1:
+        raise pytest.UsageError("--quick, --wide and --full exclude each other")
     if not config.option.markexpr:
         config.option.markexpr = "not soak" if config.option.full else "not full and not soak"
 
@@ -77,36 +61,57 @@ def pytest_report_header() -> str:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "combination" in metafunc.fixturenames:
-        chosen = [c for c in PRODUCT if _wanted(c, metafunc.definition)]
-        default = [c for c in chosen if c in DEFAULT] or chosen[:1]
-        brief = metafunc.definition.get_closest_marker("brief")
-        if brief is not None:
-            default = [c for c in default if c.fleet == (brief.args == ("servers",))] or default
-        metafunc.parametrize(
-            "combination",
-            [pytest.param(c, marks=() if c in default else pytest.mark.full) for c in chosen],
-            ids=str,
-        )
+        metafunc.parametrize("combination", _chosen(metafunc.definition), ids=str)
+    chosen_here = {mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")}
+    given = [n for n in ("redis_url", "archive_url") if n in metafunc.fixturenames and n not in chosen_here]
+    if given:
+        metafunc.parametrize(given, _servers_of(metafunc.definition, given), indirect=True)
+
+
+def _chosen(test: pytest.Function) -> Sequence[Combination]:
+    allowed = tuple(combination for combination in EVERY if _wanted(combination, test))
+    if test.config.option.full:
+        return allowed
+    if test.config.option.wide:
+        return covering(allowed)
+    if test.config.option.quick:
+        return quick(test.name, allowed) or few(test.name, allowed, "servers")  # the latter is left out below
+    brief = test.get_closest_marker("brief")
+    return few(test.name, allowed, None if brief is None else (*brief.args, "embedded")[0])
+
+
+def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[tuple[str, ...]]:
+    """Each database; the servers change in turn with them, or with the test's name if no database is asked for."""
+    every = {"redis_url": ("valkey", "redis"), "archive_url": ("postgres", "sqlite")}
+    if test.config.option.wide or test.config.option.full:
+        return list(itertools.product(*(every[name] for name in fixtures)))
+    if fixtures == ["redis_url"]:
+        return [(every["redis_url"][zlib.crc32(test.name.encode()) % 2],)]
+    return list(zip(*(every[name] for name in fixtures), strict=True))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--quick`, files that have nothing for it are not even read: that would take longer than the tests."""
+    elsewhere = collection_path.suffix == ".py" and collection_path.parent.name != "unit"
+    return True if config.option.quick and elsewhere and collection_path.name not in QUICK_FILES else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.option.system:
-        chosen = [item for item in items if _meets_the_system(item)]
-        config.hook.pytest_deselected(items=[item for item in items if not _meets_the_system(item)])
+    if config.option.quick:
+        chosen = [item for item in items if _is_quick(item)]
+        config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
         items[:] = chosen
 
 
-def _meets_the_system(item: pytest.Item) -> bool:
-    """Whether this test may meet a server or a program that the system has, and no wheel."""
+def _is_quick(item: pytest.Item) -> bool:
+    """Whether this test needs no server and is of the core."""
+    if item.path.parent.name == "unit":
+        return True
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    if "combination" in given:
-        return bool(given["combination"].warm == "redis")
-    if "valkey" in (given.get("redis_url"), given.get("binary")):
-        return False
-    return item.path.parent.name != "unit" or item.path.name in ("test_servers.py", "test_observe.py")
+    return item.path.name in QUICK_FILES and "combination" in given and bool(given["combination"].quick)
 
 
-def _wanted(combination: Combination, item: Any) -> bool:
+def _wanted(combination: Combination, item: pytest.Item) -> bool:
     if item.get_closest_marker("replicas") and not combination.fleet:
         return False
     for marker in item.iter_markers("only"):
@@ -206,9 +211,9 @@ def servers() -> Iterator[Servers]:
         yield Servers(stack)
 
 
-@pytest.fixture(params=["valkey", "redis"])
+@pytest.fixture
 def redis_url(request: pytest.FixtureRequest, servers: Servers) -> str:
-    """Each real server in turn."""
+    """A real server; each in turn with `--wide`."""
     return servers.redis(request.param).url
 
 
@@ -218,7 +223,7 @@ def postgres_url(servers: Servers) -> str:
     return servers.database()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture
 def archive_url(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> str:
     """An empty database of each kind in turn."""
     return servers.database() if request.param == "postgres" else f"sqlite:///{tmp_path}/archive.db"

@@ -87,7 +87,7 @@ async def kill_subscribers(url: str, done: asyncio.Event) -> int:
 @real
 @pytest.mark.timeout(240)
 async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: Any) -> None:
-    count = 20_000 if opener.face == "asyncio" else 5_000
+    count = 5_000
     with own_server(opener) as server:
         opener.url = server.url
         replicas = [await opener(partitions=8) for _ in range(5)]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -84,32 +82,3 @@ def test_a_reader_that_is_gone_is_told_of_once() -> None:
         assert gone.wait(5)
         outgoing.send(b"y\n")
         assert not outgoing.close(5)
-
-
-PRINTS = """
-import os, runpy, sys
-from contextlib import nullcontext
-if sys.argv[1] == "ours":
-    streams = runpy.run_path(sys.argv[2])["standard_streams"]()
-else:
-    streams = nullcontext((sys.stdin.buffer, sys.stdout.buffer))
-with streams as (source, target):
-    os.system("cat; echo a child")
-    print("printed", flush=True)
-    os.write(target.fileno(), b"a message, and " + os.read(source.fileno(), 100))
-print("after")
-"""
-
-
-@pytest.mark.parametrize(
-    ("whose", "out", "err"),
-    [
-        ("ours", "a message, and what was said\nafter\n", "a child\nprinted\n"),
-        # The negative control: without it, all is mixed, and a child takes what was said to us.
-        ("everybody's", "what was said\na child\nprinted\na message, and after\n", ""),
-    ],
-)
-def test_what_others_print_and_read_is_apart(whose: str, out: str, err: str) -> None:
-    command = [sys.executable, "-c", PRINTS, whose, pipes.__file__]
-    done = subprocess.run(command, input="what was said\n", capture_output=True, text=True)
-    assert (done.stdout, done.stderr, done.returncode) == (out, err, 0)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import subprocess
-import sys
 
 import pytest
-from below import until
 
 from distributed_state import errors
-from distributed_state.errors import DurabilityUnknown, StateError, Unavailable, WarmUnavailable
+from distributed_state.errors import DurabilityUnknown, StateError
 from distributed_state.programs.service.answers import STATUS, encode, refusal
-from distributed_state.programs.service.readiness import Probe
-from distributed_state.programs.service.work import Work
 
 ALL = sorted(
     (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, StateError)),
@@ -54,87 +48,3 @@ def test_what_went_wrong_inside_is_told_to_the_log_alone(caplog: pytest.LogCaptu
 @pytest.mark.parametrize("value", [{"a": [1, None]}, 10**30, "\udc80", {"n": 0.1 + 0.2}, {"deep": [[{}]]}])
 def test_what_is_written_is_read_back(value: object) -> None:
     assert json.loads(encode(value)) == value
-
-
-async def test_a_server_is_asked_once_a_while_however_many_want_to_know() -> None:
-    asked = 0
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        await asyncio.sleep(0)
-        if asked > 1:
-            raise WarmUnavailable("away")
-
-    probe = Probe(ask, 0.2)
-    assert set(await asyncio.gather(*(probe.complaint() for _ in range(20)))) == {""}
-    assert asked == 1
-    assert await until(probe.complaint) == "away"
-    assert asked == 2
-
-
-async def test_a_server_that_hangs_is_not_asked_again_before_it_answered() -> None:
-    asked, answer = 0, asyncio.Event()
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        await answer.wait()
-
-    probe = Probe(ask, 0.05)
-    for _ in range(3):
-        assert await probe.complaint() == "no answer within 0.05 s"
-        await asyncio.sleep(0.06)
-    assert asked == 1
-    answer.set()
-
-    async def well() -> bool:
-        return await probe.complaint() == ""
-
-    await until(well)
-    await probe.close()
-
-
-async def test_work_is_answered_in_time_and_tidied_up_behind() -> None:
-    work, tidied = Work(), asyncio.Event()
-
-    async def slow() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0.05)
-            tidied.set()
-            raise WarmUnavailable("nobody hears this any more")
-
-    with pytest.raises(Unavailable, match=r"given up after 0\.01 s"):
-        await work.within(0.01, slow())
-    assert (len(work), tidied.is_set()) == (0, False)
-    await work.finish(1)
-    assert tidied.is_set()
-
-
-async def test_work_is_finished_or_given_up_at_the_end() -> None:
-    work, gate = Work(), asyncio.Event()
-
-    async def until_open() -> int:
-        await gate.wait()
-        return 7
-
-    running = asyncio.create_task(work.within(60, until_open()))
-    await until(lambda: len(work))
-    asyncio.get_running_loop().call_later(0.02, gate.set)
-    await work.finish(5)
-    assert await running == 7
-    gate.clear()
-    running = asyncio.create_task(work.within(60, until_open()))
-    await until(lambda: len(work))
-    await work.finish(0.01)
-    with pytest.raises(Unavailable):
-        await running
-
-
-def test_the_core_does_not_bring_what_http_needs() -> None:
-    others = "{'starlette', 'uvicorn', 'prometheus_client'}"
-    code = f"import sys, distributed_state, distributed_state.programs.cli; print({others} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n"

@@ -1,0 +1,88 @@
+"""On which faces and servers a test runs. Law: its name alone decides, so every process of a run chooses alike."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import cache
+
+FACES, WARM, COLD = ("asyncio", "blocking"), ("fake", "valkey", "redis"), ("memory", "sqlite", "postgres")
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One value of each axis; another axis is another field, with its values in EVERY."""
+
+    face: str
+    warm: str
+    cold: str
+
+    def __str__(self) -> str:
+        return "-".join(astuple(self))
+
+    @property
+    def fleet(self) -> bool:
+        """Whether several stores can share these servers."""
+        return self.warm != "fake" and self.cold != "memory"
+
+    @property
+    def quick(self) -> bool:
+        """Whether no server has to be started."""
+        return self.warm == "fake" and self.cold != "postgres"
+
+
+EVERY = tuple(Combination(*names) for names in itertools.product(FACES, WARM, COLD))
+# Of each kind one per face. The n-th of both kinds are on different faces, and so are the two of one kind.
+EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
+SERVERS = (Combination("blocking", "valkey", "postgres"), Combination("asyncio", "redis", "sqlite"))
+
+# What `--quick` runs beside the unit tests: what a record does, on the embedded server.
+QUICK_FILES = (
+    "test_commit.py",
+    "test_messages.py",
+    "test_past.py",
+    "test_reads.py",
+    "test_turns.py",
+    "test_typed.py",
+)
+
+
+def few(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
+    """Two combinations, on both faces: one embedded and one with servers, or both with servers for a fleet's test.
+
+    One only if the test is `brief` ("embedded" or "servers"). Which ones alternates from test to test.
+    """
+    turn = zlib.crc32(name.encode())
+    embedded, servers = ([c for c in kind if c in allowed] for kind in (EMBEDDED, SERVERS))
+    if brief is not None:
+        kind = (servers if brief == "servers" else embedded) or servers or embedded
+        return [kind[turn % len(kind)]] if kind else list(allowed[:1])
+    if not embedded or not servers:
+        return embedded or servers or list(allowed[:1])
+    return [kind[turn % len(kind)] for kind in (embedded, servers)]
+
+
+def pairs(combination: Combination) -> frozenset[tuple[tuple[int, str], tuple[int, str]]]:
+    """Each pair of values, with their axes."""
+    return frozenset(itertools.combinations(enumerate(astuple(combination)), 2))
+
+
+@cache
+def covering(allowed: tuple[Combination, ...]) -> tuple[Combination, ...]:
+    """Few that hold every pair of values which any of `allowed` holds: greedy, the default ones first."""
+    missing = set[object]().union(*map(pairs, allowed))
+    preferred = [c for c in (*EMBEDDED, *SERVERS) if c in allowed] + list(allowed)
+    chosen = []
+    while missing:
+        best = max(preferred, key=lambda combination: len(pairs(combination) & missing))
+        chosen.append(best)
+        missing -= pairs(best)
+    return tuple(chosen)
+
+
+def quick(name: str, allowed: Iterable[Combination]) -> list[Combination]:
+    """One that needs no server, if there is one; the face alternates."""
+    found = [c for c in EMBEDDED if c in allowed] or [c for c in allowed if c.quick]
+    return [found[zlib.crc32(name.encode()) % len(found)]] if found else []

@@ -1,0 +1,56 @@
+"""How tests are spread over faces and servers."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from combinations import EMBEDDED, EVERY, QUICK_FILES, SERVERS, covering, few, pairs, quick
+
+NAMES = [f"test_{number}" for number in range(100)]
+FLEETS = tuple(combination for combination in EVERY if combination.fleet)
+BLOCKING = tuple(combination for combination in EVERY if combination.face == "blocking")
+
+
+@pytest.mark.parametrize("allowed", [EVERY, FLEETS, BLOCKING, EVERY[:1], ()])
+def test_wide_meets_every_pair_that_the_product_meets(allowed: tuple[object, ...]) -> None:
+    chosen = covering(allowed)  # type: ignore[arg-type]  # a slice of it
+    assert set(chosen) <= set(allowed)
+    assert set().union(*map(pairs, chosen)) == set().union(*map(pairs, allowed))  # type: ignore[arg-type]
+    assert len(set(chosen)) == len(chosen)
+
+
+def test_wide_is_half_of_the_product() -> None:
+    assert (len(EVERY), len(covering(EVERY))) == (18, 9)
+
+
+def test_by_default_a_test_meets_an_embedded_store_and_servers_on_both_faces() -> None:
+    found = {tuple(few(name, EVERY)) for name in NAMES}
+    assert found == set(zip(EMBEDDED, SERVERS, strict=True)), "in turn, test by test"
+    assert all({each.face for each in two} == {"asyncio", "blocking"} for two in found)
+
+
+def test_by_default_a_fleets_test_meets_both_kinds_of_servers() -> None:
+    assert {tuple(few(name, FLEETS)) for name in NAMES} == {SERVERS}
+
+
+def test_a_brief_test_meets_one() -> None:
+    assert {tuple(few(name, EVERY, "servers")) for name in NAMES} == {(each,) for each in SERVERS}
+    assert {tuple(few(name, EVERY, "embedded")) for name in NAMES} == {(each,) for each in EMBEDDED}
+    assert {tuple(few(name, FLEETS, "embedded")) for name in NAMES} == {(each,) for each in SERVERS}
+
+
+def test_a_quick_test_needs_no_server() -> None:
+    assert {tuple(quick(name, EVERY)) for name in NAMES} == {(each,) for each in EMBEDDED}
+    assert quick("test_0", FLEETS) == []
+
+
+@pytest.mark.parametrize("allowed", list(itertools.combinations(EVERY, 1)), ids=str)
+def test_no_test_is_left_out_by_default(allowed: tuple[object, ...]) -> None:
+    assert few("test_0", allowed) == list(allowed)  # type: ignore[arg-type]  # one of them
+
+
+def test_the_files_of_the_core_are_there() -> None:
+    folder = Path(__file__).parents[1] / "integration"
+    assert [name for name in QUICK_FILES if not (folder / name).is_file()] == []
