@@ -40,6 +40,6 @@ def test_what_others_print_and_read_is_apart(whose: str, out: str, err: str) -> 
 
 def test_the_core_does_not_bring_what_http_needs() -> None:
     others = "{'starlette', 'uvicorn', 'prometheus_client'}"
-    code = f"import sys, distributed_state, distributed_state.cli; print({others} & set(sys.modules))"
+    code = f"import sys, distributed_state, distributed_state.programs.cli; print({others} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
