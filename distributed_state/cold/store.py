@@ -115,10 +115,10 @@ class ColdStore:
         with self._database.read() as connection:
             return history.holds(connection, self.namespace, record, version, event)
 
-    def told(self, partition: int, epoch: str, offset: int, id: str) -> bool:
+    def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived, or set aside: at its offset there may be another one."""
         with self._database.read() as connection:
-            return auditing.told(connection, self.namespace, partition, epoch, offset, id)
+            return auditing.event_archived(connection, self.namespace, partition, epoch, offset, id)
 
     def load(self, record: str, *, window: int) -> Loaded | None:
         """The head of a record and its last `window` visible messages.
@@ -250,17 +250,17 @@ class ColdStore:
         with self._database.read() as connection:
             return reencrypt.names(connection, self.namespace, after)
 
-    def rewrite(self, record: str, form: reencrypt.Rewrite, *, keep: bool) -> int:
+    def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
         """Store all values of a record in another form; how many it were. With `keep` nothing is changed."""
         with self._database.write() as connection:
-            return reencrypt.rewrite(connection, self.namespace, record, form, keep=keep)
+            return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
 
     def rewrite_events(
-        self, after: reencrypt.EventKey, form: reencrypt.Rewrite, *, keep: bool
+        self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool
     ) -> tuple[reencrypt.EventKey | None, int]:
         """Store a page of events in another form; where it ends, None behind the last one, and how many it were."""
         with self._database.write() as connection:
-            return reencrypt.rewrite_events(connection, self.namespace, after, form, keep=keep)
+            return reencrypt.rewrite_events(connection, self.namespace, after, convert, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
         """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.

@@ -35,11 +35,11 @@ class CachedRecord:
     __slots__ = (
         "_rest",
         "_whole",
+        "codec",
         "epoch",
         "expires",
         "fields",
         "fields_size",
-        "form",
         "messages",
         "size",
         "used",
@@ -49,14 +49,14 @@ class CachedRecord:
 
     def __init__(
         self,
-        form: Codec,
+        record_codec: Codec,
         epoch: str,
         version: int,
         fields: dict[bytes, bytes],
         messages: dict[int, bytes],
         fields_size: int = -1,
     ) -> None:
-        self.form = form
+        self.codec = record_codec
         self.epoch = epoch
         self.version = version
         self.fields = fields
@@ -74,7 +74,7 @@ class CachedRecord:
         self._whole: CachedRecord | None = None
 
     @classmethod
-    def read(cls, form: Codec, epoch: str, pairs: Sequence[bytes]) -> CachedRecord:
+    def read(cls, record_codec: Codec, epoch: str, pairs: Sequence[bytes]) -> CachedRecord:
         """From the answer of HGETALL."""
         version = 0
         fields = {}
@@ -88,7 +88,7 @@ class CachedRecord:
                 version = int(value)
             elif name[:2] == b"#m" and name[2:].isdigit():
                 messages[int(name[2:])] = value
-        return cls(form, epoch, version, fields, messages)
+        return cls(record_codec, epoch, version, fields, messages)
 
     @property
     def deleted(self) -> bool:
@@ -99,7 +99,7 @@ class CachedRecord:
         data = self.fields.get(codec.encode_key(key))
         if data is None:
             return default
-        value = self.form.decode(data, key)
+        value = self.codec.decode(data, key)
         small = len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not field_ttl.marked(data)
         # One wide letter makes every letter of a text wide: that would be more than was counted.
         if small and sys.getsizeof(value) <= len(data) + _MEMO:
@@ -112,7 +112,7 @@ class CachedRecord:
             return self
         if self._rest is None:
             fields = {name: data for name, data in self.fields.items() if not field_ttl.over(data, now)}
-            rest = CachedRecord(self.form, self.epoch, self.version, fields, self.messages)
+            rest = CachedRecord(self.codec, self.epoch, self.version, fields, self.messages)
             rest._whole = self
             self._rest = rest
         return self._rest.living(now)
@@ -128,11 +128,11 @@ class CachedRecord:
     def all(self) -> dict[str, Any]:
         """Every field of the user's, decoded."""
         pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
-        return {key: self.form.decode(data, key) for key, data in pairs}
+        return {key: self.codec.decode(data, key) for key, data in pairs}
 
     def with_field(self, name: bytes, data: bytes) -> CachedRecord:
         """The same version, if this field were already in it."""
-        return CachedRecord(self.form, self.epoch, self.version, {**self.fields, name: data}, self.messages)
+        return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
 
     def after(self, version: int, ops: Iterable[Op], recent: int) -> CachedRecord:
         """The entry that follows this one."""
@@ -148,11 +148,11 @@ class CachedRecord:
         for number in sorted(messages)[:-recent]:
             del messages[number]
         if any(kind == b"c" for kind, _, _ in ops):
-            return CachedRecord(self.form, self.epoch, version, fields, messages)
+            return CachedRecord(self.codec, self.epoch, version, fields, messages)
         # What did not change is not measured again: a record of many fields would make each small change slow.
         touched = {name for _, name, _ in ops} | STATE_FIELDS
         size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
-        return CachedRecord(self.form, self.epoch, version, fields, messages, size)
+        return CachedRecord(self.codec, self.epoch, version, fields, messages, size)
 
 
 def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:

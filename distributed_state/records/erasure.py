@@ -88,7 +88,7 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
-        draft = deletion.tombstone(tiers.settings, tiers.form(each.record), FORGET if each.forks else ERASE)
+        draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
         draft.deleted = "revive"  # one that is deleted already gets another: it tells who is away of the end
         writes.append((names, draft))
     buried: dict[int, RecordKeys] = {}

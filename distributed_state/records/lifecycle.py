@@ -169,7 +169,7 @@ class AsyncLifecycle(Handle):
         """Name the present state and return the version that carries the name."""
         changes = self._changes()
         changes.label(label)
-        changes.tell("session.checkpoint", {"label": label})
+        changes.emit("session.checkpoint", {"label": label})
         return (await self._commit(changes.draft("checkpoint"))).version
 
     async def checkpoints(self) -> list[Checkpoint]:

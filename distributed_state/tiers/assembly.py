@@ -25,7 +25,7 @@ from distributed_state.warm.client import Warm
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
-from distributed_state.warm.stream import Remarks, Stream
+from distributed_state.warm.stream import BackgroundEvents, Stream
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class Tiers:
         port: Port,
         settings: Settings,
         keys: Keys,
-        form: Callable[[str], Codec],
+        codec_of: Callable[[str], Codec],
         cold: ColdStore,
         replica: str,
         layout: dict[str, Any],
@@ -81,8 +81,8 @@ class Tiers:
         self.keys = keys
         self.cold = cold
         self.replica = replica
-        self.form = form
-        self.warm = Warm(port, settings, replica, form)
+        self.codec_of = codec_of
+        self.warm = Warm(port, settings, replica, codec_of)
         self.clock = self.warm.clock
         self.telemetry = self.warm.telemetry
         self.hot = Hot(
@@ -96,13 +96,13 @@ class Tiers:
             port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
         )
         self.link.heard = self._heard
-        self.link.told = self.clock.heard
+        self.link.time_received = self.clock.heard
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
         self.stream.archived = self._archived
-        self.remarks = Remarks(port, self.stream, keys)
-        self.feed = Consumers(port, self.stream, keys, self.link, self._epochs_over)
+        self.background_events = BackgroundEvents(port, self.stream, keys)
+        self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
         self.handlings: list[Handling] = []
         self.workers: list[Worker] = []
@@ -216,7 +216,7 @@ class Tiers:
         raise WarmUnavailable(f"partition {partition} could not be started: another replica keeps trying to")
 
     def _lock_lost(self, lease: AsyncLease) -> None:
-        self.remarks.make("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+        self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
     async def _archived(self, partition: int, id: str, since_ms: int) -> Happened | None:
         """An event by its id, if it was written at this time or later."""
@@ -225,13 +225,13 @@ class Tiers:
 
     def figures(self) -> Figures:
         """What this replica knows of itself without asking anybody."""
-        feed = self.feed
+        consumers = self.consumers
         handlings = list(self.handlings)
         return Figures(
             positions={
                 "archived": self.archiver.archived,
                 "archives": len(self.archiver.mine),
-                "events": feed.reached,
+                "events": consumers.reached,
             },
             stats={
                 "hot_hits": self.hot.hits,
@@ -241,11 +241,11 @@ class Tiers:
                 "archived": self.archiver.archived,
                 "link_up": int(self.link.up),
                 "leases": self.leases.held,
-                "events_waiting": feed.waiting,
+                "events_waiting": consumers.waiting,
                 "events_handled": sum(each.handled for each in handlings),
                 "events_failed": sum(each.failed for each in handlings),
                 "slow_handlers": sum(each.slowed for each in handlings),
-                "resyncs": feed.resyncs,
+                "resyncs": consumers.resyncs,
             },
         )
 
@@ -259,7 +259,13 @@ class Tiers:
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
         closing = [each.close for each in (*self.handlings, *self.workers)]
-        closing += [self.feed.close, self.archiver.close, self.leases.close, self.remarks.close, self.presence.close]
+        closing += [
+            self.consumers.close,
+            self.archiver.close,
+            self.leases.close,
+            self.background_events.close,
+            self.presence.close,
+        ]
         closing += [self.link.close, self.port.close]
         for step in closing:
             try:

@@ -54,22 +54,24 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     `last` is a lease that this change is the last under: it is given back in the same round trip.
     """
     _sign(tiers, names, draft)
-    if tiers.handlings and draft.told:
+    if tiers.handlings and draft.events:
         await tiers.listening()
     op = tiers.warm.begin(draft)
-    behind = last.hand_over(op) if last else None
+    trailing_call = last.release_call(op) if last else None
     try:
-        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
-        done = await _carry_through(tiers, names, draft, op, answer, behind)
+        answer = await tiers.warm.commit(
+            names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
+        )
+        done = await _carry_through(tiers, names, draft, op, answer, trailing_call)
         if last:
-            last.handed_over(done.behind)
+            last.release_answered(done.trailing)
     except BaseException as error:
-        _doubt(tiers, names, error)
+        invalidate_cached(tiers, names, error)
         raise
     finally:
         tiers.warm.end(op)
-    _tell_hot(tiers, names, draft, done)
-    await _keep(tiers, names, done, op)
+    _update_cached(tiers, names, draft, done)
+    await ensure_durability(tiers, names, done, op)
     return done
 
 
@@ -112,7 +114,7 @@ async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Com
 
 def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
     """Who writes, and under which lease."""
-    draft.grip = tiers.leases.grip(names.ref.text)
+    draft.lock_value = tiers.leases.lock_value(names.ref.text)
     if not draft.actor:
         draft.actor = actors.present()
 
@@ -134,15 +136,15 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
                 if isinstance(answer, StateError):
                     raise answer
                 done = await _carry_through(tiers, names, draft, op, answer)
-                _tell_hot(tiers, names, draft, done)
-                await _keep(tiers, names, done, op)
+                _update_cached(tiers, names, draft, done)
+                await ensure_durability(tiers, names, done, op)
                 results.append(done)
             except StateError as error:
-                _doubt(tiers, names, error)
+                invalidate_cached(tiers, names, error)
                 results.append(error)
     except BaseException as error:
         for names, _, _, _ in sent:
-            _doubt(tiers, names, error)
+            invalidate_cached(tiers, names, error)
         raise
     finally:
         for _, _, op, _ in sent:
@@ -156,7 +158,7 @@ async def _carry_through(
     draft: Draft,
     op: OpId,
     answer: Committed | Cold | Swap | Uninitialised | Unsure,
-    behind: Call | None = None,
+    trailing_call: Call | None = None,
 ) -> Committed:
     """Do what the server asks for before it can apply the change, then send it again under the same op id."""
     for _ in range(ROUNDS):
@@ -180,7 +182,9 @@ async def _carry_through(
             done = await _find(tiers, names, op, answer)
             if done is not None:
                 return done
-        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
+        answer = await tiers.warm.commit(
+            names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
+        )
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 
@@ -215,16 +219,16 @@ async def _from_sql(names: RecordKeys, op: OpId, asking: Awaitable[T]) -> T:
         raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST}, and only SQL knows: {error}") from error
 
 
-def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
+def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
     """A write without an answer may have been applied: what hot holds from before it must not be shown any more."""
     if not isinstance(error, StateError) or isinstance(error, Unavailable | DurabilityUnknown):
         tiers.hot.forget(names.ref.text)
 
 
-def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
+def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
     ops: list[Op] | None = None
-    here = names.ref.text in tiers.hot.entries and not _lives_anew(tiers, names, draft)
+    here = names.ref.text in tiers.hot.entries and not lifetime_may_change(tiers, names, draft)
     appends = any(step == b"m" for step, _, _ in draft.steps)
     known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
     if here and known:
@@ -245,12 +249,12 @@ def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) ->
     tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
 
 
-def _lives_anew(tiers: Tiers, names: RecordKeys, draft: Draft) -> bool:
+def lifetime_may_change(tiers: Tiers, names: RecordKeys, draft: Draft) -> bool:
     """Whether the record may have another lifetime now, which is what the server reckoned."""
     return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in tiers.warm.told(names, draft))
 
 
-async def _keep(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
+async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
     """See to the durability that was asked for."""
     if tiers.settings.durability == "archived" and done.offset:
         try:

@@ -90,7 +90,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedReco
                 raise answer
             if isinstance(answer, list):
                 tiers.see(names.partition, answer[0])
-                found[at] = CachedRecord.read(tiers.form(names.ref.text), answer[0], answer[1:])
+                found[at] = CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
     finally:
         for names, flight, entry in zip(missing, flights, found, strict=True):
             tiers.hot.land(names.ref.text, flight, entry)
@@ -141,7 +141,7 @@ async def _understand(
         return known
     if isinstance(answer, list):
         tiers.see(names.partition, answer[0])
-        return CachedRecord.read(tiers.form(names.ref.text), answer[0], answer[1:])
+        return CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
     if isinstance(answer, Cold):
         return await hydrate(tiers, names, answer)
     await tiers.start(names.partition)
@@ -155,7 +155,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     window = tiers.settings.recent_messages
     loaded = await tiers.port.sql(partial(tiers.cold.load, names.ref.text, window=window))
     if loaded is None:
-        return CachedRecord(tiers.form(names.ref.text), cold.epoch, 0, {}, {})
+        return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, 0, {}, {})
     if cold.token:
         came_ms = await tiers.warm.hydrate(names, cold, loaded)
         if not came_ms:
@@ -164,7 +164,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
             op.since_ms = came_ms
     # Without a token Redis is full. The record is archived whole, as it was not there before SQL was asked.
     state = loaded.state
-    return CachedRecord(tiers.form(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
+    return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
 async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:

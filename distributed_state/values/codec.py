@@ -266,5 +266,5 @@ class Codec:
 
     def decode_message(self, data: bytes, source: str, number: int | None = None) -> Message:
         """A message from its stored bytes; `source` is the record that it was appended to."""
-        form = self if source == self.record else self.of(source)
-        return _placed(_message(form.open(data, MESSAGE)), field_ttl.split(data)[0], number)
+        record_codec = self if source == self.record else self.of(source)
+        return _placed(_message(record_codec.open(data, MESSAGE)), field_ttl.split(data)[0], number)

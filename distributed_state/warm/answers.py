@@ -25,8 +25,8 @@ class Draft:
     creation: str = ""
     actor: str = ""
     owner: str = ""
-    grip: str = ""
-    told: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    lock_value: str = ""
+    events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     lifetime: tuple[int, int] = (0, 0)
 
 
@@ -42,7 +42,7 @@ class Committed(NamedTuple):
     results: tuple[int, ...] | None
     offset: int
     time_ms: int | None = None
-    behind: Any = None
+    trailing: Any = None
 
 
 @dataclass(frozen=True, slots=True)

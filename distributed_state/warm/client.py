@@ -39,11 +39,11 @@ _CREATED = (b"E", b"conversation.created", b"{}")
 class Warm(Patience):
     """Redis or Valkey, as seen by one replica."""
 
-    def __init__(self, port: Port, settings: Settings, replica: str, form: Callable[[str], Codec]) -> None:
+    def __init__(self, port: Port, settings: Settings, replica: str, codec_of: Callable[[str], Codec]) -> None:
         super().__init__(port, settings.retry_for)
         self._settings = settings
         self.replica = replica
-        self.form = form
+        self.codec_of = codec_of
         self.clock = ServerClock(port)
         self.count = itertools.count(1)
         self.ops = OpIds(port, self.clock, replica, self.count, settings.op_window)
@@ -70,28 +70,28 @@ class Warm(Patience):
         """The caller will not send this write again."""
         self.ops.end(op)
 
-    async def ask(self, call: Call, behind: Call | None = None) -> tuple[Any, Any]:
+    async def ask(self, call: Call, trailing_call: Call | None = None) -> tuple[Any, Any]:
         """The answers of a script and of one sent behind it, in one round trip; repeated while they are lost.
 
         What fails behind is its answer, None if there was nothing. It runs whatever became of the first.
         """
-        return await self.patiently(self._ask, call, behind)  # type: ignore[no-any-return]  # what _ask returns
+        return await self.patiently(self._ask, call, trailing_call)  # type: ignore[no-any-return]  # what _ask returns
 
-    async def _ask(self, call: Call, behind: Call | None) -> tuple[Any, Any]:
-        if behind is None:
+    async def _ask(self, call: Call, trailing_call: Call | None) -> tuple[Any, Any]:
+        if trailing_call is None:
             return await self.port.script(*call), None
-        answer, second = await self.port.scripts([call, behind])
+        answer, second = await self.port.scripts([call, trailing_call])
         if isinstance(answer, StateError):
             raise answer
         return answer, second
 
     async def commit(
-        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, behind: Call | None = None
+        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while answers are lost. Raises what the server refused it for."""
 
         async def once() -> tuple[Any, Any]:
-            return await self._ask(self._call(names, draft, op, listening), behind)
+            return await self._ask(self._call(names, draft, op, listening), trailing_call)
 
         sent = await self.patiently(self.ops.send, [op], names.ref.text[:200], once)
         return self.committed(names, draft, *sent)
@@ -121,7 +121,7 @@ class Warm(Patience):
         creation = "?" if op.doubted and draft.creation == "*" else draft.creation
         arguments: list[Any] = [
             draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
-            draft.grip, creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
+            draft.lock_value, creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
             draft.actor, draft.owner, names.text, listening, *self.limits, op.since_ms, len(draft.expectations),
         ]  # fmt: skip
@@ -129,16 +129,16 @@ class Warm(Patience):
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
-        form = self.form(names.ref.text)
+        record_codec = self.codec_of(names.ref.text)
         writer = f"{self.replica}.{op.sequence}"
         for kind, type, data in told:
             # Only now the id is known that an event's data is sealed under.
-            arguments += (kind, type, form.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
+            arguments += (kind, type, record_codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
         return COMMIT, (*names.commit_keys, *names.event_keys) if told else names.commit_keys, arguments
 
     def told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
         """The steps beside the change, with those that go with a beginning."""
-        told = draft.told
+        told = draft.events
         if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):
             # A rollback brings back a deleted one: that is told as what it is, and begins another lifetime.
             begun = draft.deleted == "revive" or any(type == _CREATED[1] for _, type, _ in told)
@@ -148,17 +148,17 @@ class Warm(Patience):
         return told
 
     def committed(
-        self, names: RecordKeys, draft: Draft, answer: list[Any], behind: Any = None
+        self, names: RecordKeys, draft: Draft, answer: list[Any], trailing_call: Any = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Read the answer of commit.lua, and keep that of what was sent behind it."""
         word = answer[0]
         if word == b"ok":
             _, version, epoch, first, results, offset, *time = answer
             sums = tuple(int(each) for each in results.split(b",") if each)
-            if draft.told or draft.creation or draft.deleted != "refuse":
+            if draft.events or draft.creation or draft.deleted != "refuse":
                 self.emitted += sum(step in (b"e", b"E") for step, _, _ in self.told(names, draft))
             time_ms = int(time[0]) if time else None
-            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, behind)
+            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing_call)
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":

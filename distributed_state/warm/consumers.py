@@ -24,7 +24,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.model import unescape
 from distributed_state.values.results import Event
-from distributed_state.warm.stream import BEGINNING, Head, Position, Stream, Told, count
+from distributed_state.warm.stream import BEGINNING, Head, Position, Stream, StreamEvent, count
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
@@ -47,20 +47,20 @@ class Waiting:
 
     partition: int
     position: Position
-    told: Told | None
+    told: StreamEvent | None
     before: dict[int, Position]
     resync: dict[str, Any] | None = None
 
     def __len__(self) -> int:
         return 0 if self.told is None else len(self.told.head) + len(self.told.data)
 
-    def event(self, form: Callable[[str], Codec]) -> Event:
+    def event(self, codec_of: Callable[[str], Codec]) -> Event:
         """The event. Raises CorruptState if what it tells cannot be read, DecryptionFailed without the key."""
         if self.told is None:
             return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
         id, type, subject, time, version, actor = self.told.head.decode().split("\n")
         seconds, micros = time.split()
-        data = form(subject).open_event(self.told.data, type, id)
+        data = codec_of(subject).open_event(self.told.data, type, id)
         return Event(
             id=id, type=type, subject=subject, time=(int(seconds) * 1000 + int(micros) // 1000) / 1000,
             data=codec.decode(data, "data"), source=id.partition(".")[0], sequence=self.told.offset,
@@ -113,7 +113,7 @@ class Subscription:
         with self._mutex:
             return dict(self._taken)
 
-    def handed_over(self) -> dict[int, Position]:
+    def delivered(self) -> dict[int, Position]:
         """How far the consumer is: what was handed over, and what it did not ask for."""
         with self._mutex:
             reached = dict(self._taken)
@@ -131,7 +131,7 @@ class Subscription:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def hear(self, partition: int, epoch: str, told: Told) -> bool:
+    def hear(self, partition: int, epoch: str, told: StreamEvent) -> bool:
         """Take an event that was published; False if the stream has to be looked at."""
         with self._mutex:
             at = self._taken.get(partition)
@@ -145,7 +145,7 @@ class Subscription:
         self.ready.set()
         return True
 
-    def read(self, partition: int, before: Position, head: Head, told: list[Told], whole: bool) -> None:
+    def read(self, partition: int, before: Position, head: Head, told: list[StreamEvent], whole: bool) -> None:
         """Take what the stream holds behind a position. Nothing, if something was taken meanwhile."""
         with self._mutex:
             if self._taken.get(partition) != before:
@@ -159,7 +159,7 @@ class Subscription:
                 self._taken[partition] = Position(head.epoch, max(head.offset, self._taken[partition].offset))
         self.ready.set()
 
-    def _take(self, partition: int, epoch: str, told: Told) -> None:
+    def _take(self, partition: int, epoch: str, told: StreamEvent) -> None:
         self._taken[partition] = position = Position(epoch, told.offset)
         if self.wants(told.head.split(b"\n", 2)[1]):
             before = {partition: Position(epoch, told.offset - 1)}
@@ -240,7 +240,7 @@ class Consumers:
     @property
     def reached(self) -> int:
         """How far the slowest consumer of all partitions is, as the sum of its offsets; 0 without one."""
-        places = [each.handed_over() for each in list(self._subscriptions)]
+        places = [each.delivered() for each in list(self._subscriptions)]
         sums = [sum(at.offset for at in place.values()) for place in places if len(place) == self._keys.partitions]
         return min(sums, default=0)
 
@@ -326,7 +326,7 @@ class Consumers:
             place, _, entry = payload.partition(b"\n")
             epoch, _, offset = place.decode().partition(" ")
             *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
-            told = Told(int(offset), b"\n".join(head), data)
+            told = StreamEvent(int(offset), b"\n".join(head), data)
             taken = [each.hear(partition, epoch, told) for each in list(self._subscriptions)]
             missed = not all(taken)
         if missed:

@@ -44,12 +44,12 @@ class Leases:
     """The leases of one replica: renewed together, lost one by one."""
 
     def __init__(
-        self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], told: Callable[[AsyncLease], None]
+        self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], on_lost: Callable[[AsyncLease], None]
     ) -> None:
         self.port = port
         self.warm = warm
         self.start = start
-        self._told = told
+        self._on_lost = on_lost
         self._held: dict[str, AsyncLease] = {}
         self.waiters = Waiters(port, link)
         self._count = itertools.count(1)
@@ -72,7 +72,7 @@ class Leases:
         # One that was released is history: this task was started under it and has outlived it.
         return None if lease is None or lease.released else lease
 
-    def grip(self, text: str) -> str:
+    def lock_value(self, text: str) -> str:
         """What a write of the running task must carry. Raises Fenced if the lease is known to be lost."""
         lease = self.of(text)
         if lease is None:
@@ -81,7 +81,7 @@ class Leases:
         if lease.lost or self.port.monotonic() >= lease.ends:
             self.warm.refused["fenced"] += 1
             raise lease.gone("nothing was sent")
-        return lease.grip
+        return lease.lock_value
 
     def name(self) -> str:
         return f"{self.warm.replica}.{next(self._count)}"
@@ -144,7 +144,9 @@ class Leases:
         for lease in due:
             lease.renew_at = sent + lease.ttl / 10  # tried again soon if this one fails
         try:
-            answers = await self.port.scripts([(RENEW, [each.names.lock], [each.grip, each.ttl_ms]) for each in due])
+            answers = await self.port.scripts(
+                [(RENEW, [each.names.lock], [each.lock_value, each.ttl_ms]) for each in due]
+            )
         except StateError as error:
             log.warning("leases: renewal failed: %s", error)
             return
@@ -156,10 +158,10 @@ class Leases:
             else:
                 self._lose(lease, "is held by somebody else or expired")
 
-    def seized(self, grip: str) -> None:
+    def seized(self, lock_value: str) -> None:
         """Another request took a turn over."""
         for lease in list(self._held.values()):
-            if lease.grip == grip:
+            if lease.lock_value == lock_value:
                 lease.seized = True
                 self._lose(lease, "was taken over by another request")
 
@@ -168,21 +170,21 @@ class Leases:
             log.warning("lease of %s with token %d lost: it %s", lease.text[:200], lease.token, why)
             lease.lose()
             self._end_span(lease, "lost")
-            self.tell_lost(lease)
+            self.report_loss(lease)
 
-    def tell_lost(self, lease: AsyncLease) -> None:
+    def report_loss(self, lease: AsyncLease) -> None:
         """Tell the fleet, once for each time that the lease was held; its holder knows already. No lease, no loss."""
-        if not lease.told:
-            lease.told = True
+        if not lease.loss_reported:
+            lease.loss_reported = True
             self.lost += 1
-            self._told(lease)
+            self._on_lost(lease)
 
     def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
         """What a refused commit comes to: before it can have run out, only another request's turn takes a lease.
 
         That turn may be over already, and nobody the holder; but its word may have arrived meanwhile.
         """
-        self.tell_lost(lease._outer or lease)
+        self.report_loss(lease._outer or lease)
         taken = refused.holder and self.port.monotonic() < min(lease.deadline, lease.ends)
         if not taken and not lease.seized:
             return refused
@@ -229,7 +231,7 @@ class AsyncLease:
         self.text = names.ref.text
         self.ttl = ttl
         self.ttl_ms = int(ttl * 1000)
-        self.grip = ""
+        self.lock_value = ""
         self.token = 0
         self.holder = ""
         self.released = True  # also before it is held: what was never held is neither given back nor lost
@@ -245,8 +247,8 @@ class AsyncLease:
         self._seize = "" if turn is None or not seize else f".{turn}!"
         self._lost = False
         self.seized = False
-        self.told = False
-        self._handed_over = False
+        self.loss_reported = False
+        self._released_with_commit = False
         self._outer: AsyncLease | None = None
         self._guard: Guard | None = None
         self.telemetry = leases.warm.telemetry
@@ -278,7 +280,7 @@ class AsyncLease:
         await self.acquire_and()
         return self
 
-    async def acquire_and(self, behind: Call | None = None) -> Any:
+    async def acquire_and(self, trailing_call: Call | None = None) -> Any:
         """Hold the record; the answer of a script that is sent behind, in the same round trip. None if it nests."""
         outer = self._leases.of(self.text)
         # A task started inside the body writes under the lease, but locks like anybody else.
@@ -289,15 +291,15 @@ class AsyncLease:
                 raise outer.gone("it cannot be nested")
             self._outer = outer
             self.token = outer.token
-            self.grip = outer.grip
+            self.lock_value = outer.lock_value
             return None
         self.holder = self._leases.name() + ("" if self._turn is None else f".{self._turn}!")
         self._lost = False
         self.seized = False
-        self.told = False
-        self._handed_over = False
+        self.loss_reported = False
+        self._released_with_commit = False
         try:
-            found = await self._take(behind)
+            found = await self._take(trailing_call)
         except BaseException:
             await self._leases.port.shield(self._give_back())
             raise
@@ -307,7 +309,7 @@ class AsyncLease:
         return found
 
     @observed("lease.acquire", "warm", _facts)
-    async def _take(self, behind: Call | None) -> Any:
+    async def _take(self, trailing_call: Call | None) -> Any:
         leases = self._leases
         names = self.names
         channel = names.lock_channel
@@ -320,10 +322,10 @@ class AsyncLease:
         try:
             while True:
                 sent = port.monotonic()
-                answer, found = await port.shield(self._ask(keys, place, behind))
+                answer, found = await port.shield(self._ask(keys, place, trailing_call))
                 if answer[0] == b"ok":
-                    self.grip = answer[1].decode()
-                    self.token = int(self.grip[1:].split(":", 1)[0])
+                    self.lock_value = answer[1].decode()
+                    self.token = int(self.lock_value[1:].split(":", 1)[0])
                     self._expect(self.text, answer[2].decode(), int(answer[3]))
                     self.ends = math.inf if self._limit is None else sent + self._limit
                     self.renewed(sent)
@@ -346,16 +348,16 @@ class AsyncLease:
             if waiter is not None:
                 leases.waiters.leave(channel, self.holder)
 
-    async def _ask(self, keys: list[bytes], place: str, behind: Call | None) -> tuple[Any, Any]:
+    async def _ask(self, keys: list[bytes], place: str, trailing_call: Call | None) -> tuple[Any, Any]:
         """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
         times = [waiters.PATIENCE_MS, waiters.GRACE_MS]
         asked = [self._mode, self.holder, self.ttl_ms, place, self._order, *times, self._seize]
-        answer, found = await self._leases.warm.ask((ACQUIRE, keys, asked), behind)
+        answer, found = await self._leases.warm.ask((ACQUIRE, keys, asked), trailing_call)
         if answer[0] == b"wait":
             self._order = answer[3]
         return answer, found
 
-    def hand_over(self, op: OpId) -> Call | None:
+    def release_call(self, op: OpId) -> Call | None:
         """The call that gives the record back, to be sent behind a last commit; from here on nothing is renewed.
 
         It does so once this commit is applied. One that is refused leaves the record to `release`.
@@ -363,10 +365,10 @@ class AsyncLease:
         if self._outer is not None:
             return None
         self._leases.drop(self)
-        self._handed_over = True
+        self._released_with_commit = True
         return RELEASE, self._release_keys, [self.holder, "", waiters.GRACE_MS, self._leases.warm.replica, op.sequence]
 
-    def handed_over(self, answer: Any) -> None:
+    def release_answered(self, answer: Any) -> None:
         """What the server said to that call: if it kept the record for us, `release` gives it back."""
         if isinstance(answer, list) and answer[0] != b"kept":
             self.released = True
@@ -383,8 +385,8 @@ class AsyncLease:
         if self._leases.abandoned:
             return
         ours = await self._leases.port.shield(self._give_back())
-        if not ours and not self._handed_over:
-            self._leases.tell_lost(self)  # it ran out, and nothing noticed until now
+        if not ours and not self._released_with_commit:
+            self._leases.report_loss(self)  # it ran out, and nothing noticed until now
 
     @property
     def _release_keys(self) -> list[bytes]:

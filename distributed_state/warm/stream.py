@@ -21,7 +21,7 @@ from distributed_state.warm.telemetry import Facts, observed
 log = logging.getLogger(__name__)
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
 _PAGE = 200
-_REMARKS = 1000
+_MOST_WAITING = 1000
 _PATIENCE = 1.0
 
 
@@ -75,7 +75,7 @@ class Head(NamedTuple):
     floor: int
 
 
-class Told(NamedTuple):
+class StreamEvent(NamedTuple):
     """An event as the stream holds it; `head` as in commit.lua."""
 
     offset: int
@@ -164,7 +164,7 @@ class Stream:
             self._warm.ops.end(op)
 
     def _sealed(self, subject: str, type: str, op: OpId, data: bytes) -> bytes:
-        return self._warm.form(subject).seal_event(data, type, f"{self._warm.replica}.{op.sequence}")
+        return self._warm.codec_of(subject).seal_event(data, type, f"{self._warm.replica}.{op.sequence}")
 
     async def _send(self, names: Sequence[bytes], op: OpId, event: tuple[str, str, str, bytes], member: str) -> Any:
         warm = self._warm
@@ -179,7 +179,9 @@ class Stream:
         answers = await self._port.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
         return [_head(answer) for answer in answers]
 
-    async def events(self, wanted: Sequence[tuple[PartitionKeys, int, int]]) -> list[tuple[Head, Head, list[Told]]]:
+    async def events(
+        self, wanted: Sequence[tuple[PartitionKeys, int, int]]
+    ) -> list[tuple[Head, Head, list[StreamEvent]]]:
         """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
         fields = (b"epoch", b"event", b"event_floor")
         commands = list[Words]()
@@ -191,7 +193,7 @@ class Stream:
         found = []
         for at in range(len(wanted)):
             before, rows, after_ = answers[3 * at : 3 * at + 3]
-            told = [Told(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
+            told = [StreamEvent(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
             found.append((_head(before), _head(after_), told))
         return found
 
@@ -210,7 +212,7 @@ class Stream:
             count = len(told)
             after = told[-1].offset if told else 0
 
-    async def drop(self, keys: PartitionKeys, old: Callable[[Told], bool], *, keep: bool) -> int:
+    async def drop(self, keys: PartitionKeys, old: Callable[[StreamEvent], bool], *, keep: bool) -> int:
         """Take the events of a partition up to the last `old` one out, and say so; how many. `keep`: only count.
 
         Who has yet to read them is told to resync.
@@ -220,7 +222,7 @@ class Stream:
         seen = 0
         passed = 0
         epoch = ""
-        told = [Told(0, b"", b"")]
+        told = [StreamEvent(0, b"", b"")]
         while told:
             ((before, behind, told),) = await self.events([(keys, after, _PAGE)])
             if before.epoch != behind.epoch or epoch not in ("", before.epoch):
@@ -247,25 +249,25 @@ class Stream:
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
 
 
-class Remarks:
+class BackgroundEvents:
     """Events whose writers cannot wait: each is tried once, in the background, and only logged if that fails."""
 
     def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
         self._port = port
         self._stream = stream
         self._keys = keys
-        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_REMARKS)
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._mutex = port.mutex()
         self._done = port.signal()
         self._job: Job | None = None
 
-    def make(self, type: str, subject: str, data: dict[str, Any]) -> None:
+    def emit(self, type: str, subject: str, data: dict[str, Any]) -> None:
         """Tell of this soon. Does not wait, and never fails."""
         with self._mutex:
             self._waiting.append((type, subject, data))
             if self._job is None:
                 self._done.clear()
-                self._job = self._port.spawn(self._run, "distributed-state-remarks")
+                self._job = self._port.spawn(self._run, "distributed-state-background-events")
 
     async def _run(self) -> None:
         while True:

@@ -49,7 +49,7 @@ class Link:
         self._pending: dict[bytes, int] = {}
         self._life: bytes | None = None  # the store's mark as last seen: another one each time Redis begins empty
         self.heard: Callable[[float], None] = lambda sent: None
-        self.told: Callable[[Any, float], None] = lambda time, sent: None
+        self.time_received: Callable[[Any, float], None] = lambda time, sent: None
         self.up = self._closed = False
         self.breaks = 0
 
@@ -181,7 +181,7 @@ class Link:
                     time, here, _ = await self._port.exchange(
                         [(b"TIME",), (b"GET", self._store_key), (b"SPUBLISH", self._echoes, repr(sent).encode())]
                     )
-                    self.told(time, sent)
+                    self.time_received(time, sent)
                     if here is None or self._life not in (None, here):
                         # Redis was emptied, and perhaps started again since: nothing tells the entries one by one.
                         self._lost()

@@ -39,8 +39,8 @@ PAIRS: list[tuple[type, type]] = [
 ]
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
-    AsyncStateStore: {"tiers", "after_fork", "hook", "dress"},
-    AsyncLease: {"renewed", "lose", "acquire_and", "hand_over", "handed_over", "protect", "gone"},
+    AsyncStateStore: {"tiers", "after_fork", "hook", "wrap"},
+    AsyncLease: {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     AsyncEdit: {"finish"},
     AsyncEvents: {"asks", "end", "join"},
 }
