@@ -42,7 +42,6 @@ class Group:
         self._subscription = subscription
         self._shares = PartitionAssignment(
             tiers.port,
-            tiers.warm,
             tiers.keys,
             team=tiers.keys.team(name),
             member=f"{tiers.replica}.{next(tiers.warm.count)}",

@@ -109,7 +109,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     partitions = sorted({names.partition for names in done})
     patiently = tiers.warm.patiently
     last = {names.text: version for names, version in done.items()}
-    places = await patiently(tiers.warm.places, [tiers.keys.partition(each) for each in partitions])
+    places = await patiently(tiers.warm.partitions.states, [tiers.keys.partition(each) for each in partitions])
     calls = []
     for names, version in done.items():
         told = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
@@ -122,7 +122,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
         keys_of = tiers.keys.partition(partition)
         await patiently(tiers.stream.redact, keys_of, partial(_tells_of, last))
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
-        await patiently(tiers.warm.mark, keys_of, places[partition].epoch)
+        await patiently(tiers.warm.partitions.mark, keys_of, places[partition].epoch)
     await tiers.archiver.drain(partitions)
     for names in done:
         tiers.hot.forget(names.ref.text)

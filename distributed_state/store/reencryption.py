@@ -201,8 +201,8 @@ class _Run:
 async def _forget_journal(tiers: Tiers) -> None:
     """The journal keeps its last entry; a mark takes its place."""
     partitions = [tiers.keys.partition(number) for number in range(tiers.keys.partitions)]
-    for number, place in (await tiers.warm.places(partitions)).items():
+    for number, place in (await tiers.warm.partitions.states(partitions)).items():
         if place.epoch:
-            await tiers.warm.mark(tiers.keys.partition(number), place.epoch)
+            await tiers.warm.partitions.mark(tiers.keys.partition(number), place.epoch)
     await tiers.archiver.drain()
     await tiers.port.sql(tiers.cold.sync)

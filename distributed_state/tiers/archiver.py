@@ -56,7 +56,7 @@ class Archiver:
 
     def __init__(self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings) -> None:
         self._port = port
-        self._warm = warm
+        self._partitions = warm.partitions
         self._cold = cold
         self._keys = keys
         self._settings = settings
@@ -65,7 +65,6 @@ class Archiver:
         self._mutex = port.mutex()
         self._shares = PartitionAssignment(
             port,
-            warm,
             keys,
             team=keys.archivers,
             member=warm.replica,
@@ -158,13 +157,13 @@ class Archiver:
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
         """Those of the partitions that hold what is not archived yet."""
-        places = await self._warm.places([self._keys.partition(each) for each in partitions])
+        places = await self._partitions.states([self._keys.partition(each) for each in partitions])
         self.places.update(places)
         return {partition: place for partition, place in places.items() if place.offset > place.archived}
 
     async def backlog(self) -> dict[int, int]:
         """Commits not archived yet, by partition."""
-        places = await self._warm.places([self._keys.partition(each) for each in range(self._keys.partitions)])
+        places = await self._partitions.states([self._keys.partition(each) for each in range(self._keys.partitions)])
         return {partition: place.offset - place.archived for partition, place in places.items()}
 
     # One pass
@@ -202,7 +201,7 @@ class Archiver:
                 self.behind = True
                 break  # the others have their turn in the next pass
             places = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in some]
-            for partition, journal in zip(some, await self._warm.journals(places, most), strict=True):
+            for partition, journal in zip(some, await self._partitions.journals(places, most), strict=True):
                 if not journal.epoch:
                     passed.misfits[partition] = self.diverged[partition] = "Redis was emptied"
                     continue
@@ -293,14 +292,14 @@ class Archiver:
                 for record, entry in latest.items()
             ]
             calls.append((self._keys.partition(partition), epoch, entries[-1], records))
-        for answer in await self._warm.settle(calls):
+        for answer in await self._partitions.settle(calls):
             if isinstance(answer, StateError):
                 log.warning("settle: %s", answer)
         trims = [
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
         # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
-        for answer in await self._warm.trim(trims):
+        for answer in await self._partitions.trim(trims):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
 

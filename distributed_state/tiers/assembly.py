@@ -200,14 +200,14 @@ class Tiers:
             # The cursor is read before the right to mint is asked for: whoever acts on an old one fails in SQL.
             latest = await self.port.sql(self.cold.cursor, partition)
             token = secrets.token_hex(8)
-            word = await self.warm.mint(keys, token)
+            word = await self.warm.partitions.mint(keys, token)
             if word == "live":
                 return
             if word == "ok":
                 minted = await self.port.sql(self.cold.mint, partition, latest)
                 if minted is not None:
                     await leave_mark(self.warm.command, self.keys, self._layout)
-                    word = await self.warm.install(keys, token, minted.epoch)
+                    word = await self.warm.partitions.install(keys, token, minted.epoch)
                     if word == "ok":
                         log.info("partition %d starts under epoch %s", partition, minted.epoch)
                     if word != "lost":

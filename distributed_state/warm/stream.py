@@ -119,18 +119,15 @@ class Stream:
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
         names = [keys.journal, keys.meta, keys.events, keys.events_channel, *([roll] if member else [])]
         data = self._sealed(subject, type, op, data)
-
-        async def once() -> Any:
-            return await self._send(names, op, (type, subject, actor, data), member)
-
+        sent = ([op], subject[:200], self._send, names, op, (type, subject, actor, data), member)
         try:
-            answer = await self._warm.patiently(self._warm.ops.send, [op], subject[:200], once)
+            answer = await self._warm.patiently(self._warm.ops.send, *sent)
             while answer[0] == b"unsure":
                 found = await self._look(keys, op, subject) if op.doubted else None
                 if found is not None:
                     return found.epoch, found.offset, found.time_ms, found.id
                 op.since_ms = int(answer[1])
-                answer = await self._warm.patiently(self._warm.ops.send, [op], subject[:200], once)
+                answer = await self._warm.patiently(self._warm.ops.send, *sent)
         finally:
             self._warm.ops.end(op)
         if answer[0] == b"uninitialised":

@@ -68,8 +68,6 @@ LONG = dict.fromkeys(
         "store.asyncio",
         "store.import_record",
         "tiers.archiver",
-        "tiers.commit",
-        "warm.client",
         "warm.consumers",
         "warm.lease",
     ],
