@@ -20,7 +20,7 @@ from distributed_state.conversation.tool_runs import ToolRuns
 from distributed_state.conversation.tools import Scratch, Tool
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window, summarized
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Fenced, InvalidValue, StateError
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
 from distributed_state.records.access import MESSAGES, VERSION, Action
 from distributed_state.records.transaction import Transaction

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypedDict, TypeVar
 
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, WarmUnavailable
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.transaction import _GONE as GONE
 from distributed_state.records.transaction import Transaction
 from distributed_state.tiers import commit as write_path

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 from distributed_state.conversation.fit_window import choose, turns, with_calls
 from distributed_state.conversation.tokens import Counter, counted, estimate
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, StateError, TooLarge
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path

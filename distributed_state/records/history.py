@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import MESSAGES, MOVES, written
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from distributed_state.errors import Conflict, InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import backup, erasure, history, transaction
 from distributed_state.records.access import MESSAGES, MOVES, VERSION, Action
 from distributed_state.records.home import StoreContext

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
-from distributed_state.hot.cache import MISSING, CachedRecord
+from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.records.access import MOVES, VERSION, Action, written
 from distributed_state.records.home import StoreContext
 from distributed_state.records.lifecycle import AsyncLifecycle

@@ -17,7 +17,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema
 
 from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.settings import Settings
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec

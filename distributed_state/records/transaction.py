@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from distributed_state.errors import InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import MOVES, VERSION, Action
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec, field_ttl, merge

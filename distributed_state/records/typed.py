@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, Unpack
 
 from distributed_state.errors import Conflict, InvalidValue
-from distributed_state.hot.cache import MISSING, CachedRecord
+from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.records.access import VERSION
 from distributed_state.records.home import StoreContext
 from distributed_state.records.record import AsyncRecord

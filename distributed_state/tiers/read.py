@@ -10,7 +10,7 @@ from distributed_state.errors import (
     StateError,
     WarmUnavailable,
 )
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.keys import RecordKeys

@@ -23,7 +23,7 @@ from distributed_state import (
     TooLarge,
 )
 from distributed_state.conversation import window as module
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values.model import SUMMARY
 
 pytestmark = pytest.mark.brief("servers")
