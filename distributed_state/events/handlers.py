@@ -18,7 +18,8 @@ from distributed_state.port import Job
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.model import MAX_ID_BYTES, Ref
 from distributed_state.values.results import Event
-from distributed_state.warm.consumers import RESYNC, Consumers, Subscription, Waiting
+from distributed_state.warm.consumer import RESYNC, Subscription, Waiting
+from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.partition_assignment import PartitionAssignment
 from distributed_state.warm.stream import Position
 from distributed_state.warm.telemetry import Facts, observed

@@ -1,4 +1,4 @@
-"""A user's coroutine run for a blocking caller, on an event loop. Law: a thread that lasts keeps one loop to its end."""
+"""A user's coroutine, run for a blocking caller. Law: a thread that lasts keeps one loop to its end."""
 
 from __future__ import annotations
 

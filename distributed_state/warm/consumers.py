@@ -10,196 +10,21 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from fnmatch import translate
-from functools import lru_cache
-from typing import Any
 
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.port import Job, Port
-from distributed_state.values import codec
-from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
-from distributed_state.values.model import unescape
-from distributed_state.values.results import Event
+from distributed_state.warm.consumer import Subscription
 from distributed_state.warm.stream import BEGINNING, Head, Position, Stream, StreamEvent, count
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
-RESYNC = "resync"
 _CHECK = 3.0
-_ROOM = 2000
-_ROOM_BYTES = 16 * 2**20
 _AT_ONCE = 400
 _HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
-_PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """An event that was taken and not handed over yet; a resync holds what it says.
-
-    `before`: where whoever did not handle it begins again.
-    """
-
-    partition: int
-    position: Position
-    told: StreamEvent | None
-    before: dict[int, Position]
-    resync: dict[str, Any] | None = None
-
-    def __len__(self) -> int:
-        return 0 if self.told is None else len(self.told.head) + len(self.told.data)
-
-    def event(self, codec_of: Callable[[str], Codec]) -> Event:
-        """The event. Raises CorruptState if what it tells cannot be read, DecryptionFailed without the key."""
-        if self.told is None:
-            return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
-        id, type, subject, time, version, actor = self.told.head.decode().split("\n")
-        seconds, micros = time.split()
-        data = codec_of(subject).open_event(self.told.data, type, id)
-        return Event(
-            id=id, type=type, subject=subject, time=(int(seconds) * 1000 + int(micros) // 1000) / 1000,
-            data=codec.decode(data, "data"), source=id.partition(".")[0], sequence=self.told.offset,
-            epoch=self.position.epoch, partition=self.partition, version=int(version), actor=unescape(actor),
-        )  # fmt: skip
-
-
-def pattern(text: str) -> re.Pattern[bytes]:
-    """What a type has to be: `*` stands for any characters. Raises InvalidValue."""
-    if not isinstance(text, str) or not _PATTERN.fullmatch(text):
-        raise InvalidValue(f"events are named as 'conversation.deleted', 'conversation.*' or '*', not {text!r:.80}")
-    return _compiled(text)
-
-
-@lru_cache(maxsize=1024)
-def _compiled(text: str) -> re.Pattern[bytes]:
-    # Not a plain ".*" for each: many of them would take for ever to say no.
-    return re.compile(translate(text).encode())
-
-
-class Subscription:
-    """One consumer: what it has taken and not been given yet. The link, the feed and the consumer meet here."""
-
-    def __init__(self, port: Port, types: Iterable[str]) -> None:
-        self.patterns = [pattern(each) for each in types]
-        self.ready = port.signal()
-        self.closed = False
-        self.starved = False
-        self.resyncs = self.handed = self.replayed = 0
-        self._mutex = port.mutex()
-        self._taken: dict[int, Position] = {}
-        self._waiting: deque[Waiting] = deque()
-        self._bytes = 0
-
-    def assign(self, positions: dict[int, Position]) -> None:
-        """Take the events of these partitions, from there on."""
-        with self._mutex:
-            self._taken.update(positions)
-
-    def revoke(self, partitions: Iterable[int]) -> None:
-        """Take no more of these, and hand over nothing that was taken."""
-        gone = set(partitions)
-        with self._mutex:
-            for each in gone:
-                self._taken.pop(each, None)
-            self._waiting = deque(each for each in self._waiting if each.partition not in gone)
-            self._bytes = sum(map(len, self._waiting))
-
-    def taken(self) -> dict[int, Position]:
-        with self._mutex:
-            return dict(self._taken)
-
-    def delivered(self) -> dict[int, Position]:
-        """How far the consumer is: what was handed over, and what it did not ask for."""
-        with self._mutex:
-            reached = dict(self._taken)
-            for each in reversed(self._waiting):
-                reached.update((at, position) for at, position in each.before.items() if at in reached)
-            return reached
-
-    def wants(self, type: bytes) -> bool:
-        return any(each.fullmatch(type) for each in self.patterns)
-
-    @property
-    def room(self) -> int:
-        return max(0, _ROOM - len(self._waiting)) if self._bytes < _ROOM_BYTES else 0
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def hear(self, partition: int, epoch: str, told: StreamEvent) -> bool:
-        """Take an event that was published; False if the stream has to be looked at."""
-        with self._mutex:
-            at = self._taken.get(partition)
-            if at is None or self.closed:
-                return True
-            if at.epoch == epoch and told.offset <= at.offset:
-                return True
-            if not told.head or not at.leads_to(epoch) or told.offset != at.offset + 1 or not self.room:
-                return False
-            self._take(partition, epoch, told)
-        self.ready.set()
-        return True
-
-    def read(self, partition: int, before: Position, head: Head, told: list[StreamEvent], whole: bool) -> None:
-        """Take what the stream holds behind a position. Nothing, if something was taken meanwhile."""
-        with self._mutex:
-            if self._taken.get(partition) != before:
-                return
-            waiting = len(self._waiting)
-            for each in told:
-                self._take(partition, head.epoch, each)
-            self.replayed += len(self._waiting) - waiting
-            if whole:
-                # What is missing at the end was taken out of the stream.
-                self._taken[partition] = Position(head.epoch, max(head.offset, self._taken[partition].offset))
-        self.ready.set()
-
-    def _take(self, partition: int, epoch: str, told: StreamEvent) -> None:
-        self._taken[partition] = position = Position(epoch, told.offset)
-        if self.wants(told.head.split(b"\n", 2)[1]):
-            before = {partition: Position(epoch, told.offset - 1)}
-            self._waiting.append(Waiting(partition, position, told, before))
-            self._bytes += len(self._waiting[-1])
-
-    def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
-        """Go on behind gaps, from one position to another each, and be told once to resync."""
-        with self._mutex:
-            real = {at: gap for at, gap in gaps.items() if self._taken.get(at) == gap[0]}
-            if not real:
-                return
-            self._taken.update({partition: to for partition, (_, to) in real.items()})
-            self.resyncs += 1
-            data = {"reason": reason, "partitions": sorted(real)}
-            before = {at: gap[0] for at, gap in real.items()}
-            self._waiting.append(Waiting(-1, BEGINNING, None, before, data))
-        self.ready.set()
-
-    def pop(self) -> Waiting | None:
-        """The next event; None: wait until `ready`."""
-        with self._mutex:
-            if self._waiting:
-                self.handed += 1
-                self._bytes -= len(self._waiting[0])
-                return self._waiting.popleft()
-            if not self.closed:
-                self.ready.clear()
-            return None
-
-    def made_room(self) -> bool:
-        """Whether the stream should be looked at again, because a full queue is half empty now."""
-        if self.starved and self.room >= _ROOM // 2 and self._bytes < _ROOM_BYTES // 2:
-            self.starved = False
-            return True
-        return False
-
-    def close(self) -> None:
-        self.closed = True
-        self.ready.set()
 
 
 class Consumers:

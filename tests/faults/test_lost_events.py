@@ -21,7 +21,8 @@ from proxy import Proxy
 
 from distributed_state import Event, WarmUnavailable
 from distributed_state.warm import consumers
-from distributed_state.warm.consumers import RESYNC, Consumers, Subscription
+from distributed_state.warm.consumer import RESYNC, Subscription
+from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.stream import Position
 
 real = pytest.mark.only(warm=("valkey", "redis"))

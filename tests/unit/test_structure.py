@@ -64,8 +64,6 @@ LONG = dict.fromkeys(
         "store.asyncio",
         "store.import_record",
         "tiers.archiver",
-        "warm.consumers",
-        "warm.lease",
     ],
     "to be split",
 )
