@@ -14,7 +14,7 @@ LARGEST = 2**63 - 1
 
 
 class ParsedEvent(NamedTuple):
-    """An event as an entry tells of it. `offset` is its place among the partition's events."""
+    """An event as it stands in a journal entry. `offset` is its place among the partition's events."""
 
     offset: int
     id: str

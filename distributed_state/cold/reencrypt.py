@@ -1,4 +1,4 @@
-"""Stores values in another form, in place. Law: what a row says stays the same; one record is one transaction.
+"""Stores values under another encryption, in place. Law: what a row says stays the same; one record is one transaction.
 
 Events are a table of their own, in which many are about no record; a page of them is one transaction.
 """
@@ -44,7 +44,7 @@ def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrit
 def rewrite_events(
     connection: Connection, namespace: str, after: EventKey, convert: Rewrite, *, keep: bool
 ) -> tuple[EventKey | None, int]:
-    """Rewrite the events of the next page; where it ends, None behind the last one, and how many changed."""
+    """Rewrite the events of the next page; where it ends, None after the last one, and how many changed."""
     e = events.c
     key = (e.partition, e.epoch, e.offset)
     query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == namespace, tuple_(*key) > after)

@@ -173,7 +173,7 @@ class ColdStore:
             return listing.listing(connection, self.namespace, scope, owner, limit, after, deleted)
 
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
-        """Records of these partitions that have a lifetime, from behind `after` on in order of their texts."""
+        """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""
         with self._database.read() as connection:
             return listing.mortal(connection, self.namespace, partitions, after, limit)
 
@@ -234,14 +234,14 @@ class ColdStore:
             return reencrypt.names(connection, self.namespace, after)
 
     def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
-        """Store all values of a record in another form; how many it were. With `keep` nothing is changed."""
+        """Store all values of a record under another encryption; how many. With `keep` nothing is changed."""
         with self._database.write() as connection:
             return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
 
     def rewrite_events(
         self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool
     ) -> tuple[reencrypt.EventKey | None, int]:
-        """Store a page of events in another form; where it ends, None behind the last one, and how many it were."""
+        """Store a page of events under another encryption; where it ends, None after the last one, and how many."""
         with self._database.write() as connection:
             return reencrypt.rewrite_events(connection, self.namespace, after, convert, keep=keep)
 

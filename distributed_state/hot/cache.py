@@ -15,7 +15,7 @@ from distributed_state.values.journal import Op
 
 
 class Flight:
-    """A load on its way. What it brings is kept only if nothing newer was heard of meanwhile."""
+    """A load on its way. What it brings is kept only if nothing newer was published meanwhile."""
 
     __slots__ = ("done", "floor", "keepable", "open", "result")
 
@@ -89,7 +89,7 @@ class Hot:
             self._evicted(each)
 
     def apply(self, text: str, epoch: str, version: int, ops: Iterable[Op] | None) -> None:
-        """A change was heard of: merge the next version, ignore an older one, forget on a gap."""
+        """A change was published: merge the next version, ignore an older one, forget on a gap."""
         dropped: list[str] = []
         with self._mutex:
             for flight in self._flights.get(text, ()):

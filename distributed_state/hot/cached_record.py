@@ -17,8 +17,8 @@ from distributed_state.values.model import DELETED, STATE_FIELDS, TIMED, is_stat
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
-# Measured, in bytes: an entry with its keys, its channel and who hears that; a field or a message with its place; the
-# memo of a value with its name.
+# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the memo
+# of a value with its name.
 _ENTRY = 1200
 _PIECE = 150
 _MEMO = 150
@@ -90,7 +90,7 @@ class CachedRecord:
         return DELETED in self.fields
 
     def value(self, key: str, default: Any) -> Any:
-        """The decoded field. Containers are decoded anew each time, so that no caller can change the entry."""
+        """The decoded field. Containers are decoded each time, so that no caller can change the entry."""
         data = self.fields.get(codec.encode_key(key))
         if data is None:
             return default

@@ -84,7 +84,7 @@ class AsyncioPort(Calls):
 
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         if not commands:
-            return []  # waiting for no answer would never end, and hold up everybody behind
+            return []  # waiting for no answer would never end, and hold up everybody after it
         pipe = self._pipe
         if pipe is None or pipe.broken is not None:
             pipe = await self._connected()

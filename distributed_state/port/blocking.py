@@ -213,7 +213,7 @@ class BlockingSignal:
         while not self._set:
             if stop is not None and stop.is_set():
                 raise Stopped
-            # In short steps: a background thread hears its own stop, and nobody depends on being woken.
+            # In short steps: a background thread notices its own stop, and nobody depends on being woken.
             left = 0.1 if stop is not None else 1.0
             if end is not None:
                 left = min(left, end - time.monotonic())

@@ -41,7 +41,7 @@ class Pipe:
         return waiting
 
     def fail_silent(self, waiting: asyncio.Future[list[Any]]) -> None:
-        """The server has not answered in time. Later answers could not be told apart, so the connection is over."""
+        """The server has not answered in time. Later answers could be taken for others', so the connection is over."""
         if not waiting.done():
             self._fail(driver.TimeoutError("no answer in time"))
 

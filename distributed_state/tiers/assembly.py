@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 def mark(layout: dict[str, Any]) -> bytes:
-    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis began anew."""
+    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis was emptied."""
     return orjson.dumps(layout | {"life": secrets.token_hex(8)})
 
 
@@ -131,7 +131,7 @@ class Tiers:
         self._epochs.clear()
 
     def listen(self, names: RecordKeys) -> None:
-        """Hear the record's changes from now on, if hot is in use."""
+        """Listen for the record's changes from now on, if hot is in use."""
         text = names.ref.text
         if not self._uses_hot or text in self._listening:
             return
@@ -152,7 +152,7 @@ class Tiers:
         channel = self._listening.pop(text, None)
         if channel is not None:
             self.link.leave(channel)
-        # Only now: a load that began while the channel was heard must not be kept.
+        # Only now: a load that began while we listened must not be kept.
         self.hot.forget(text)
 
     def _hear(self, text: str, payload: bytes) -> None:

@@ -53,12 +53,16 @@ class Changes:
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
         other = copy(self)
-        other._fields = dict(self._fields)
-        other._first = list(self._first)
-        other._last = list(self._last)
-        other.sums = list(self.sums)
-        other._events = list(self._events)
+        other.detach()
         return other
+
+    def detach(self) -> None:
+        """Share no list with the changes that this was copied from."""
+        self._fields = dict(self._fields)
+        self._first = list(self._first)
+        self._last = list(self._last)
+        self._events = list(self._events)
+        self.sums = list(self.sums)
 
     @property
     def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
@@ -148,12 +152,12 @@ class Changes:
         self._first.append((b"c", b"", b""))
         if messages:
             self.wipe()
-            self.reserved(SUMMARY, None)  # it tells what they said
+            self.reserved(SUMMARY, None)  # it says what was in them
         self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 
     def undelete(self) -> None:
-        """Let a deleted record start anew."""
+        """Let a deleted record begin again."""
         self.reserved(DELETED, None)
 
     def wipe(self) -> None:

@@ -118,7 +118,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
     """Apply one change each to as many records, in one round trip. What was refused comes back as its error."""
     if len({names.text for names, _ in writes}) < len(writes):
-        # Where the server has to be told the script, the second might be carried out before the first.
+        # On a server that does not know the script yet, the second might be carried out before the first.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
     sent = []
     results: list[Committed | StateError] = []
@@ -231,7 +231,7 @@ async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op
 
 
 async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:
-    """What the increments of a commit came to; from SQL if Redis does not remember."""
+    """The sums that the increments of a commit gave; from SQL if Redis does not remember."""
     if done.results is not None:
         results = iter(done.results)
         fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}

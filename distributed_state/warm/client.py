@@ -70,7 +70,7 @@ class Warm(Patience):
     async def _attempt(
         self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
     ) -> tuple[Any, Any]:
-        # Built anew for each attempt: it says since when the op id can have been applied.
+        # Built for each attempt: it says since when the op id can have been applied.
         return await self._ask(self._call(names, draft, op, listening), trailing_call)
 
     @observed("commit_many", "warm", several)

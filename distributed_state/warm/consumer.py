@@ -29,30 +29,30 @@ _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An event that was taken and not handed over yet; a resync holds what it says.
+    """An event that was taken and not delivered yet; a resync holds its data.
 
     `before`: where whoever did not handle it begins again.
     """
 
     partition: int
     position: Position
-    told: StreamEvent | None
+    stored: StreamEvent | None
     before: dict[int, Position]
     resync: dict[str, Any] | None = None
 
     def __len__(self) -> int:
-        return 0 if self.told is None else len(self.told.head) + len(self.told.data)
+        return 0 if self.stored is None else len(self.stored.head) + len(self.stored.data)
 
     def event(self, codec_of: Callable[[str], Codec]) -> Event:
-        """The event. Raises CorruptState if what it tells cannot be read, DecryptionFailed without the key."""
-        if self.told is None:
+        """The event. Raises CorruptState if its data cannot be read, DecryptionFailed without the key."""
+        if self.stored is None:
             return Event("", RESYNC, "", 0.0, self.resync or {}, "", 0, "", -1, 0, "")
-        id, type, subject, time, version, actor = self.told.head.decode().split("\n")
+        id, type, subject, time, version, actor = self.stored.head.decode().split("\n")
         seconds, micros = time.split()
-        data = codec_of(subject).open_event(self.told.data, type, id)
+        data = codec_of(subject).open_event(self.stored.data, type, id)
         return Event(
             id=id, type=type, subject=subject, time=(int(seconds) * 1000 + int(micros) // 1000) / 1000,
-            data=codec.decode(data, "data"), source=id.partition(".")[0], sequence=self.told.offset,
+            data=codec.decode(data, "data"), source=id.partition(".")[0], sequence=self.stored.offset,
             epoch=self.position.epoch, partition=self.partition, version=int(version), actor=unescape(actor),
         )  # fmt: skip
 
@@ -90,7 +90,7 @@ class Subscription:
             self._taken.update(positions)
 
     def revoke(self, partitions: Iterable[int]) -> None:
-        """Take no more of these, and hand over nothing that was taken."""
+        """Take no more of these, and deliver nothing that was taken."""
         gone = set(partitions)
         with self._mutex:
             for each in gone:
@@ -103,7 +103,7 @@ class Subscription:
             return dict(self._taken)
 
     def delivered(self) -> dict[int, Position]:
-        """How far the consumer is: what was handed over, and what it did not ask for."""
+        """How far the consumer is: what was delivered, and what it did not ask for."""
         with self._mutex:
             reached = dict(self._taken)
             for each in reversed(self._waiting):
@@ -120,27 +120,27 @@ class Subscription:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def hear(self, partition: int, epoch: str, told: StreamEvent) -> bool:
+    def hear(self, partition: int, epoch: str, stored: StreamEvent) -> bool:
         """Take an event that was published; False if the stream has to be looked at."""
         with self._mutex:
             at = self._taken.get(partition)
             if at is None or self.closed:
                 return True
-            if at.epoch == epoch and told.offset <= at.offset:
+            if at.epoch == epoch and stored.offset <= at.offset:
                 return True
-            if not told.head or not at.leads_to(epoch) or told.offset != at.offset + 1 or not self.room:
+            if not stored.head or not at.leads_to(epoch) or stored.offset != at.offset + 1 or not self.room:
                 return False
-            self._take(partition, epoch, told)
+            self._take(partition, epoch, stored)
         self.ready.set()
         return True
 
-    def read(self, partition: int, before: Position, head: Head, told: list[StreamEvent], whole: bool) -> None:
-        """Take what the stream holds behind a position. Nothing, if something was taken meanwhile."""
+    def read(self, partition: int, before: Position, head: Head, stored: list[StreamEvent], whole: bool) -> None:
+        """Take what the stream holds after a position. Nothing, if something was taken meanwhile."""
         with self._mutex:
             if self._taken.get(partition) != before:
                 return
             waiting = len(self._waiting)
-            for each in told:
+            for each in stored:
                 self._take(partition, head.epoch, each)
             self.replayed += len(self._waiting) - waiting
             if whole:
@@ -148,15 +148,15 @@ class Subscription:
                 self._taken[partition] = Position(head.epoch, max(head.offset, self._taken[partition].offset))
         self.ready.set()
 
-    def _take(self, partition: int, epoch: str, told: StreamEvent) -> None:
-        self._taken[partition] = position = Position(epoch, told.offset)
-        if self.wants(told.head.split(b"\n", 2)[1]):
-            before = {partition: Position(epoch, told.offset - 1)}
-            self._waiting.append(Waiting(partition, position, told, before))
+    def _take(self, partition: int, epoch: str, stored: StreamEvent) -> None:
+        self._taken[partition] = position = Position(epoch, stored.offset)
+        if self.wants(stored.head.split(b"\n", 2)[1]):
+            before = {partition: Position(epoch, stored.offset - 1)}
+            self._waiting.append(Waiting(partition, position, stored, before))
             self._bytes += len(self._waiting[-1])
 
     def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
-        """Go on behind gaps, from one position to another each, and be told once to resync."""
+        """Go on after gaps, from one position to another each, with one event that asks to resync."""
         with self._mutex:
             real = {at: gap for at, gap in gaps.items() if self._taken.get(at) == gap[0]}
             if not real:

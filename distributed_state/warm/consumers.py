@@ -1,9 +1,9 @@
-"""Events as they reach this replica. Law: the stream is the truth; what is heard only saves the look.
+"""Events as they reach this replica. Law: the stream is the truth; what is published only saves the look.
 
-A consumer has a position in each partition. What is heard at the next offset is taken; on anything else - a gap, a new
-connection, silence - the stream is read from the position on, and where it does not reach back that far, or belongs to
-another life of Redis, the consumer is told once to resync. Epochs count up, so where Redis holds none the position says
-which was the last one: a life that began and ended unseen shows as well.
+A consumer has a position in each partition. What is published at the next offset is taken; on anything else - a gap, a
+new connection, silence - the stream is read from the position on, and where it does not reach back that far, or belongs
+to another life of Redis, the consumer gets one event that asks it to resync. Epochs count up, so where Redis holds none
+the position says which was the last one: a life that began and ended unseen shows as well.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class Consumers:
 
     @property
     def waiting(self) -> int:
-        """How many events arrived and were not handed over yet."""
+        """How many events arrived and were not delivered yet."""
         return sum(len(each) for each in list(self._subscriptions))
 
     @property
     def resyncs(self) -> int:
-        """How often a consumer was told to resync, those included that have left."""
+        """How often a consumer had to resync, those included that have left."""
         return self._resyncs + sum(each.resyncs for each in list(self._subscriptions))
 
     @property
     def replayed(self) -> int:
-        """How many events were read from the stream and not heard as they were written."""
+        """How many events were read from the stream because their publication was missed."""
         return self._replayed + sum(each.replayed for each in list(self._subscriptions))
 
     @property
@@ -113,7 +113,7 @@ class Consumers:
         return ",".join(parts) or "oldest"
 
     def join(self, subscription: Subscription) -> None:
-        """Hand events to this consumer from now on."""
+        """Deliver events to this consumer from now on."""
         with self._mutex:
             self._subscriptions.append(subscription)
             if self._job is None:
@@ -151,8 +151,8 @@ class Consumers:
             place, _, entry = payload.partition(b"\n")
             epoch, _, offset = place.decode().partition(" ")
             *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
-            told = StreamEvent(int(offset), b"\n".join(head), data)
-            taken = [each.hear(partition, epoch, told) for each in list(self._subscriptions)]
+            stored = StreamEvent(int(offset), b"\n".join(head), data)
+            taken = [each.hear(partition, epoch, stored) for each in list(self._subscriptions)]
             missed = not all(taken)
         if missed:
             self.stir([partition])
@@ -183,7 +183,7 @@ class Consumers:
         taken = {each: each.taken() for each in list(self._subscriptions)}
         heads = await self._heads(behind & set().union(*taken.values()))
         if any(self._lost(at[each], heads[each]) for at in taken.values() for each in at.keys() & heads.keys()):
-            # Whatever befell one partition befell others: told once for all.
+            # Whatever befell one partition befell others: one resync for all.
             taken = {each: each.taken() for each in taken}
             heads = await self._heads(self._all())
         for subscription, at in taken.items():
@@ -231,14 +231,14 @@ class Consumers:
             subscription.starved = True  # looked at again when it has made room
             return
         calls = [(self._keys.partition(at), taken[at].offset, share) for at in wanted]
-        for at, (before, after, told) in zip(wanted, await self._stream.events(calls), strict=True):
+        for at, (before, after, stored) in zip(wanted, await self._stream.events(calls), strict=True):
             position = taken[at]
             same = before.epoch == after.epoch and position.leads_to(before.epoch)
             if not before.epoch or not same or after.floor > position.offset or before.offset < position.offset:
                 self.stir([at])
                 continue
-            subscription.read(at, position, before, told, len(told) < share)
-            if len(told) == share:
+            subscription.read(at, position, before, stored, len(stored) < share)
+            if len(stored) == share:
                 self.stir([at])
 
     async def close(self) -> None:

@@ -9,9 +9,9 @@ back, and so has whatever was applied before: what it does not have was not, and
 If the record left and came back once more meanwhile, SQL is asked once more. Where Redis is too full to bring it back,
 SQL is asked before the write is refused: nothing that was applied may seem to be refused.
 
-A write whose answers all came is sent anew with a new time, so that a first sending costs one round trip and no SQL; it
-is the one whose answer was lost that keeps its time. Such a one is not repeated later than half of `op_window` after it
-was first sent, and the server applies none that is older than the whole: what lay about for longer is refused.
+A write whose answers all came is sent again with a new time, so that a first sending costs one round trip and no SQL.
+One whose answer was lost keeps its time. It is not repeated later than half of `op_window` after it was first sent, and
+the server applies none that is older than the whole window: a request that was delayed for longer is refused.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
 
 
 class Stream:
-    """Writes events that tell of no commit, and reads all.
+    """Writes events that belong to no commit, and reads all.
 
     `archived` finds one in SQL by its partition and id, among those since a time.
     """
@@ -190,42 +190,42 @@ class Stream:
         found = []
         for at in range(len(wanted)):
             before, rows, after_ = answers[3 * at : 3 * at + 3]
-            told = [StreamEvent(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
-            found.append((_head(before), _head(after_), told))
+            stored = [StreamEvent(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
+            found.append((_head(before), _head(after_), stored))
         return found
 
     async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
-        """Take the events with these heads out of a partition. Nobody is told; offsets stay as they are."""
+        """Take the events with these heads out of a partition. Nobody is notified; offsets stay as they are."""
         after = 0
         count = _PAGE
         while count == _PAGE:
-            ((before, behind, told),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
+            ((before, behind, stored),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
             if before.epoch != behind.epoch:
                 after = 0  # Redis was emptied meanwhile
                 continue
-            gone = [b"%d-0" % each.offset for each in told if unwanted(each.head)]
+            gone = [b"%d-0" % each.offset for each in stored if unwanted(each.head)]
             if gone:
                 await self._warm.script(REDACT, [keys.meta, keys.events], [before.epoch, *gone])
-            count = len(told)
-            after = told[-1].offset if told else 0
+            count = len(stored)
+            after = stored[-1].offset if stored else 0
 
     async def drop(self, keys: PartitionKeys, old: Callable[[StreamEvent], bool], *, keep: bool) -> int:
         """Take the events of a partition up to the last `old` one out, and say so; how many. `keep`: only count.
 
-        Who has yet to read them is told to resync.
+        Who has yet to read them has to resync.
         """
         after = 0
         last = 0
         seen = 0
         passed = 0
         epoch = ""
-        told = [StreamEvent(0, b"", b"")]
-        while told:
-            ((before, behind, told),) = await self.events([(keys, after, _PAGE)])
+        stored = [StreamEvent(0, b"", b"")]
+        while stored:
+            ((before, behind, stored),) = await self.events([(keys, after, _PAGE)])
             if before.epoch != behind.epoch or epoch not in ("", before.epoch):
                 return 0  # Redis was emptied meanwhile
             epoch = before.epoch
-            for each in told:
+            for each in stored:
                 after = each.offset
                 passed = passed + 1
                 if old(each):
@@ -259,7 +259,7 @@ class BackgroundEvents:
         self._job: Job | None = None
 
     def emit(self, type: str, subject: str, data: dict[str, Any]) -> None:
-        """Tell of this soon. Does not wait, and never fails."""
+        """Write this event soon. Does not wait, and never fails."""
         with self._mutex:
             self._waiting.append((type, subject, data))
             if self._job is None:
@@ -277,9 +277,11 @@ class BackgroundEvents:
             keys = self._keys.partition(self._keys.partition_of(subject))
             try:
                 if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
-                    log.warning("%s of %s is not told: Redis was emptied or its journal is full", type, subject[:200])
+                    log.warning(
+                        "%s of %s is not published: Redis was emptied or its journal is full", type, subject[:200]
+                    )
             except StateError as error:
-                log.warning("%s of %s is not told: %s", type, subject[:200], error)
+                log.warning("%s of %s is not published: %s", type, subject[:200], error)
 
     async def close(self) -> None:
         """Give what waits a moment."""

@@ -849,7 +849,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
             client.config_set("maxmemory", "1mb")
             team = core(store).keys.archivers
             client.delete(team, *(core(store).keys.partition(each).archiver for each in range(2)))
-            tiers(store).archiver._shares._renew_at = 0.0
+            tiers(store).archiver._assignment._renew_at = 0.0
             other = await opener(archiver=False, **given)
             assert await other.session(f"s{written}").get("a") == "x" * 50_000
             assert await other.session("cold").get("a") == 1

@@ -63,7 +63,6 @@ LONG = dict.fromkeys(
         "records.typed",
         "store.asyncio",
         "store.import_record",
-        "tiers.archiver",
     ],
     "to be split",
 )
@@ -72,7 +71,6 @@ LONG_FUNCTIONS = {
     "cold.migrations.versions.0001_initial.upgrade": "a list of tables",
     "conversation.window._fit": "to be split",
     "store.import_record.Import.settle": "to be split",
-    "tiers.archiver.Archiver._archive": "to be split",
 }
 FUNCTION_LINES = 40
 
