@@ -81,7 +81,7 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 """,
         ("records.batch:AsyncBatch", "store.asyncio:AsyncStateStore"),
         '''
-def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
+def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:
     """What user code is given on this face."""
     return as_session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 ''',
@@ -102,7 +102,7 @@ IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
     "here": f"from {PACKAGE}.{PORT} import here",
     "BlockingPort": f"from {PACKAGE}.{PORT} import BlockingPort",
-    "MISSING": f"from {PACKAGE}.hot.cache import MISSING",
+    "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.asyncio import resolve",
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
@@ -116,7 +116,7 @@ FROM_SOURCE = frozenset({"AsyncAgent"})
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
     "AsyncStateStore": {"tiers", "after_fork", "hook", "__await__"},
-    "AsyncLease": {"renewed", "lose", "acquire_and", "hand_over", "handed_over", "protect", "gone"},
+    "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
     "AsyncEvents": {"asks", "end", "join"},
     "AsyncHost": {"waiting", "position", "do", "status", "reload", "wait", "wake", "close"},
@@ -133,7 +133,7 @@ def __init__(self, twin: AsyncRecord) -> None:
     ("AsyncStateStore", "__init__"): """
 def __init__(self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None) -> None:
     self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
-    self._twin.dress = _dress
+    self._twin.wrap = _wrap
 """,
     # So does a host, of agents of its own face.
     ("AsyncHost", "__init__"): """

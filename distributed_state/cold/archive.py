@@ -45,7 +45,7 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
         return None
     new = Cursor(partition, f"{ordinal + 1}-{secrets.token_hex(4)}", ordinal + 1, 0, "")
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
-    # Not the one that somebody may have minted since our look: its insert below is what tells us of it.
+    # Not the one that somebody may have minted since our look: its insert below is what shows us.
     connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))
     try:
         with connection.begin_nested():
@@ -165,13 +165,13 @@ class _Intake:
         return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
 
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
-        """What these entries tell of. Not so for an imported record: nothing happens then, it happened elsewhere."""
+        """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""
         rows = []
         for item in parsed:
             e = item.entry
-            for told in item.events:
-                place = (self.namespace, item.partition, item.epoch, told.offset)
-                rows.append((*place, told.id, told.type, told.subject, e.time_ms, e.actor, e.version, told.data))
+            for event in item.events:
+                place = (self.namespace, item.partition, item.epoch, event.offset)
+                rows.append((*place, event.id, event.type, event.subject, e.time_ms, e.actor, e.version, event.data))
         bulk.add(self.connection, tables.events, rows)
 
     def _quarantine(self, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:

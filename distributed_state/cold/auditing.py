@@ -25,7 +25,7 @@ def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happen
     return found[-sought.limit :] if sought.after is None else found[: sought.limit]
 
 
-def told(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
+def event_archived(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
     """Whether this very event, one that was written alone, was archived, or set aside."""
     e = events.c
     q = quarantine.c

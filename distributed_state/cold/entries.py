@@ -13,8 +13,8 @@ from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEG
 LARGEST = 2**63 - 1
 
 
-class Told(NamedTuple):
-    """An event as an entry tells of it. `offset` is its place among the partition's events."""
+class ParsedEvent(NamedTuple):
+    """An event as it stands in a journal entry. `offset` is its place among the partition's events."""
 
     offset: int
     id: str
@@ -40,7 +40,7 @@ class Parsed:
     touched: set[bytes] = field(default_factory=set)  # which of these fields were set or deleted
     deleted: bool = False
     lifetime: str | None = None
-    events: list[Told] = field(default_factory=list)
+    events: list[ParsedEvent] = field(default_factory=list)
 
 
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
@@ -58,7 +58,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
         elif op.kind == b"l":
             parsed.label = escape((op.value or op.name).decode("utf-8", "surrogatepass"))
         elif op.kind == b"e":
-            parsed.events.append(_told(entry.event, len(parsed.events), op))
+            parsed.events.append(_parsed_event(entry.event, len(parsed.events), op))
         elif op.name[:1] == b"#":
             _read_reserved(parsed, op)
     return parsed
@@ -89,12 +89,12 @@ def _sequence(name: bytes) -> int:
     return number
 
 
-def _told(event: str, number: int, op: Op) -> Told:
+def _parsed_event(event: str, number: int, op: Op) -> ParsedEvent:
     """The event in a step of kind `e`. It is called after the commit that it was written with."""
     offset, type, subject = op.name.split(b" ", 2)
     if not 0 <= int(offset) <= LARGEST:
         raise ValueError(f"event number {int(offset)}")
-    return Told(int(offset), f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
+    return ParsedEvent(int(offset), f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
 
 
 def subject(data: bytes) -> str:

@@ -62,7 +62,7 @@ def request(connection: Connection, namespace: str, record: str) -> list[Erasure
 
 
 def _note(connection: Connection, namespace: str, wanted: Sequence[Erasure]) -> None:
-    """Note erasures anew, over those that are noted. The rows of `records` are locked."""
+    """Note erasures again, over those that are noted. The rows of `records` are locked."""
     known = {
         each.record: each
         for some in chunks(wanted, 500)
@@ -129,7 +129,7 @@ def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
 
 
 def complete(connection: Connection, namespace: str, done: Mapping[str, int]) -> None:
-    """Forget the erasures up to these versions: Redis is clean. What was told late of these records goes, too."""
+    """Forget the erasures up to these versions: Redis is clean. Events of these records that came late go, too."""
     e = erasures.c
     for chunk in chunks(sorted(done), 200):
         living = lock(connection, namespace, chunk)

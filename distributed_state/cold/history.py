@@ -220,7 +220,7 @@ def messages_of(
         ]
         if places:
             rows = connection.execute(select(m.record, m.seq, m.data).where(m.namespace == namespace, or_(*places)))
-            # Copies come last and stay: the source may have been purged or erased, and begun anew since.
+            # Copies come last and stay: the source may have been purged or erased, and begun again since.
             ranked = sorted(rows, key=lambda row: (row.record == record, row.record == parent))
             found.update((seq, data) for _, seq, data in ranked)
     return found

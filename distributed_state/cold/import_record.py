@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import TypedDict
 
 from sqlalchemy import Connection, exc, insert
 
@@ -16,6 +17,16 @@ from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold
 from distributed_state.values.model import DELETED, OWNER, PARENT, SEGMENTS
+
+
+class Imported(TypedDict):
+    """What comes in: the oldest state and its messages, then the changes after it."""
+
+    partition: int
+    epoch: str
+    base: State | None
+    base_messages: Sequence[tuple[int, bytes]]
+    entries: Sequence[JournalEntry]
 
 
 def adopt(

@@ -6,7 +6,7 @@ cutoff keeps its row in `records` only.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from distributed_state.cold import bulk
+from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.record_index import ERASED, lock
@@ -36,6 +37,28 @@ from distributed_state.values.model import NEXT, SEGMENTS
 
 CHUNK = 200
 _EVENTS = 10_000
+
+
+def purge_all(
+    database: Database, namespace: str, before_ms: int, progress: Callable[[int], None] | None = None
+) -> Purged:
+    """Purge the namespace, chunk by chunk; `progress` is called after each with the number of records so far."""
+    total = Purged(0, 0, 0)
+    after: str | None = ""
+    while after is not None:
+        with database.read() as connection:
+            names, after = candidates(connection, namespace, before_ms, after)
+        if names:
+            with database.write() as connection:
+                total += purge(connection, namespace, names, before_ms)
+        if progress:
+            progress(total.records)
+    removed = 1
+    while removed > 0:
+        with database.write() as connection:
+            removed = purge_events(connection, namespace, before_ms)
+        total += Purged(0, 0, 0, removed)
+    return total
 
 
 def candidates(connection: Connection, namespace: str, before_ms: int, after: str) -> tuple[list[str], str | None]:

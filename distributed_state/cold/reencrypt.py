@@ -1,4 +1,4 @@
-"""Stores values in another form, in place. Law: what a row says stays the same; one record is one transaction.
+"""Stores values under another encryption, in place. Law: what a row says stays the same; one record is one transaction.
 
 Events are a table of their own, in which many are about no record; a page of them is one transaction.
 """
@@ -31,10 +31,10 @@ def names(connection: Connection, namespace: str, after: str) -> list[str]:
     return list(connection.execute(query).scalars())
 
 
-def rewrite(connection: Connection, namespace: str, record: str, form: Rewrite, *, keep: bool) -> int:
+def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrite, *, keep: bool) -> int:
     """Rewrite all values of a record and return how many changed; with `keep` they are only counted."""
     lock(connection, namespace, [record])
-    work = _Work(connection, namespace, record, form, keep)
+    work = _Work(connection, namespace, record, convert, keep)
     for table in (snapshots, changes, quarantine):
         work.packed(table)
     work.messages()
@@ -42,16 +42,16 @@ def rewrite(connection: Connection, namespace: str, record: str, form: Rewrite, 
 
 
 def rewrite_events(
-    connection: Connection, namespace: str, after: EventKey, form: Rewrite, *, keep: bool
+    connection: Connection, namespace: str, after: EventKey, convert: Rewrite, *, keep: bool
 ) -> tuple[EventKey | None, int]:
-    """Rewrite the events of the next page; where it ends, None behind the last one, and how many changed."""
+    """Rewrite the events of the next page; where it ends, None after the last one, and how many changed."""
     e = events.c
     key = (e.partition, e.epoch, e.offset)
     query = select(*key, e.id, e.type, e.subject, e.data).where(e.namespace == namespace, tuple_(*key) > after)
     rows = connection.execute(query.order_by(*key).limit(PAGE)).all()
     new = []
     for row in rows:
-        data = form(row.subject, codec.event_name(row.type, row.id), row.data)
+        data = convert(row.subject, codec.event_name(row.type, row.id), row.data)
         if data != row.data:
             new.append({"p": row.partition, "e": row.epoch, "o": row.offset, "d": data})
     if new and not keep:
@@ -61,11 +61,11 @@ def rewrite_events(
 
 
 class _Work:
-    def __init__(self, connection: Connection, namespace: str, record: str, form: Rewrite, keep: bool) -> None:
+    def __init__(self, connection: Connection, namespace: str, record: str, convert: Rewrite, keep: bool) -> None:
         self._connection = connection
         self._namespace = namespace
         self._record = record
-        self._form = form
+        self._convert = convert
         self._keep = keep
         self._sources: dict[int, str] = {}
         self.count = 0
@@ -101,12 +101,12 @@ class _Work:
             elif kind == b"e" and name.count(b" ") >= 2:
                 _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
                 # Not counted: the event has a row of its own.
-                value = self._form(subject, codec.event_name(type, event), value)
+                value = self._convert(subject, codec.event_name(type, event), value)
             again.append(Op(kind, name, value))
         return pack(again)
 
     def _value(self, source: str, name: str, data: bytes) -> bytes:
-        again = self._form(source, name, data)
+        again = self._convert(source, name, data)
         self.count += again != data
         return again
 

@@ -5,11 +5,9 @@ Law: every method is one transaction (a purge: one per chunk), so it happened, o
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-
-from sqlalchemy import exc, func, insert, select
+from typing import Unpack
 
 from distributed_state.cold import (
     archive,
@@ -18,20 +16,19 @@ from distributed_state.cold import (
     exclusive,
     history,
     import_record,
+    inspection,
     listing,
     purging,
     record_index,
     reencrypt,
+    registration,
     schema,
 )
 from distributed_state.cold.engine import Database, keep_for_ever
-from distributed_state.cold.tables import cursors, erasures, namespaces, quarantine, records
+from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import Batch, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
-
-__all__ = ["Batch", "ColdStore", "Cursor", "Erasure", "Happened", "Listed", "Mortal", "Purged", "Quarantined", "Sought"]
-LAYOUT = 1
 
 
 class ColdStore:
@@ -68,21 +65,7 @@ class ColdStore:
 
     def register(self, partitions: int) -> tuple[str, int]:
         """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
-        query = select(namespaces).where(namespaces.c.namespace == self.namespace)
-        with self._database.read() as connection:
-            row = connection.execute(query).first()
-        if row is None:
-            new = {"namespace": self.namespace, "archive_id": uuid.uuid4().hex, "partitions": partitions}
-            with self._database.write() as connection:
-                try:
-                    with connection.begin_nested():
-                        connection.execute(insert(namespaces), new | {"layout": LAYOUT})
-                except exc.IntegrityError:
-                    pass  # somebody registered it since we looked
-                row = connection.execute(query).one()
-        if row.layout != LAYOUT:
-            raise ConfigurationError(f"namespace {self.namespace} has layout {row.layout}, this release needs {LAYOUT}")
-        return row.archive_id, row.partitions
+        return registration.register(self._database, self.namespace, partitions)
 
     def cursor(self, partition: int) -> Cursor | None:
         """How far a partition was archived, in its newest epoch; None if it has none yet."""
@@ -115,10 +98,10 @@ class ColdStore:
         with self._database.read() as connection:
             return history.holds(connection, self.namespace, record, version, event)
 
-    def told(self, partition: int, epoch: str, offset: int, id: str) -> bool:
+    def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived, or set aside: at its offset there may be another one."""
         with self._database.read() as connection:
-            return auditing.told(connection, self.namespace, partition, epoch, offset, id)
+            return auditing.event_archived(connection, self.namespace, partition, epoch, offset, id)
 
     def load(self, record: str, *, window: int) -> Loaded | None:
         """The head of a record and its last `window` visible messages.
@@ -190,7 +173,7 @@ class ColdStore:
             return listing.listing(connection, self.namespace, scope, owner, limit, after, deleted)
 
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
-        """Records of these partitions that have a lifetime, from behind `after` on in order of their texts."""
+        """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""
         with self._database.read() as connection:
             return listing.mortal(connection, self.namespace, partitions, after, limit)
 
@@ -250,99 +233,48 @@ class ColdStore:
         with self._database.read() as connection:
             return reencrypt.names(connection, self.namespace, after)
 
-    def rewrite(self, record: str, form: reencrypt.Rewrite, *, keep: bool) -> int:
-        """Store all values of a record in another form; how many it were. With `keep` nothing is changed."""
+    def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
+        """Store all values of a record under another encryption; how many. With `keep` nothing is changed."""
         with self._database.write() as connection:
-            return reencrypt.rewrite(connection, self.namespace, record, form, keep=keep)
+            return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
 
     def rewrite_events(
-        self, after: reencrypt.EventKey, form: reencrypt.Rewrite, *, keep: bool
+        self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool
     ) -> tuple[reencrypt.EventKey | None, int]:
-        """Store a page of events in another form; where it ends, None behind the last one, and how many it were."""
+        """Store a page of events under another encryption; where it ends, None after the last one, and how many."""
         with self._database.write() as connection:
-            return reencrypt.rewrite_events(connection, self.namespace, after, form, keep=keep)
+            return reencrypt.rewrite_events(connection, self.namespace, after, convert, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
         """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
 
         Calls `progress` after each chunk with the number of records purged so far.
         """
-        total = Purged(0, 0, 0)
-        after: str | None = ""
-        while after is not None:
-            with self._database.read() as connection:
-                names, after = purging.candidates(connection, self.namespace, before_ms, after)
-            if names:
-                with self._database.write() as connection:
-                    total += purging.purge(connection, self.namespace, names, before_ms)
-            if progress:
-                progress(total.records)
-        removed = 1
-        while removed > 0:
-            with self._database.write() as connection:
-                removed = purging.purge_events(connection, self.namespace, before_ms)
-            total += Purged(0, 0, 0, removed)
-        return total
+        return purging.purge_all(self._database, self.namespace, before_ms, progress)
 
-    def adopt(
-        self,
-        record: str,
-        *,
-        partition: int,
-        epoch: str,
-        base: State | None,
-        base_messages: list[tuple[int, bytes]],
-        entries: list[JournalEntry],
-    ) -> None:
+    def adopt(self, record: str, **imported: Unpack[import_record.Imported]) -> None:
         """Import a record with its history: `base` and its messages, then the changes after it.
 
         Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
         """
         with self._database.write() as connection:
-            import_record.adopt(
-                connection,
-                self.namespace,
-                record,
-                partition=partition,
-                epoch=epoch,
-                base=base,
-                base_messages=base_messages,
-                entries=entries,
-                snapshot_every=self.snapshot_every,
-            )
+            import_record.adopt(connection, self.namespace, record, snapshot_every=self.snapshot_every, **imported)
 
     def quarantined(self) -> list[Quarantined]:
         """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
-        q = quarantine.c
-        names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
         with self._database.read() as connection:
-            rows = connection.execute(select(*names).where(q.namespace == self.namespace).order_by(q.id))
-            return [Quarantined(*row) for row in rows]
+            return inspection.quarantined(connection, self.namespace)
 
     def aside(self) -> int:
         """How many entries are in quarantine."""
-        query = select(func.count()).select_from(quarantine).where(quarantine.c.namespace == self.namespace)
         with self._database.read() as connection:
-            return int(connection.execute(query).scalar_one())
+            return inspection.count(connection, self.namespace, quarantine)
 
     def check(self) -> dict[str, str]:
         """Facts about the database, for a doctor."""
         facts = {"database": self._database.name, "dialect": self._database.dialect}
         with self._database.read() as connection:
-            version = connection.dialect.server_version_info or ()
-            facts["server version"] = ".".join(str(part) for part in version)
-            facts["revision"] = str(schema.revision(connection))
-            for name, table in (
-                ("records", records),
-                ("quarantined", quarantine),
-                ("cursors", cursors),
-                ("erasures", erasures),
-            ):
-                query = select(func.count()).select_from(table).where(table.c.namespace == self.namespace)
-                facts[name] = str(connection.execute(query).scalar())
-            if self._database.dialect == "sqlite":
-                facts["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
-        return facts
+            return facts | inspection.facts(connection, self.namespace)
 
     def sync(self) -> bool:
         """On SQLite: move all that was committed into the database file. False if a reader was in the way."""

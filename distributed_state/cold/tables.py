@@ -146,7 +146,7 @@ quarantine = Table(
 )
 Index("quarantine_namespaces", quarantine.c.namespace)
 
-# `offset` counts a partition's events, not its journal's entries; `id` begins with the replica that told of it.
+# `offset` counts a partition's events, not its journal's entries; `id` begins with the replica that wrote it.
 events = Table(
     "events",
     metadata,

@@ -14,7 +14,7 @@ from typing import Any
 from distributed_state.conversation.agent_state import AgentState, Saved, ToolCall, WorkingMemory, valid
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history as record_history
 from distributed_state.records.access import MESSAGES, MOVES
 from distributed_state.tiers import commit as write_path

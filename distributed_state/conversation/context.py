@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from distributed_state.conversation.tokens import Counter, counted
 from distributed_state.errors import InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers

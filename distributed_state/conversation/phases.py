@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from distributed_state.errors import Conflict, Deleted, InvalidTransition, InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers

@@ -200,7 +200,7 @@ class AsyncSession(AsyncRecord):
         if count is None:
             count = 0 if entry.deleted else message_ranges.count(message_ranges.segments(self._text, entry.fields))
         place = {"conversation_id": self._ref.id, "previous_id": previous_id}
-        changes.tell("conversation.switched", {**place, "message_count": count, "client": client})
+        changes.emit("conversation.switched", {**place, "message_count": count, "client": client})
         return (await self._commit(changes.draft("switch"))).version
 
     async def lifetime(self) -> Lifetime:

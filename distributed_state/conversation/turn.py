@@ -20,7 +20,7 @@ from distributed_state.conversation.tool_runs import ToolRuns
 from distributed_state.conversation.tools import Scratch, Tool
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window, summarized
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Fenced, InvalidValue, StateError
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
 from distributed_state.records.access import MESSAGES, VERSION, Action
 from distributed_state.records.transaction import Transaction
@@ -95,8 +95,8 @@ class AsyncTurn(Transaction):
         slot: str | None = None,
     ) -> None:
         # `slot`: the name under which the answered request is remembered, if it is not its own
-        form = handle._home.form(handle._names.ref.text)
-        super().__init__(CachedRecord(form, "", 0, {}, {}), handle._changes(), handle._allow)
+        record_codec = handle._home.codec_of(handle._names.ref.text)
+        super().__init__(CachedRecord(record_codec, "", 0, {}, {}), handle._changes(), handle._allow)
         self._over = True
         self._entered = False
         self._handle = handle
@@ -113,7 +113,7 @@ class AsyncTurn(Transaction):
         self._user: tuple[Any, Transaction] | None = None
         self._state: AgentState | None = None
         self._summary: bytes | None = None
-        self.session = handle._home.dress(handle)
+        self.session = handle._home.wrap(handle)
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
         tag = secrets.token_hex(4) if request_id is None else f"{crc32(_request(request_id) or b''):x}"
@@ -333,7 +333,7 @@ class AsyncTurn(Transaction):
             answered = None if self._request is None else self._entry.fields.get(self._request)
             if self._request is not None and answered is not None:
                 name = codec.decode_key(self._request)
-                before, outcome, request_id, effect = self._entry.form.decode(answered, name)
+                before, outcome, request_id, effect = self._entry.codec.decode(answered, name)
                 if request_id == self.request_id:
                     self.repeated = True
                     self._outcome = outcome
@@ -374,7 +374,7 @@ class AsyncTurn(Transaction):
             user_effects.remember(self._tiers, self._changes, self._entry, self._request, kept)
         draft = self._draft("turn")
         if effect:
-            self._tiers.leases.grip(names.ref.text)  # raises Fenced if the turn is over
+            self._tiers.leases.lock_value(names.ref.text)  # raises Fenced if the turn is over
         if draft is None:
             if effect:
                 await user_effects.complete(self._tiers, self._user_handle(effect["user"]), effect, self._lease.wait)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypedDict, TypeVar
 
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, WarmUnavailable
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.transaction import _GONE as GONE
 from distributed_state.records.transaction import Transaction
 from distributed_state.tiers import commit as write_path
@@ -47,7 +47,7 @@ def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
     if entry.version < effect["version"]:
         return True  # purged since
     marks = [(data, codec.decode_key(name)) for name, data in entry.fields.items() if name[:2] == REQUEST]
-    return len(marks) >= remembered and all(entry.form.decode(*mark)[0] > effect["version"] for mark in marks)
+    return len(marks) >= remembered and all(entry.codec.decode(*mark)[0] > effect["version"] for mark in marks)
 
 
 # In the user's record
@@ -132,12 +132,12 @@ def _draft(tiers: Tiers, user: Any, view: Transaction, effect: Effect) -> Draft 
 
 def remember(tiers: Tiers, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
     """Note that a request was answered, and make room for it."""
-    form = entry.form
-    changes.reserved(request, form.encode(kept, codec.decode_key(request)))
+    record_codec = entry.codec
+    changes.reserved(request, record_codec.encode(kept, codec.decode_key(request)))
     known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
     too_many = len(known) + 1 - tiers.settings.remembered_requests
     if too_many > 0:
-        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
+        oldest = sorted(known, key=lambda name: int(record_codec.decode(known[name], codec.decode_key(name))[0]))
         for name in oldest[:too_many]:
             changes.reserved(name, None)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args
 from distributed_state.conversation.fit_window import choose, turns, with_calls
 from distributed_state.conversation.tokens import Counter, counted, estimate
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, StateError, TooLarge
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
@@ -47,14 +47,14 @@ class Summary:
         """As a model is shown it."""
         return Message(role="system", content=_TITLE + self.text, metadata={"summary": [self.start, self.stop]})
 
-    def pack(self, form: Codec) -> bytes:
+    def pack(self, record_codec: Codec) -> bytes:
         """As it is stored."""
-        return form.encode({"text": self.text, "start": self.start, "stop": self.stop}, "#summary")
+        return record_codec.encode({"text": self.text, "start": self.start, "stop": self.stop}, "#summary")
 
     @classmethod
-    def parse(cls, data: bytes, form: Codec) -> Summary:
+    def parse(cls, data: bytes, record_codec: Codec) -> Summary:
         """Read back what `pack` wrote."""
-        fields = form.decode(data, "#summary")
+        fields = record_codec.decode(data, "#summary")
         try:
             return cls(str(fields["text"]), int(fields["start"]), int(fields["stop"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -123,7 +123,7 @@ class _Conversation:
         self._tiers = tiers
         self._names = names
         self._bounds = bounds
-        self.entry = CachedRecord(entry.form, entry.epoch, entry.version, entry.fields, dict(entry.messages))
+        self.entry = CachedRecord(entry.codec, entry.epoch, entry.version, entry.fields, dict(entry.messages))
         self.runs = [] if entry.deleted else message_ranges.segments(names.ref.text, entry.fields)
         self.length = message_ranges.count(self.runs)
         self.bytes = 0
@@ -141,7 +141,7 @@ class _Conversation:
         for place, (number, source) in wanted.items():
             if place not in self._known:
                 data = self.entry.messages[number]
-                message = self.entry.form.decode_message(data, source, number)
+                message = self.entry.codec.decode_message(data, source, number)
                 self.bytes += len(data)
                 self._known[place] = message, counted(self._bounds.counter, message)
         return [self._known[place] for place in wanted]
@@ -172,7 +172,7 @@ class _Conversation:
         data = self.entry.fields.get(SUMMARY)
         if data is None or not self.runs:
             return None
-        summary = Summary.parse(data, self.entry.form)
+        summary = Summary.parse(data, self.entry.codec)
         return summary if summary.start <= self.runs[0].start < summary.stop else None
 
     def number(self, place: int) -> int:
@@ -358,7 +358,7 @@ async def _summarize(fitted: _Fitted, bounds: Bounds, record: str, keep: Keep) -
         last = it.number(stop - 1)
         text = await _ask(bounds, messages, summary.text if summary else None, f"{record}: messages {first} to {last}")
         summary = Summary(text, summary.start if summary else it.number(0), last + 1)
-        data = summary.pack(entry.form)
+        data = summary.pack(entry.codec)
         try:
             await keep(entry, data)
         except Conflict:

@@ -61,7 +61,7 @@ async def run(
     workflow: Workflow,
     text: str | None,
     request_id: str | None,
-    dress: Callable[[Any], Any],
+    wrap: Callable[[Any], Any],
     **lease: Any,
 ) -> AgentState:
     """Begin or go on with a session's task until it is done, has failed or waits for its user; the state then."""
@@ -77,7 +77,7 @@ async def run(
             if state._saved is None or (state._saved.epoch, state._saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn)
             if _unfinished(state, workflow):
-                await _step(workflow, state, turn, dress)
+                await _step(workflow, state, turn, wrap)
         state = turn.state or state
     return state
 
@@ -127,7 +127,7 @@ async def _loaded(turn: AsyncTurn) -> AgentState:
     return state
 
 
-async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dress: Callable[[Any], Any]) -> None:
+async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, wrap: Callable[[Any], Any]) -> None:
     number = turn.get(_NEXT, 0)
     turn.request_id = f"{state.session_id}/{number}"
     turn[_NEXT] = number + 1
@@ -141,7 +141,7 @@ async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dress: C
         )
     if inspect.iscoroutinefunction(step) and not turn.suspends:
         raise InvalidValue(f"the step of phase {state.phase!r} is a coroutine function, for asyncio only")
-    following = step(state, dress(turn))
+    following = step(state, wrap(turn))
     if inspect.isawaitable(following):
         following = await following
     if not isinstance(following, AgentState):

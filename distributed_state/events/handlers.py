@@ -18,7 +18,8 @@ from distributed_state.port import Job
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.model import MAX_ID_BYTES, Ref
 from distributed_state.values.results import Event
-from distributed_state.warm.consumers import RESYNC, Consumers, Subscription, Waiting
+from distributed_state.warm.consumer import RESYNC, Subscription, Waiting
+from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.partition_assignment import PartitionAssignment
 from distributed_state.warm.stream import Position
 from distributed_state.warm.telemetry import Facts, observed
@@ -42,7 +43,6 @@ class Group:
         self._subscription = subscription
         self._shares = PartitionAssignment(
             tiers.port,
-            tiers.warm,
             tiers.keys,
             team=tiers.keys.team(name),
             member=f"{tiers.replica}.{next(tiers.warm.count)}",
@@ -65,7 +65,7 @@ class Group:
         """Begin where the group is; a new group at `since`, or now."""
         keys = self._tiers.keys
         port = self._tiers.port
-        begin = await self._tiers.feed.positions(since)
+        begin = await self._tiers.consumers.positions(since)
         await port.exchange(
             [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
         )
@@ -109,7 +109,7 @@ class Group:
             since, waiting = self._handed
             if self._tiers.port.monotonic() < since + self._limit:
                 return
-            reached = self._subscription.handed_over()
+            reached = self._subscription.delivered()
             self._overdue = {at: (to, reached[at]) for at, to in waiting.before.items() if at in reached}
         log.warning("group %s: an event was handled for %g s: its share goes to the others", self._name, self._limit)
         await self.save(waiting, now=True)
@@ -144,7 +144,7 @@ class Group:
             for at, answer in zip(gained, answers, strict=True)
         }
         emptied = [at for at, position in found.items() if position is None]
-        begin = await self._tiers.feed.positions("oldest") if emptied else {}
+        begin = await self._tiers.consumers.positions("oldest") if emptied else {}
         positions = {at: position or begin[at] for at, position in found.items()}
         with self._mutex:
             self._saved.update(positions)
@@ -152,7 +152,7 @@ class Group:
         if emptied:
             # Written when the group began: whoever emptied Redis took the events as well.
             self._subscription.lose({at: (positions[at], positions[at]) for at in emptied}, "epoch")
-        self._tiers.feed.stir(gained)
+        self._tiers.consumers.stir(gained)
 
     def _drop(self, partitions: Iterable[int]) -> None:
         gone = set(partitions)
@@ -175,7 +175,7 @@ class Group:
             return
         self._unsaved = 0
         self._save_at = clock
-        reached = self._subscription.handed_over()
+        reached = self._subscription.delivered()
         if current is not None:
             reached.update((at, position) for at, position in current.before.items() if at in reached)
         moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
@@ -238,13 +238,13 @@ class AsyncEvents:
             return
         await self._tiers.warm.patiently(self._begin)
         self._joined = True
-        self._tiers.feed.join(self._subscription)
+        self._tiers.consumers.join(self._subscription)
 
     async def _begin(self) -> None:
         if self._group is not None:
             await self._group.join(self._since)
         else:
-            self._subscription.assign(await self._tiers.feed.positions(self._since))
+            self._subscription.assign(await self._tiers.consumers.positions(self._since))
 
     async def next(self, timeout: float | None = None) -> Event | None:
         """Wait for the next event; None after `timeout` seconds without one, or when the events were closed.
@@ -262,7 +262,7 @@ class AsyncEvents:
         subscription = self._subscription
         self._current = None
         if subscription.made_room():
-            self._tiers.feed.stir(range(self._tiers.keys.partitions))
+            self._tiers.consumers.stir(range(self._tiers.keys.partitions))
         clock = self._tiers.port.monotonic
         end = None if timeout is None else clock() + timeout
         while True:
@@ -273,7 +273,7 @@ class AsyncEvents:
                 if self._group is not None:
                     self._group.hand(waiting)
                 self._current = waiting
-                event = waiting.event(self._tiers.form)
+                event = waiting.event(self._tiers.codec_of)
                 if event.version:
                     # Whoever hears of a change must not read what was there before it.
                     self._tiers.hot.expect(event.subject, event.epoch, event.version)
@@ -286,7 +286,7 @@ class AsyncEvents:
     @property
     def position(self) -> str:
         """How far these events are, the last one that was returned included: text for `since=` of others."""
-        return Consumers.shown(self._subscription.handed_over())
+        return Consumers.shown(self._subscription.delivered())
 
     def asks(self, type: str) -> bool:
         """Whether these are events of this type, too."""
@@ -306,7 +306,7 @@ class AsyncEvents:
         self.end()
         if self._joined:
             self._joined = False
-            self._tiers.feed.leave(self._subscription)
+            self._tiers.consumers.leave(self._subscription)
             if self._group is not None:
                 await self._group.leave(None if handled else self._current)
 
@@ -348,7 +348,7 @@ class Handling:
         self.handler = handler
         self._events = events
         self._port = port
-        self._feed = tiers.feed
+        self._feed = tiers.consumers
         self._slow = tiers.settings.slow_handler
         self.telemetry = tiers.warm.telemetry
         self._at: tuple[float, Event] | None = None  # since when which event is being handled

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -16,22 +15,21 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-import redis.exceptions as driver
 from hiredis import pack_command
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.calls import Calls
 from distributed_state.port.connections import Connections
-from distributed_state.port.errors import LOST, translate
+from distributed_state.port.errors import translate
+from distributed_state.port.pipe import BROKEN, Pipe
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_BROKEN = (driver.RedisError, *LOST)
 
 
 def here() -> asyncio.AbstractEventLoop:
-    """Each event loop has a home of its own."""
+    """Each event loop has tiers of its own."""
     return asyncio.get_running_loop()
 
 
@@ -80,13 +78,13 @@ class AsyncioPort(Calls):
         try:
             async with asyncio.timeout(self._connections.timeout):
                 await connection.connect()
-        except (TimeoutError, *_BROKEN) as error:
+        except (TimeoutError, *BROKEN) as error:
             raise translate(error, self._place) from error
         return connection
 
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         if not commands:
-            return []  # waiting for no answer would never end, and hold up everybody behind
+            return []  # waiting for no answer would never end, and hold up everybody after it
         pipe = self._pipe
         if pipe is None or pipe.broken is not None:
             pipe = await self._connected()
@@ -94,7 +92,7 @@ class AsyncioPort(Calls):
         timer = pipe.loop.call_later(self._connections.timeout, pipe.fail_silent, waiting)
         try:
             return await waiting
-        except _BROKEN as error:
+        except BROKEN as error:
             raise translate(error, self._place) from error
         finally:
             timer.cancel()
@@ -154,80 +152,6 @@ class AsyncioPort(Calls):
         return asyncio.current_task()
 
 
-class Pipe:
-    """A connection shared by all tasks of a loop."""
-
-    def __init__(self, connection: Any) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.broken: Exception | None = None
-        self._connection = connection
-        self._outgoing: list[bytes] = []
-        self._waiting: deque[tuple[asyncio.Future[list[Any]], int]] = deque()
-        self._wake = asyncio.Event()
-        self._writer = asyncio.create_task(self._write(), name="distributed-state-writer")
-        self._reader = asyncio.create_task(self._read(), name="distributed-state-reader")
-
-    def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
-        self._outgoing.extend(map(pack_command, commands))
-        waiting: asyncio.Future[list[Any]] = self.loop.create_future()
-        self._waiting.append((waiting, len(commands)))
-        self._wake.set()
-        return waiting
-
-    def fail_silent(self, waiting: asyncio.Future[list[Any]]) -> None:
-        """The server has not answered in time. Later answers could not be told apart, so the connection is over."""
-        if not waiting.done():
-            self._fail(driver.TimeoutError("no answer in time"))
-
-    async def _write(self) -> None:
-        try:
-            # Asked each time: asyncio.wait_for in the driver may swallow our cancellation (Python 3.11, bpo-37658).
-            while self.broken is None:
-                await self._wake.wait()
-                self._wake.clear()
-                parts = self._outgoing
-                self._outgoing = []
-                await self._connection.send_packed_command(parts, check_health=False)
-        except _BROKEN as error:
-            self._fail(error)
-
-    async def _read(self) -> None:
-        read = self._connection.read_response
-        waiting = self._waiting
-        answers: list[Any] = []
-        try:
-            while self.broken is None:
-                try:
-                    answers.append(await read())
-                except driver.ResponseError as error:
-                    answers.append(error)
-                future, count = waiting[0]
-                if len(answers) == count:
-                    waiting.popleft()
-                    if not future.done():  # its caller may have been cancelled; the answer is read all the same
-                        future.set_result(answers)
-                    answers = []
-        except (*_BROKEN, IndexError) as error:
-            self._fail(error if not isinstance(error, IndexError) else driver.ConnectionError("unexpected answer"))
-
-    def _fail(self, error: Exception) -> None:
-        if self.broken is None:
-            self.broken = error
-            for task in (self._reader, self._writer):
-                if task is not asyncio.current_task():
-                    task.cancel()
-            self._forget = self.loop.create_task(self._connection.disconnect(nowait=True))
-        while self._waiting:
-            future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_exception(driver.ConnectionError(f"connection lost: {error}"))
-                future.exception()  # marked as seen: its caller may be gone
-
-    async def close(self) -> None:
-        self._fail(driver.ConnectionError("closed"))
-        await asyncio.gather(self._reader, self._writer, self._forget, return_exceptions=True)
-
-
 class AsyncioJob:
     """A task that runs one coroutine of the core."""
 
@@ -283,14 +207,14 @@ class AsyncioWire:
             self._outgoing = []
             try:
                 await self._connection.send_packed_command(parts, check_health=False)
-            except _BROKEN as error:
+            except BROKEN as error:
                 # The reader meets the same broken socket and reports it.
                 log.debug("link: %s", error)
 
     async def receive(self) -> list[Any]:
         try:
             answer = await self._connection.read_response()
-        except (*_BROKEN, AttributeError) as error:
+        except (*BROKEN, AttributeError) as error:
             raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
         return list(answer) if isinstance(answer, (list, tuple)) else [answer]
 

@@ -7,20 +7,19 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from queue import SimpleQueue
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import redis.exceptions as driver
 from hiredis import pack_command
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Words
+from distributed_state.port import Words, user_coroutines
 from distributed_state.port.calls import Calls
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import LOST, translate
+from distributed_state.port.uninterruptible import UninterruptibleThread
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -39,49 +38,12 @@ def finish(core: Coroutine[Any, Any, T]) -> T:
 
 
 def here() -> int:
-    """All blocking callers of a process share one home."""
+    """All blocking callers of a process share one set of tiers."""
     return 0
 
 
 class Stopped(BaseException):
     """Ends a background thread at its next sleep, as cancellation ends a task."""
-
-
-class UninterruptibleThread:
-    """A thread for what Ctrl-C must not stop halfway; Python raises that in the main thread only.
-
-    The main thread waits in a SimpleQueue, which waits in C. A Future's wait is Python code: interrupted at a bad
-    moment it leaves a lock behind, and raises RuntimeError instead of KeyboardInterrupt.
-    """
-
-    def __init__(self) -> None:
-        self._closed = False
-        self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]] | None] = SimpleQueue()
-        threading.Thread(target=self._serve, name="distributed-state-shelter", daemon=True).start()
-
-    def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call in order, to the end, even if the caller leaves with an interrupt."""
-        if self._closed or threading.current_thread() is not threading.main_thread():
-            return call(*arguments)
-        outcome: SimpleQueue[tuple[T, None] | tuple[None, BaseException]] = SimpleQueue()
-        self._calls.put((call, arguments, outcome))
-        result, error = outcome.get()
-        if error is not None:
-            raise error
-        return cast(T, result)
-
-    def close(self) -> None:
-        """End the thread once everything before has been done."""
-        self._closed = True
-        self._calls.put(None)
-
-    def _serve(self) -> None:
-        while work := self._calls.get():
-            call, arguments, outcome = work
-            try:
-                outcome.put((call(*arguments), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-                outcome.put((None, error))
 
 
 class BlockingPort(Calls):
@@ -96,14 +58,14 @@ class BlockingPort(Calls):
         self._free: list[Any] = []
         self._closed = False
         self._place = connections.place
-        self._shelter = UninterruptibleThread()
+        self._uninterruptible = UninterruptibleThread()
 
     async def open(self) -> None:
         await self.command(b"PING")
 
     async def close(self) -> None:
         self._closed = True
-        self._shelter.close()
+        self._uninterruptible.close()
         while self._free:
             self._free.pop().disconnect()
 
@@ -114,7 +76,7 @@ class BlockingPort(Calls):
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         if self._connections.embedded:
             # There the scripts run in this process: an interrupted one would be half a commit.
-            return self._shelter.run(self._exchange, commands)
+            return self._uninterruptible.run(self._exchange, commands)
         return self._exchange(commands)
 
     def _exchange(self, commands: Sequence[Words]) -> list[Any]:
@@ -133,10 +95,7 @@ class BlockingPort(Calls):
                     answers.append(connection.read_response())
                 except driver.ResponseError as error:
                     answers.append(error)
-        except LOST as error:
-            connection.disconnect()
-            raise translate(error, self._place) from error
-        except driver.RedisError as error:
+        except (driver.RedisError, *LOST) as error:
             connection.disconnect()
             raise translate(error, self._place) from error
         except BaseException:
@@ -165,14 +124,15 @@ class BlockingPort(Calls):
             raise Stopped
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        return self._shelter.run(call, *arguments)
+        return self._uninterruptible.run(call, *arguments)
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
         return call(*arguments)
 
     async def complete(self, work: Awaitable[T]) -> T:
         try:
-            return _complete(work)
+            # A background thread of ours keeps its event loop, which what users open may be bound to.
+            return user_coroutines.run(work, lasting=getattr(_here, "stop", None) is not None)
         except asyncio.CancelledError as error:
             raise RuntimeError("what it waited for was cancelled") from error
 
@@ -182,7 +142,7 @@ class BlockingPort(Calls):
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         # As a task has it: what is done for the caller knows the caller's context.
         context = copy_context()
-        return self._shelter.run(lambda: context.run(finish, work))
+        return self._uninterruptible.run(lambda: context.run(finish, work))
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> BlockingJob:
         return BlockingJob(job, name)
@@ -198,24 +158,6 @@ class BlockingPort(Calls):
 
     def owner(self) -> threading.Thread:
         return threading.current_thread()
-
-
-def _complete(work: Awaitable[T]) -> T:
-    """Run a user's coroutine on an event loop: in a thread of ours on one that lasts as long as the thread."""
-
-    async def whole() -> T:
-        return await work
-
-    context = copy_context()
-    if asyncio._get_running_loop() is not None:
-        # A loop runs in this thread already, and waits for us.
-        with ThreadPoolExecutor(1) as pool:
-            return pool.submit(context.run, asyncio.run, whole()).result()
-    if getattr(_here, "stop", None) is None:
-        return context.run(asyncio.run, whole())
-    if getattr(_here, "runner", None) is None:
-        _here.runner = asyncio.Runner()
-    return cast(T, _here.runner.run(whole(), context=context))
 
 
 class BlockingJob:
@@ -236,8 +178,7 @@ class BlockingJob:
         except StateError as error:
             log.error("%s ended: %s", threading.current_thread().name, error)
         finally:
-            if getattr(_here, "runner", None) is not None:
-                _here.runner.close()
+            user_coroutines.close()
 
     async def stop(self) -> None:
         self._stop.set()
@@ -272,7 +213,7 @@ class BlockingSignal:
         while not self._set:
             if stop is not None and stop.is_set():
                 raise Stopped
-            # In short steps: a background thread hears its own stop, and nobody depends on being woken.
+            # In short steps: a background thread notices its own stop, and nobody depends on being woken.
             left = 0.1 if stop is not None else 1.0
             if end is not None:
                 left = min(left, end - time.monotonic())

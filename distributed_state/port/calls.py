@@ -2,7 +2,7 @@
 
 Each server has a script cache of its own, which is empty after a restart, a failover and SCRIPT FLUSH: of the scripts
 of one exchange it may know the second and not the first. Law: each script runs after all that stand before it in its
-exchange. What ran too early is sent once more behind those that the server had to be told; so every script that is
+exchange. What ran too early is sent once more after those whose text the server had to be sent; so every script that is
 sent with others is one that may be repeated.
 """
 
@@ -46,7 +46,7 @@ class Calls:
         # Again and again, as the cache may be emptied meanwhile; each time the first that was unknown is done.
         while unknown := [at for at, answer in enumerate(answers) if isinstance(answer, driver.NoScriptError)]:
             again = words[unknown[0] :]
-            # The first call of each script brings its text; those behind it find it there.
+            # The first call of each script brings its text; those after it find it there.
             for script in {calls[at][0] for at in unknown}:
                 at = next(at for at, call in enumerate(calls[unknown[0] :]) if call[0] is script)
                 again[at] = script.first_call(again[at])

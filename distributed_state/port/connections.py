@@ -49,9 +49,7 @@ class Connections:
             raise ConfigurationError(f"url: {UNREADABLE}") from None
         if parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path):
             # The driver would take database 0 for it.
-            raise ConfigurationError(
-                "url: behind the host stands the number of the database, as in redis://host:6379/0"
-            )
+            raise ConfigurationError("url: after the host stands the number of the database, as in redis://host:6379/0")
         host = parts.hostname or (parts.path if parts.scheme == "unix" else "")
         self.place = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
         require_files(self.place, {name: value for name, value in parse_qsl(parts.query) if name in _FILES})

@@ -1,4 +1,4 @@
-"""Signals of the operating system. Law: a handler does nothing but tell; what was there before is put back."""
+"""Signals of the operating system. Law: a handler only notifies; the handler that was there before is put back."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ HAS_RELOAD = hasattr(signal, "SIGHUP")  # not so on Windows
 
 
 @contextmanager
-def listening(told: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
-    """Call these, by the signal's name, until the end of `with`. Only the main thread may hear signals; else False."""
+def listening(handlers: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
+    """Call these, by the signal's name, while inside; False outside the main thread, which alone gets them."""
     ours = threading.current_thread() is threading.main_thread()
     before: dict[int, Any] = {}
     try:
-        for name, call in told.items() if ours else ():
+        for name, call in handlers.items() if ours else ():
             number = getattr(signal, name, None)
             if number is not None:
                 before[number] = signal.signal(number, lambda *_, call=call: call())

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.errors import InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.model import PHASE, Message

@@ -16,18 +16,18 @@ from distributed_state.values.model import DELETED, INITIALIZED, PHASE, Ref
 from distributed_state.warm.answers import Draft
 
 
-def tombstone(settings: Settings, form: Codec, kind: str, *, expired: str = "") -> Draft:
+def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "") -> Draft:
     """The change that deletes a record, or ends a session that `expired` for this reason."""
-    changes = Changes(settings, form)
+    changes = Changes(settings, codec)
     changes.clear(messages=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
     changes.lives(0, 0)
     if expired:
-        changes.tell("session.expired", {"reason": expired})
+        changes.emit("session.expired", {"reason": expired})
     else:
-        changes.tell("conversation.deleted", {})
+        changes.emit("conversation.deleted", {})
     return changes.draft(kind)
 
 
@@ -40,6 +40,6 @@ async def delete(tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref]
         for hook in tuple(hooks):
             await hook(names.ref)
     try:
-        return (await write_path.commit(tiers, names, tombstone(tiers.settings, entry.form, "delete"))).version
+        return (await write_path.commit(tiers, names, tombstone(tiers.settings, entry.codec, "delete"))).version
     except Deleted:
         return (await read_path.read(tiers, names, fresh=True)).version

@@ -88,7 +88,7 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
-        draft = deletion.tombstone(tiers.settings, tiers.form(each.record), FORGET if each.forks else ERASE)
+        draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
         draft.deleted = "revive"  # one that is deleted already gets another: it tells who is away of the end
         writes.append((names, draft))
     buried: dict[int, RecordKeys] = {}
@@ -109,7 +109,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     partitions = sorted({names.partition for names in done})
     patiently = tiers.warm.patiently
     last = {names.text: version for names, version in done.items()}
-    places = await patiently(tiers.warm.places, [tiers.keys.partition(each) for each in partitions])
+    places = await patiently(tiers.warm.partitions.states, [tiers.keys.partition(each) for each in partitions])
     calls = []
     for names, version in done.items():
         told = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
@@ -122,7 +122,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
         keys_of = tiers.keys.partition(partition)
         await patiently(tiers.stream.redact, keys_of, partial(_tells_of, last))
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
-        await patiently(tiers.warm.mark, keys_of, places[partition].epoch)
+        await patiently(tiers.warm.partitions.mark, keys_of, places[partition].epoch)
     await tiers.archiver.drain(partitions)
     for names in done:
         tiers.hot.forget(names.ref.text)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.errors import Deleted, InvalidValue, NotFound, StateError
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import MESSAGES, MOVES, written
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
@@ -80,8 +80,8 @@ async def history(tiers: Tiers, names: RecordKeys, after: int, before: int | Non
             raise InvalidValue(f"{name} is an int from 0 on{'' if name == 'after' else ' or None'}, not {value!r:.80}")
     await write_path.reach(tiers, names)
     rows = await tiers.port.sql(_history, tiers, names.ref.text, after, before, limit)
-    form = tiers.form(names.ref.text)
-    return [as_change(form, row) for row in rows]
+    record_codec = tiers.codec_of(names.ref.text)
+    return [as_change(record_codec, row) for row in rows]
 
 
 def _history(tiers: Tiers, text: str, after: int, before: int | None, limit: int | None) -> Any:
@@ -98,7 +98,7 @@ def told(changes: Sequence[Change]) -> dict[str, None]:
     return names
 
 
-def as_change(form: Codec, entry: Any) -> Change:
+def as_change(record_codec: Codec, entry: Any) -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
     deleted = []
@@ -106,11 +106,11 @@ def as_change(form: Codec, entry: Any) -> Change:
     phase = label = None
     for kind, name, value in unpack(entry.data):
         if kind == b"s" and name[:1] != b"#":
-            fields[codec.decode_key(name)] = form.decode(value, codec.decode_key(name))
+            fields[codec.decode_key(name)] = record_codec.decode(value, codec.decode_key(name))
         elif kind == b"d" and name[:1] != b"#":
             deleted.append(codec.decode_key(name))
         elif kind == b"m":
-            appended.append(form.decode_message(value, form.record, int(name)))
+            appended.append(record_codec.decode_message(value, record_codec.record, int(name)))
         elif kind == b"s" and name == PHASE:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
@@ -132,7 +132,7 @@ def as_change(form: Codec, entry: Any) -> Change:
 async def at(tiers: Tiers, names: RecordKeys, version: int) -> Snapshot:
     """The record as it was at a version, messages and phase included."""
     state = await _state(tiers, names, version)
-    entry = CachedRecord(tiers.form(names.ref.text), state.epoch, state.version, state.fields, {})
+    entry = CachedRecord(tiers.codec_of(names.ref.text), state.epoch, state.version, state.fields, {})
     messages = await visible(tiers, names, entry, message_ranges.segments(names.ref.text, state.fields))
     phase = state.fields.get(PHASE)
     return Snapshot(
@@ -206,7 +206,7 @@ async def visible(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: li
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
     return [
-        entry.form.decode_message(known[number], run.source, number)
+        entry.codec.decode_message(known[number], run.source, number)
         for run in runs
         for number in range(run.start, run.stop)
     ]
@@ -266,7 +266,7 @@ async def rollback(
     _restore(changes, present, target)
     changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
     changes.undelete()  # and a change even where nothing differs
-    changes.tell("session.rollback", {"version": version})
+    changes.emit("session.rollback", {"version": version})
     draft = changes.draft("rollback")
     draft.expected = present.version
     draft.epoch = present.epoch
@@ -276,8 +276,8 @@ async def rollback(
 
 def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     """Only what differs. Messages come back by reference: their numbers are never used twice."""
-    form = present.form
-    text = present.form.record
+    record_codec = present.codec
+    text = present.codec.record
     past = message_ranges.segments(text, target.fields)
     now = message_ranges.segments(text, present.fields)
     if past != now:
@@ -291,7 +291,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
         changes.reserved(name, None)
     for name, value in target.fields.items():
         if name not in handled and present.fields.get(name) != value:
-            changes.reserved(name, _carried(form, form, name, value))
+            changes.reserved(name, _carried(record_codec, record_codec, name, value))
 
 
 async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
@@ -318,8 +318,8 @@ async def cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: flo
     return draft, hidden
 
 
-def _carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
-    return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
+def _carried(record_codec: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
+    return record_codec.carry(value, codec.decode_key(name), to) if is_value(name) else value
 
 
 def copied(draft: Draft) -> list[str]:
@@ -342,10 +342,10 @@ async def fork(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Cha
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields = state.fields
-    form = tiers.form(target.ref.text)
+    record_codec = tiers.codec_of(target.ref.text)
     for name, value in fields.items():
         if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED):
-            changes.reserved(name, _carried(present.form, form, name, value))
+            changes.reserved(name, _carried(present.codec, record_codec, name, value))
     changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
     if int(fields.get(NEXT, b"0")):
         changes.reserved(SEGMENTS, message_ranges.close(names.ref.text, fields))

@@ -20,9 +20,9 @@ class StoreContext(Protocol):
 
     settings: Settings
     keys: Keys
-    form: Callable[[str], Codec]
+    codec_of: Callable[[str], Codec]
     guard: Guard | None
-    dress: Callable[[Any], Any]
+    wrap: Callable[[Any], Any]
     ephemeral: Ephemeral
     deleting: list[Callable[[Ref], Awaitable[None]]]
     clean: Clean | None

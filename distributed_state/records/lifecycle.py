@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from distributed_state.errors import Conflict, InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import backup, erasure, history, transaction
 from distributed_state.records.access import MESSAGES, MOVES, VERSION, Action
 from distributed_state.records.home import StoreContext
@@ -184,7 +184,7 @@ class AsyncLifecycle(Handle):
         """
         changes = self._changes()
         changes.label(label)
-        changes.tell("session.checkpoint", {"label": label})
+        changes.emit("session.checkpoint", {"label": label})
         return (await self._commit(changes.draft("checkpoint"))).version
 
     async def checkpoints(self) -> list[Checkpoint]:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
-from distributed_state.hot.cache import MISSING, CachedRecord
+from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.records.access import MOVES, VERSION, Action, written
 from distributed_state.records.home import StoreContext
 from distributed_state.records.lifecycle import AsyncLifecycle
@@ -197,8 +197,8 @@ class AsyncRecord(AsyncLifecycle):
 
     def _changes(self) -> Changes:
         """Every change made through this handle begins here."""
-        form = self._home.form(self._text)
-        return Changes(self._home.settings, form, self._prepare, self._prepare_message, self._now)
+        record_codec = self._home.codec_of(self._text)
+        return Changes(self._home.settings, record_codec, self._prepare, self._prepare_message, self._now)
 
     def _now(self) -> float:
         return self._home.tiers().clock.now()
@@ -244,7 +244,7 @@ class AsyncRecord(AsyncLifecycle):
 
     def _counts(self, key: str) -> bool:
         """Whether whole numbers are added to this field on the server."""
-        return not self._home.form(self._text).covers(key)
+        return not self._home.codec_of(self._text).covers(key)
 
     async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -293,7 +293,7 @@ class AsyncRecord(AsyncLifecycle):
         changes = self._changes()
         changes.clear(messages=messages)
         changes.reserved(INITIALIZED, None)
-        changes.tell("conversation.cleared", {"messages": messages})
+        changes.emit("conversation.cleared", {"messages": messages})
         return (await self._commit(changes.draft("clear"))).version
 
     async def update(self, key: str, values: Mapping[str, Any]) -> int:
@@ -349,11 +349,11 @@ class AsyncRecord(AsyncLifecycle):
                 pass  # what is stored is no plain integer: added here and swapped in
         self._allow("read", key)
         data, _ = await self._swap(key, "increment", 0, lambda stored: add(stored, by, key))
-        return self._home.form(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
+        return self._home.codec_of(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
 
     async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         name = codec.encode_key(key)
-        form = self._home.form(self._text)
+        record_codec = self._home.codec_of(self._text)
         self._allow("write", key)
 
         def changed(raw: bytes | None) -> Changes:
@@ -364,7 +364,7 @@ class AsyncRecord(AsyncLifecycle):
                     until = field_ttl.NEVER
                     raw = None
             changes = self._changes()
-            changes.set(key, change(empty if raw is None else form.decode(raw, key)), until=until)
+            changes.set(key, change(empty if raw is None else record_codec.decode(raw, key)), until=until)
             return changes
 
         def draft(changes: Changes) -> Draft:
@@ -432,7 +432,7 @@ class AsyncRecord(AsyncLifecycle):
 
     def _creation(self, changes: Changes, is_clear: bool) -> Draft:
         if is_clear:
-            changes.tell("conversation.created", {"is_clear": True})
+            changes.emit("conversation.created", {"is_clear": True})
         changes.undelete()
         changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
         draft = changes.draft("create")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema
 
 from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.settings import Settings
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
@@ -34,7 +34,7 @@ class View(CachedRecord):
     __slots__ = ("stored",)
 
     def __init__(self, stored: CachedRecord, fields: dict[bytes, bytes]) -> None:
-        super().__init__(stored.form, stored.epoch, stored.version, fields, stored.messages)
+        super().__init__(stored.codec, stored.epoch, stored.version, fields, stored.messages)
         self.stored = stored
 
 
@@ -241,7 +241,7 @@ class Schema(Generic[M]):
         for key, value in self._upcast(text, entry.all(), version):
             name = codec.encode_key(key)
             same = key in before and codec.encode(before[key]) == codec.encode(value)
-            fields[name] = entry.fields[name] if same else entry.form.encode(value, key)
+            fields[name] = entry.fields[name] if same else entry.codec.encode(value, key)
         return View(entry, fields)
 
     def behind(self, text: str, entry: CachedRecord) -> bool:
@@ -300,7 +300,7 @@ class TypedChanges(Changes):
     def __init__(
         self,
         settings: Settings,
-        form: Codec,
+        record_codec: Codec,
         schema: Schema[Any],
         prepare: Callable[[str, Any], Any] | None = None,
         prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
@@ -309,7 +309,7 @@ class TypedChanges(Changes):
         def prepared(key: str, value: Any) -> Any:
             return schema.prepare(key, value if prepare is None else prepare(key, value))
 
-        super().__init__(settings, form, prepared, prepare_message, now)
+        super().__init__(settings, record_codec, prepared, prepare_message, now)
         self._schema = schema
 
     def delete(self, key: str) -> None:

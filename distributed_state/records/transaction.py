@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from distributed_state.errors import InvalidValue
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import MOVES, VERSION, Action
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec, field_ttl, merge
@@ -106,7 +106,7 @@ class Transaction(MutableMapping[str, Any]):
         base = self._entry
         if newest.epoch != base.epoch or newest.deleted or base.deleted:
             return None
-        merged = merge.three_way(base.form, self._changes.fields, base.fields, newest.fields, policies)
+        merged = merge.three_way(base.codec, self._changes.fields, base.fields, newest.fields, policies)
         if merged is None:
             return None
         changes = self._changes.copy()
@@ -120,11 +120,11 @@ class Transaction(MutableMapping[str, Any]):
     def _notice(self, key: str, value: Any) -> None:
         """A list or object that may have been changed in place; its deadline stays, unless it was set anew."""
         name = codec.encode_key(key)
-        form = self._entry.form
+        record_codec = self._entry.codec
         given = self._changes.fields.get(name)
         stored = given[2] if given else self._entry.fields.get(name)
         try:
-            if stored is not None and form.text(value, key) == form.open(stored, key):
+            if stored is not None and record_codec.text(value, key) == record_codec.open(stored, key):
                 return
         except InvalidValue:
             pass  # to be prepared, or refused

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, Unpack
 
 from distributed_state.errors import Conflict, InvalidValue
-from distributed_state.hot.cache import MISSING, CachedRecord
+from distributed_state.hot.cached_record import MISSING, CachedRecord
 from distributed_state.records.access import VERSION
 from distributed_state.records.home import StoreContext
 from distributed_state.records.record import AsyncRecord
@@ -106,8 +106,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     def _changes(self) -> TypedChanges:
         settings = self._home.settings
-        form = self._home.form(self._text)
-        return TypedChanges(settings, form, self._schema, self._prepare, self._prepare_message, self._now)
+        record_codec = self._home.codec_of(self._text)
+        return TypedChanges(settings, record_codec, self._schema, self._prepare, self._prepare_message, self._now)
 
     def _unchecked(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
         """What differs between two sets of fields, which were checked as a whole."""
@@ -175,7 +175,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
                 draft.expectations.append((name, None if stored.deleted else stored.raw(name)))
             else:
                 draft.expected = stored.version
-            return self._home.form(self._text).encode(value, key), await self._commit(draft)
+            return self._home.codec_of(self._text).encode(value, key), await self._commit(draft)
 
         return await write_path.until_no_conflict(self._home.tiers(), once)
 
@@ -252,7 +252,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
 
     def _lowered(self, draft: Draft, known: CachedRecord) -> tuple[Draft, tuple[int, ...]]:
         """The change as the version that is written has it, and what its increments come to; it holds for `known`."""
-        form = self._home.form(self._text)
+        record_codec = self._home.codec_of(self._text)
         view = self._schema.view(self._text, known)
         stored, fields = ({}, {}) if known.deleted else (known.all(), view.all())
         first = []
@@ -273,10 +273,10 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
                     fields[key] = add(fields.get(key, 0), int(value), key)
                     sums.append(fields[key])
                 else:
-                    fields[key] = form.decode(value, key)
+                    fields[key] = record_codec.decode(value, key)
                     given[key] = value
         lower = self._schema.lowered(self._text, fields)
-        changes = Changes(self._home.settings, form)
+        changes = Changes(self._home.settings, record_codec)
         for key, value in lower.items():
             if key in given and codec.encode(fields[key], key) == codec.encode(value, key):
                 changes.put(codec.encode_key(key), given.pop(key))

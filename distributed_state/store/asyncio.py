@@ -82,7 +82,7 @@ class AsyncStateStore(AsyncFleet):
         self.keys = Keys(settings.namespace, settings.partitions)
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
-        self.form: Callable[[str], Codec] = root.of
+        self.codec_of: Callable[[str], Codec] = root.of
         self.guard = None if access is None else Guard(access)
         self._make_port = make_port
         self._here = here
@@ -97,7 +97,7 @@ class AsyncStateStore(AsyncFleet):
         self.deleting: list[Callable[[Ref], Awaitable[None]]] = []  # awaited before this replica deletes a record
         self.clean: Clean | None = None
         self.clean_messages: CleanMessage | None = None
-        self.dress: Callable[[Any], Any] = lambda twin: twin  # what user code is given in place of our own objects
+        self.wrap: Callable[[Any], Any] = lambda twin: twin  # what user code is given in place of our own objects
         self._unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
 
     @classmethod
@@ -236,7 +236,7 @@ class AsyncStateStore(AsyncFleet):
         for loop in [loop for loop in list(self._homes) if getattr(loop, "is_closed", bool)()]:
             self._homes.pop(loop, None)
         port = self._make_port(self._connections)
-        home = Tiers(port, self.settings, self.keys, self.form, self._cold, _replica(), self._layout)
+        home = Tiers(port, self.settings, self.keys, self.codec_of, self._cold, _replica(), self._layout)
         # Threads of a forked child may come here at once; the first one's is everybody's.
         kept = self._homes.setdefault(self._here(), home)
         if kept is home:
@@ -359,7 +359,7 @@ class AsyncStateStore(AsyncFleet):
         another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         session = self.session(session_id, user=user)
-        return await workflow_run(session, workflow, user_input, request_id, self.dress, wait=wait, ttl=ttl)
+        return await workflow_run(session, workflow, user_input, request_id, self.wrap, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.

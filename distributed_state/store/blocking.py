@@ -90,7 +90,7 @@ class StateStore(Fleet):
         self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
     ) -> None:
         self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
-        self._twin.dress = _dress
+        self._twin.wrap = _wrap
 
     @property
     def settings(self) -> Settings:
@@ -351,6 +351,6 @@ class StateStore(Fleet):
         return finish(self._twin.stats())
 
 
-def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
+def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:
     """What user code is given on this face."""
     return as_session(twin) if isinstance(twin, AsyncSession) else Turn(twin)

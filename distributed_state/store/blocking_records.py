@@ -14,7 +14,7 @@ from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.window import Strategy, Summarizer, Window
-from distributed_state.hot.cache import MISSING
+from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M

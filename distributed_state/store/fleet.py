@@ -83,7 +83,7 @@ class AsyncFleet(AsyncHandles):
         if self.settings.durability == "archived":
             try:
                 await write_path.reach(tiers, keys)
-                if not await tiers.port.sql(tiers.cold.told, partition, epoch, offset, id):
+                if not await tiers.port.sql(tiers.cold.event_archived, partition, epoch, offset, id):
                     raise ColdUnavailable(f"partition {partition}: Redis lost it before it was archived")
             except Unavailable as error:
                 raise DurabilityUnknown(f"event {id} is told, but not archived yet: {error}") from error
@@ -159,7 +159,7 @@ class AsyncFleet(AsyncHandles):
         seconds, too: it may get again, under the same id, what was not seen to be handled.
         """
         self._allow("read", scope="session")
-        self.tiers().feed.check(since)
+        self.tiers().consumers.check(since)
         return AsyncEvents(self.tiers(), types or ("*",), group, since)
 
     @overload
@@ -244,11 +244,11 @@ class AsyncFleet(AsyncHandles):
         found = await tiers.port.thread(of_fleet, config)
         await tiers.clock.know()
         field = field_of(agent)
-        form = self.form(ref.text)
+        record_codec = self.codec_of(ref.text)
 
         def changed(raw: bytes | None) -> tuple[Changes, bytes]:
             try:
-                before = None if raw is None else form.decode(raw, field)
+                before = None if raw is None else record_codec.decode(raw, field)
             except CorruptState:
                 before = None  # of a key that is gone, or somebody else's: it is replaced
             changes = handle._changes()
@@ -260,7 +260,7 @@ class AsyncFleet(AsyncHandles):
             if len(data) > MAX_EVENT_BYTES:
                 raise TooLarge(f"config: its names are {len(data)} bytes, more than the {MAX_EVENT_BYTES} of an event")
             draft = handle._sign(changes.draft("reload_config"))
-            draft.told.append((b"e", b"config.changed", data))
+            draft.events.append((b"e", b"config.changed", data))
             return draft
 
         name = codec.encode_key(field)

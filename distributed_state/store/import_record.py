@@ -348,10 +348,10 @@ class Import:
                 raise ValueError(f"messages {first} to {last - 1} are shown, and not all of them are in the file")
             at = last
 
-    def settle(self, form: Callable[[str], Codec]) -> None:
+    def settle(self, codec_of: Callable[[str], Codec]) -> None:
         """Make the values what the record to be stores. Raises DecryptionFailed if a key for that is missing."""
         assert self.origin is not None
-        target = form(self.ref.text)
+        target = codec_of(self.ref.text)
         source = target.of(self.origin.text, self.namespace)
         writers: dict[int, str] = {}
 
@@ -402,7 +402,7 @@ class Import:
 async def import_(tiers: Tiers, given: Import) -> str:
     """Insert an exported record into SQL in one transaction; the next access brings it to Redis."""
     try:
-        given.settle(tiers.form)
+        given.settle(tiers.codec_of)
     except CorruptState:
         raise
     except _WRONG as error:

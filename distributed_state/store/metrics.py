@@ -49,7 +49,7 @@ def _reapers(tiers: Tiers) -> list[Reaper]:
 
 
 def _handled(tiers: Tiers, name: str) -> int:
-    return tiers.feed.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
+    return tiers.consumers.past[name] + sum(int(getattr(each, name)) for each in list(tiers.handlings))
 
 
 def _places(tiers: Tiers) -> dict[int, PartitionState]:
@@ -140,14 +140,14 @@ FIGURES = (
     Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
     Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
     Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
-    Figure("events_waiting", "gauge", "Events that arrived and are not handed over yet", lambda t: t.feed.waiting),
+    Figure("events_waiting", "gauge", "Events that arrived and are not handed over yet", lambda t: t.consumers.waiting),
     Figure(
         "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
-        lambda t: t.feed.replayed,
+        lambda t: t.consumers.replayed,
     ),
     Figure(
         "resyncs", "counter", "How often a consumer was told that events are missing and it has to reload",
-        lambda t: t.feed.resyncs,
+        lambda t: t.consumers.resyncs,
     ),
     Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
 )  # fmt: skip

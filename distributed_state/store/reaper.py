@@ -147,7 +147,7 @@ class Reaper:
         tiers = self._tiers
         until_ms = field_ttl.parse_lifetime(lifetime)[1]
         reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
-        draft = deletion.tombstone(tiers.settings, tiers.form(each.names.ref.text), "expire", expired=reason)
+        draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), "expire", expired=reason)
         draft.expected = version
         draft.epoch = each.epoch
         return draft

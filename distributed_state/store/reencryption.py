@@ -17,7 +17,7 @@ from distributed_state.values import codec, message_ranges
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import Ref, is_value
 from distributed_state.warm.scripts import REWRITE
-from distributed_state.warm.stream import Told
+from distributed_state.warm.stream import StreamEvent
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ Progress = Callable[[Reencrypted], None]
 
 async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Reencrypted:
     """All records of the namespace, in the order of their texts."""
-    if not tiers.form("").seals:
+    if not tiers.codec_of("").seals:
         raise ConfigurationError("reencrypt: this store has no keys; give encryption= or DISTRIBUTED_STATE_KEYS")
     await tiers.archiver.drain()
     run = _Run(tiers, dry_run, progress or (lambda done: None))
@@ -79,10 +79,10 @@ class _Run:
 
     async def _rewrite(self, text: str) -> None:
         tiers = self._tiers
-        form = self._tiers.form(text)
+        record_codec = self._tiers.codec_of(text)
 
         def again(source: str, name: str, data: bytes) -> bytes:
-            own = form if source == text else form.of(source)
+            own = record_codec if source == text else record_codec.of(source)
             try:
                 return own.carry(data, name, own) if own.stale(data, name) else data
             except CorruptState:
@@ -113,7 +113,7 @@ class _Run:
         after: tuple[int, str, int] | None = (-1, "", 0)
 
         def again(subject: str, name: str, data: bytes) -> bytes:
-            own = tiers.form(subject)
+            own = tiers.codec_of(subject)
             try:
                 return own.carry(data, name, own) if own.stale(data, name) else data
             except CorruptState as error:
@@ -135,9 +135,9 @@ class _Run:
         """The events that Redis keeps for who comes back: SQL has them all."""
         tiers = self._tiers
 
-        def old(told: Told) -> bool:
+        def old(told: StreamEvent) -> bool:
             id, type, subject, *_ = told.head.decode().split("\n")
-            return tiers.form(subject).stale(told.data, codec.event_name(type, id))
+            return tiers.codec_of(subject).stale(told.data, codec.event_name(type, id))
 
         for number in range(tiers.keys.partitions):
             count = await tiers.stream.drop(tiers.keys.partition(number), old, keep=self._dry_run)
@@ -162,17 +162,17 @@ class _Run:
 
     def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
         """What is stored otherwise than it would be now: field, bytes, and the bytes that it should be."""
-        form = self._tiers.form(text)
+        record_codec = self._tiers.codec_of(text)
         runs = message_ranges.segments(text, stored)
         old = list[bytes]()
         for name, data in stored.items():
             key = codec.MESSAGE
-            own = form
+            own = record_codec
             if is_value(name):
                 key = codec.decode_key(name)
             elif name[:2] != b"#m" or not name[2:].isdigit():
                 continue
-            if form.stale(data, key):
+            if record_codec.stale(data, key):
                 if key == codec.MESSAGE:
                     number = int(name[2:])
                     # A message opens under the record that it was appended to. One that is hidden now is in SQL.
@@ -180,7 +180,7 @@ class _Run:
                     if source is None:
                         old += (name, data, b"")
                         continue
-                    own = form.of(source)
+                    own = record_codec.of(source)
                 old += (name, data, own.carry(data, key, own))
         return old
 
@@ -201,8 +201,8 @@ class _Run:
 async def _forget_journal(tiers: Tiers) -> None:
     """The journal keeps its last entry; a mark takes its place."""
     partitions = [tiers.keys.partition(number) for number in range(tiers.keys.partitions)]
-    for number, place in (await tiers.warm.places(partitions)).items():
+    for number, place in (await tiers.warm.partitions.states(partitions)).items():
         if place.epoch:
-            await tiers.warm.mark(tiers.keys.partition(number), place.epoch)
+            await tiers.warm.partitions.mark(tiers.keys.partition(number), place.epoch)
     await tiers.archiver.drain()
     await tiers.port.sql(tiers.cold.sync)

@@ -1,10 +1,8 @@
 """The archiver: journal -> SQL. Law: SQL first, then settle, then trim; SQL's cursor alone decides who was first.
 
-And identity, never numbers: an offset says nothing about which history it belongs to. A Redis that lost its last
-seconds gives their offsets and versions once more, to other commits. So each pass compares the journal's entry at SQL's
-cursor by its event; unless it is there and the same, nothing is settled, trimmed or called archived, and the partition
-is diverged. The cursor is read before the journal: after it, somebody may have moved it meanwhile, and a healthy
-journal would not fit. And the partition is diverged only if the cursor is still there when it is read once more.
+Where the journal does not continue SQL (see `archive_pass`), the partition is diverged, and nothing is carried. The
+cursor is read before the journal: after it, another archiver may have moved it meanwhile, and a healthy journal would
+not fit. And the partition is diverged only if the cursor is still there when it is read once more.
 """
 
 from __future__ import annotations
@@ -12,14 +10,14 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Batch, Cursor
+from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError
-from distributed_state.port import Job, Port, Signal
+from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
-from distributed_state.values.journal import Journal, JournalEntry
+from distributed_state.tiers.archive_pass import Pass
+from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, PartitionState
@@ -35,37 +33,20 @@ _ASIDE_SECONDS = 15.0
 _SHORTEST = 0.001
 
 
-@dataclass(slots=True)
-class Pass:
-    """One look at some partitions.
-
-    `fits` are the cursors, moved by it or not, of those whose journals continue SQL; `carried` are the events that it
-    brought to SQL, `count` how many; `misfits` says of others why it cannot go on.
-    """
-
-    done: Signal
-    partitions: list[int] = field(default_factory=list)
-    fits: dict[int, Cursor] = field(default_factory=dict)
-    carried: dict[int, set[str]] = field(default_factory=dict)
-    misfits: dict[int, str] = field(default_factory=dict)
-    count: int = 0
-
-
 class Archiver:
     """Carries commits of some partitions to SQL. Two on one partition are harmless, only wasteful."""
 
     def __init__(self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings) -> None:
         self._port = port
-        self._warm = warm
+        self._partitions = warm.partitions
         self._cold = cold
         self._keys = keys
         self._settings = settings
         self._cursors: dict[int, Cursor] = {}
         self._driven: dict[int, Pass] = {}
         self._mutex = port.mutex()
-        self._shares = PartitionAssignment(
+        self._assignment = PartitionAssignment(
             port,
-            warm,
             keys,
             team=keys.archivers,
             member=warm.replica,
@@ -84,7 +65,7 @@ class Archiver:
     @property
     def mine(self) -> list[int]:
         """The partitions that this replica takes care of now."""
-        return self._shares.mine
+        return self._assignment.mine
 
     def begin(self) -> None:
         """Archive in the background."""
@@ -96,7 +77,7 @@ class Archiver:
             return
         await self._job.stop()
         self._job = None
-        await self._shares.leave()
+        await self._assignment.leave()
 
     async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
         """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""
@@ -128,7 +109,7 @@ class Archiver:
                 fits = passed.fits.get(partition)
                 if fits is not None and self._covers(fits, epoch, offset):
                     return False
-                _refuse(passed.misfits)
+                passed.refuse()
                 if fits is None:
                     await self._port.sleep(0.002)  # another archiver was faster, or is at it
             later = True
@@ -146,7 +127,7 @@ class Archiver:
         while goals:
             passed = await self._port.shield(self._drive(list(goals)))
             if not passed.count:
-                _refuse(passed.misfits)
+                passed.refuse()
                 await self._port.sleep(0.01)
             left = await self._unarchived(goals)
             goals = {
@@ -158,13 +139,13 @@ class Archiver:
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
         """Those of the partitions that hold what is not archived yet."""
-        places = await self._warm.places([self._keys.partition(each) for each in partitions])
+        places = await self._partitions.states([self._keys.partition(each) for each in partitions])
         self.places.update(places)
         return {partition: place for partition, place in places.items() if place.offset > place.archived}
 
     async def backlog(self) -> dict[int, int]:
         """Commits not archived yet, by partition."""
-        places = await self._warm.places([self._keys.partition(each) for each in range(self._keys.partitions)])
+        places = await self._partitions.states([self._keys.partition(each) for each in range(self._keys.partitions)])
         return {partition: place.offset - place.archived for partition, place in places.items()}
 
     # One pass
@@ -191,60 +172,37 @@ class Archiver:
     @observed("archive", "cold", several)
     async def _archive(self, partitions: Sequence[int], passed: Pass) -> None:
         """Read, compare, insert, settle, trim."""
-        most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
         cursors = await self._known(partitions)
-        batches: list[tuple[Cursor, Batch]] = []
-        size = 0
-        settled: dict[int, tuple[str, list[JournalEntry]]] = {}
-        doubtful: dict[int, str] = {}
+        await self._read(partitions, passed, cursors)
+        if passed.batches:
+            passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
+        for _, batch in passed.batches:
+            self.oldest.pop(batch.partition, None)
+            if batch.partition not in passed.fits:
+                self._cursors.pop(batch.partition, None)
+        self._cursors.update(passed.fits)
+        self.archived += passed.count
+        await self._settle(passed.settled)
+        if passed.doubtful:
+            passed.misfits |= await self._diverged(passed.doubtful, cursors)
+
+    async def _read(self, partitions: Sequence[int], passed: Pass, cursors: dict[int, Cursor]) -> None:
+        """Read the journals about their cursors, and compare the two."""
+        most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
         for some in self._groups(partitions):
-            if size > _BYTES_A_PASS:
-                self.behind = True
+            if passed.size > _BYTES_A_PASS:
+                passed.more = True
                 break  # the others have their turn in the next pass
             places = [(self._keys.partition(each), cursors[each].offset if each in cursors else 0) for each in some]
-            for partition, journal in zip(some, await self._warm.journals(places, most), strict=True):
-                if not journal.epoch:
-                    passed.misfits[partition] = self.diverged[partition] = "Redis was emptied"
-                    continue
-                cursor = cursors.get(partition)
-                why = _misfit(cursor, journal)
-                if cursor is None or why:
-                    doubtful[partition] = why
-                    continue
-                self.diverged.pop(partition, None)
-                passed.fits[partition] = self._cursors[partition] = cursor
-                # An archiver that died before settling left what is before the cursor: all of that first.
-                whole = len(journal.before) < most
-                entries = journal.before + journal.onward if whole else journal.before
-                if not entries:
-                    continue
-                settled[partition] = (journal.epoch, entries)
-                # Not where the journal and SQL do not fit: there is nothing to hurry for.
-                self.behind = self.behind or not whole or len(journal.onward) == most
-                size += entries[-1].total_bytes - entries[0].total_bytes
-                fresh = [entry for entry in entries if entry.offset > cursor.offset]
-                if fresh:
-                    self.oldest[partition] = fresh[0].time_ms
-                    batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
-        moved = await self._port.sql(self._cold.archive, [batch for _, batch in batches]) if batches else set()
-        for cursor, batch in batches:
-            partition = batch.partition
-            last = batch.entries[-1]
-            self.oldest.pop(partition, None)
-            if partition in moved:
-                passed.fits[partition] = self._cursors[partition] = replace(
-                    cursor, offset=last.offset, event=last.event
-                )
-                passed.carried[partition] = {entry.event for entry in batch.entries}
-                passed.count += len(batch.entries)
-            else:
-                # Another archiver was faster, or the epoch was closed.
-                for known in (self._cursors, passed.fits, settled):
-                    known.pop(partition, None)
-        self.archived += passed.count
-        await self._settle(settled)
-        if doubtful:
-            passed.misfits |= await self._diverged(doubtful, cursors)
+            for partition, journal in zip(some, await self._partitions.journals(places, most), strict=True):
+                passed.read(partition, cursors.get(partition), journal, most)
+        self.behind = self.behind or passed.more
+        self.diverged.update(passed.misfits)
+        for partition, cursor in passed.fits.items():
+            self.diverged.pop(partition, None)
+            self._cursors[partition] = cursor
+        for _, batch in passed.batches:
+            self.oldest[batch.partition] = batch.entries[0].time_ms
 
     async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:
         """The cursors as they are before the journals are read; a partition that SQL knows nothing of has none."""
@@ -293,14 +251,14 @@ class Archiver:
                 for record, entry in latest.items()
             ]
             calls.append((self._keys.partition(partition), epoch, entries[-1], records))
-        for answer in await self._warm.settle(calls):
+        for answer in await self._partitions.settle(calls):
             if isinstance(answer, StateError):
                 log.warning("settle: %s", answer)
         trims = [
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
         # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
-        for answer in await self._warm.trim(trims):
+        for answer in await self._partitions.trim(trims):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
 
@@ -312,9 +270,9 @@ class Archiver:
             # Here, because others who drive may only add to it.
             self.behind = False
             try:
-                await self._shares.hold()
-                await self._shares.give_back(self._shares.excess)
-                found = await self._unarchived(self._shares.mine)
+                await self._assignment.hold()
+                await self._assignment.give_back(self._assignment.excess)
+                found = await self._unarchived(self._assignment.mine)
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
@@ -334,23 +292,3 @@ class Archiver:
         if self.telemetry.measures and now >= self._aside_at:
             self._aside_at = now + _ASIDE_SECONDS
             self.aside = await self._port.sql(self._cold.aside)
-
-
-def _misfit(cursor: Cursor | None, journal: Journal) -> str:
-    """Why a journal does not continue what SQL has up to a cursor that was read before it; '' if it does."""
-    if cursor is None or cursor.epoch != journal.epoch:
-        return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"
-    here = [entry for entry in journal.onward if entry.offset == cursor.offset]
-    if cursor.offset and not here:
-        return f"the journal lacks entry {cursor.offset}, SQL's last"
-    if here and here[0].event != cursor.event:
-        return f"entry {cursor.offset} is {here[0].event}, SQL has {cursor.event}"
-    fresh = journal.onward[len(here) :]
-    if fresh[0].offset != cursor.offset + 1 if fresh else journal.end > cursor.offset:
-        return f"the journal lacks entry {cursor.offset + 1}, the next after SQL's last"
-    return ""
-
-
-def _refuse(misfits: dict[int, str]) -> None:
-    for partition, why in misfits.items():
-        raise ColdUnavailable(f"partition {partition} is not archived: {why}")

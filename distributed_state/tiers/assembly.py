@@ -25,14 +25,14 @@ from distributed_state.warm.client import Warm
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
-from distributed_state.warm.stream import Remarks, Stream
+from distributed_state.warm.stream import BackgroundEvents, Stream
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
 
 
 def mark(layout: dict[str, Any]) -> bytes:
-    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis began anew."""
+    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis was emptied."""
     return orjson.dumps(layout | {"life": secrets.token_hex(8)})
 
 
@@ -75,7 +75,7 @@ class Tiers:
         port: Port,
         settings: Settings,
         keys: Keys,
-        form: Callable[[str], Codec],
+        codec_of: Callable[[str], Codec],
         cold: ColdStore,
         replica: str,
         layout: dict[str, Any],
@@ -85,8 +85,8 @@ class Tiers:
         self.keys = keys
         self.cold = cold
         self.replica = replica
-        self.form = form
-        self.warm = Warm(port, settings, replica, form)
+        self.codec_of = codec_of
+        self.warm = Warm(port, settings, replica, codec_of)
         self.clock = self.warm.clock
         self.telemetry = self.warm.telemetry
         self.hot = Hot(
@@ -100,13 +100,13 @@ class Tiers:
             port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
         )
         self.link.heard = self._heard
-        self.link.told = self.clock.heard
+        self.link.time_received = self.clock.heard
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
         self.stream.archived = self._archived
-        self.remarks = Remarks(port, self.stream, keys)
-        self.feed = Consumers(port, self.stream, keys, self.link, self._epochs_over)
+        self.background_events = BackgroundEvents(port, self.stream, keys)
+        self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
         self.handlings: list[Handling] = []
         self.workers: list[Worker] = []
@@ -135,7 +135,7 @@ class Tiers:
         self._epochs.clear()
 
     def listen(self, names: RecordKeys) -> None:
-        """Hear the record's changes from now on, if hot is in use."""
+        """Listen for the record's changes from now on, if hot is in use."""
         text = names.ref.text
         if not self._uses_hot or text in self._listening:
             return
@@ -156,7 +156,7 @@ class Tiers:
         channel = self._listening.pop(text, None)
         if channel is not None:
             self.link.leave(channel)
-        # Only now: a load that began while the channel was heard must not be kept.
+        # Only now: a load that began while we listened must not be kept.
         self.hot.forget(text)
 
     def _hear(self, text: str, payload: bytes) -> None:
@@ -204,14 +204,14 @@ class Tiers:
             # The cursor is read before the right to mint is asked for: whoever acts on an old one fails in SQL.
             latest = await self.port.sql(self.cold.cursor, partition)
             token = secrets.token_hex(8)
-            word = await self.warm.mint(keys, token)
+            word = await self.warm.partitions.mint(keys, token)
             if word == "live":
                 return
             if word == "ok":
                 minted = await self.port.sql(self.cold.mint, partition, latest)
                 if minted is not None:
                     await leave_mark(self.warm.command, self.keys, self._layout)
-                    word = await self.warm.install(keys, token, minted.epoch)
+                    word = await self.warm.partitions.install(keys, token, minted.epoch)
                     if word == "ok":
                         log.info("partition %d starts under epoch %s", partition, minted.epoch)
                     if word != "lost":
@@ -220,7 +220,7 @@ class Tiers:
         raise WarmUnavailable(f"partition {partition} could not be started: another replica keeps trying to")
 
     def _lock_lost(self, lease: AsyncLease) -> None:
-        self.remarks.make("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+        self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
     async def _archived(self, partition: int, id: str, since_ms: int) -> Happened | None:
         """An event by its id, if it was written at this time or later."""
@@ -229,13 +229,13 @@ class Tiers:
 
     def figures(self) -> Figures:
         """What this replica knows of itself without asking anybody."""
-        feed = self.feed
+        consumers = self.consumers
         handlings = list(self.handlings)
         return Figures(
             positions={
                 "archived": self.archiver.archived,
                 "archives": len(self.archiver.mine),
-                "events": feed.reached,
+                "events": consumers.reached,
             },
             stats={
                 "hot_hits": self.hot.hits,
@@ -245,11 +245,11 @@ class Tiers:
                 "archived": self.archiver.archived,
                 "link_up": int(self.link.up),
                 "leases": self.leases.held,
-                "events_waiting": feed.waiting,
+                "events_waiting": consumers.waiting,
                 "events_handled": sum(each.handled for each in handlings),
                 "events_failed": sum(each.failed for each in handlings),
                 "slow_handlers": sum(each.slowed for each in handlings),
-                "resyncs": feed.resyncs,
+                "resyncs": consumers.resyncs,
             },
         )
 
@@ -263,7 +263,13 @@ class Tiers:
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
         closing = [each.close for each in (*self.handlings, *self.workers)]
-        closing += [self.feed.close, self.archiver.close, self.leases.close, self.remarks.close, self.presence.close]
+        closing += [
+            self.consumers.close,
+            self.archiver.close,
+            self.leases.close,
+            self.background_events.close,
+            self.presence.close,
+        ]
         closing += [self.link.close, self.port.close]
         for step in closing:
             try:

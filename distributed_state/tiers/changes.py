@@ -30,13 +30,13 @@ class Changes:
     def __init__(
         self,
         settings: Settings,
-        form: Codec,
+        record_codec: Codec,
         prepare: Callable[[str, Any], Any] | None = None,
         prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
         now: Callable[[], float] | None = None,
     ) -> None:
         self._settings = settings
-        self._form = form
+        self._codec = record_codec
         self._now = now
         self._prepare = prepare
         self._prepare_message = prepare_message
@@ -44,21 +44,25 @@ class Changes:
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
         self._size = 0
-        self._told: list[tuple[bytes, bytes, bytes]] = []
+        self._events: list[tuple[bytes, bytes, bytes]] = []
         self.sums: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._fields or self._first or self._last or self._told)
+        return bool(self._fields or self._first or self._last or self._events)
 
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
         other = copy(self)
-        other._fields = dict(self._fields)
-        other._first = list(self._first)
-        other._last = list(self._last)
-        other.sums = list(self.sums)
-        other._told = list(self._told)
+        other.detach()
         return other
+
+    def detach(self) -> None:
+        """Share no list with the changes that this was copied from."""
+        self._fields = dict(self._fields)
+        self._first = list(self._first)
+        self._last = list(self._last)
+        self._events = list(self._events)
+        self.sums = list(self.sums)
 
     @property
     def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
@@ -70,7 +74,7 @@ class Changes:
         name = codec.encode_key(key)
         if self._prepare is not None:
             value = self._prepare(key, value)
-        data = self._form.encode(value, key)
+        data = self._codec.encode(value, key)
         if ttl is not None:
             if self._now is None:
                 raise InvalidValue(f"{key!r}: there is no clock for a ttl here")
@@ -112,7 +116,7 @@ class Changes:
     def increment(self, key: str, by: int) -> None:
         """Add a whole number on the server. Several to one field add up."""
         name = codec.encode_key(key)
-        if self._form.covers(key):
+        if self._codec.covers(key):
             raise InvalidValue(f"{key!r}: is encrypted, so the server cannot add to it; increment() and apply() can")
         if type(by) is not int or abs(by) >= _EXACT:
             raise InvalidValue(f"{key!r}: {by!r} cannot be added on the server, it takes an int of at most 15 digits")
@@ -127,7 +131,7 @@ class Changes:
         """Add a message; what is stored of it."""
         if self._prepare_message is not None:
             message = self._prepare_message(message)
-        data = self._form.encode_message(message)
+        data = self._codec.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
@@ -142,8 +146,8 @@ class Changes:
             self._fields[PHASE] = (b"d", PHASE, b"")
         else:
             self._fields[PHASE] = (b"s", PHASE, phase.encode("utf-8", "surrogatepass"))
-        self._told = [each for each in self._told if each[1] != b"session.phase"]
-        self.tell("session.phase", {"phase": phase})
+        self._events = [each for each in self._events if each[1] != b"session.phase"]
+        self.emit("session.phase", {"phase": phase})
 
     def clear(self, *, messages: bool) -> None:
         """Delete all fields, what was set so far in this change included, and hide the messages if asked."""
@@ -151,12 +155,12 @@ class Changes:
         self._first.append((b"c", b"", b""))
         if messages:
             self.wipe()
-            self.reserved(SUMMARY, None)  # it tells what they said
+            self.reserved(SUMMARY, None)  # it says what was in them
         self._fields = {name: step for name, step in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 
     def undelete(self) -> None:
-        """Let a deleted record start anew."""
+        """Let a deleted record begin again."""
         self.reserved(DELETED, None)
 
     def wipe(self) -> None:
@@ -174,23 +178,23 @@ class Changes:
             raise InvalidValue(f"a label is a str of 1 to 500 characters, not {label!r:.80}")
         self._last.append((b"l", b"", label.encode("utf-8", "surrogatepass")))
 
-    def tell(self, type: str, data: Mapping[str, Any]) -> None:
+    def emit(self, type: str, data: Mapping[str, Any]) -> None:
         """Write a lifecycle event with the change, if it is one of a session."""
-        if self._form.record.startswith("session:"):
-            self._told.append((b"e", type.encode(), codec.compact(codec.encode(data, "data"))))
+        if self._codec.record.startswith("session:"):
+            self._events.append((b"e", type.encode(), codec.compact(codec.encode(data, "data"))))
 
     def lives(self, idle_ms: int, whole_ms: int) -> None:
         """End a session after this time without a commit, or this one from now on; 0: never."""
         if not idle_ms and not whole_ms:
             self.reserved(LIFETIME, None)
-        if self._form.record.startswith("session:"):
-            self._told.append((b"x", b"%d" % idle_ms, b"%d" % whole_ms))
+        if self._codec.record.startswith("session:"):
+            self._events.append((b"x", b"%d" % idle_ms, b"%d" % whole_ms))
 
     def draft(self, kind: str) -> Draft:
         """The change as it is sent."""
         if not self:
             raise InvalidValue("nothing to change")
-        return Draft(kind, [*self._first, *self._fields.values(), *self._last], told=list(self._told))
+        return Draft(kind, [*self._first, *self._fields.values(), *self._last], events=list(self._events))
 
 
 def added_here(draft: Draft, swap: Swap, now: float) -> bool:

@@ -1,7 +1,8 @@
-"""Where the tiers meet: how a record is read and how it is changed.
+"""The write path: one change of one record, in one round trip. Law: only a commit changes a record.
 
-A read goes hot -> warm -> cold and stops at the first that knows. A change goes to warm in one round trip, is merged
-into hot, and reaches cold through the journal. Law: only a commit changes a record.
+A change is sent to warm under an op id, merged into hot, and reaches cold through the journal. What the server needs
+before it can apply the change (the record back from SQL, a started partition, what became of a lost reply) is done
+here, and the change is sent again under the same op id, so that it is applied once.
 """
 
 from __future__ import annotations
@@ -18,13 +19,12 @@ from distributed_state.errors import (
     Conflict,
     DurabilityUnknown,
     InvalidValue,
-    NotFound,
     StateError,
     Unavailable,
     WarmUnavailable,
 )
 from distributed_state.port import Call
-from distributed_state.tiers import actors
+from distributed_state.tiers import actors, lost_replies
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.read import ROUNDS, hydrate, read
@@ -34,49 +34,46 @@ from distributed_state.values.journal import Op, unpack
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
 from distributed_state.warm.lease import AsyncLease
-from distributed_state.warm.op_ids import FULL, LOST, OpId, Unsure
+from distributed_state.warm.op_ids import FULL, OpId, Unsure
 from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
 
 
-# Reading
-
-
-# Changing
-
-
 @observed("commit", "warm", of_record)
 async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None) -> Committed:
-    """Apply one change. Raises what the server refused it for; then nothing was changed.
+    """Apply one change, or raise the server's refusal; then nothing was changed.
 
-    `last` is a lease that this change is the last under: it is given back in the same round trip.
+    `last` is a lease under which this is the last change: it is released in the same round trip.
     """
-    _sign(tiers, names, draft)
-    if tiers.handlings and draft.told:
+    if draft.events and tiers.handlings:
         await tiers.listening()
-    op = tiers.warm.begin(draft)
-    behind = last.hand_over(op) if last else None
+    op = _begin(tiers, names, draft)
+    trailing_call = last.release_call(op) if last else None
     try:
-        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
-        done = await _carry_through(tiers, names, draft, op, answer, behind)
+        answer = await tiers.warm.commit(
+            names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
+        )
+        done = answer
+        if not isinstance(done, Committed):
+            done = await _carry_through(tiers, names, draft, op, done, trailing_call)
         if last:
-            last.handed_over(done.behind)
+            last.release_answered(done.trailing)
     except BaseException as error:
-        _doubt(tiers, names, error)
+        invalidate_cached(tiers, names, error)
         raise
     finally:
-        tiers.warm.end(op)
-    _tell_hot(tiers, names, draft, done)
-    await _keep(tiers, names, done, op)
+        tiers.warm.ops.end(op)
+    _update_cached(tiers, names, draft, done)
+    if tiers.settings.durability == "archived":
+        await ensure_durability(tiers, names, done, op)
     return done
 
 
 async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
-    """Ask whether a change would be applied now. Raises what the server would refuse it for; nothing is changed."""
-    _sign(tiers, names, draft)
-    op = tiers.warm.begin(draft)
+    """Ask whether a change would be applied now, or raise the server's refusal; nothing is changed."""
+    op = _begin(tiers, names, draft)
     kind = draft.kind
     draft.kind = ""
     try:
@@ -84,7 +81,7 @@ async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
         await _carry_through(tiers, names, draft, op, answer)
     finally:
         draft.kind = kind
-        tiers.warm.end(op)
+        tiers.warm.ops.end(op)
 
 
 async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
@@ -110,43 +107,44 @@ async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Com
         return await commit(tiers, names, draft)
 
 
-def _sign(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
-    """Who writes, and under which lease."""
-    draft.grip = tiers.leases.grip(names.ref.text)
+def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
+    """Note who writes and under which lease, and give the write an op id, to be ended whatever comes of it."""
+    draft.lock_value = tiers.leases.lock_value(names.ref.text)
     if not draft.actor:
         draft.actor = actors.present()
+    return tiers.warm.ops.begin(draft.steps)
 
 
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
     """Apply one change each to as many records, in one round trip. What was refused comes back as its error."""
     if len({names.text for names, _ in writes}) < len(writes):
-        # Where the server has to be told the script, the second might be carried out before the first.
+        # On a server that does not know the script yet, the second might be carried out before the first.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
     sent = []
     results: list[Committed | StateError] = []
     try:
         for names, draft in writes:
-            _sign(tiers, names, draft)
-            sent.append((names, draft, tiers.warm.begin(draft), tiers.link.heard_on(names.channel)))
+            sent.append((names, draft, _begin(tiers, names, draft), tiers.link.heard_on(names.channel)))
         answers = await tiers.warm.commit_many(sent)
         for (names, draft, op, _), answer in zip(sent, answers, strict=True):
             try:
                 if isinstance(answer, StateError):
                     raise answer
                 done = await _carry_through(tiers, names, draft, op, answer)
-                _tell_hot(tiers, names, draft, done)
-                await _keep(tiers, names, done, op)
+                _update_cached(tiers, names, draft, done)
+                if tiers.settings.durability == "archived":
+                    await ensure_durability(tiers, names, done, op)
                 results.append(done)
             except StateError as error:
-                _doubt(tiers, names, error)
+                invalidate_cached(tiers, names, error)
                 results.append(error)
     except BaseException as error:
         for names, _, _, _ in sent:
-            _doubt(tiers, names, error)
+            invalidate_cached(tiers, names, error)
         raise
     finally:
         for _, _, op, _ in sent:
-            tiers.warm.end(op)
+            tiers.warm.ops.end(op)
     return results
 
 
@@ -156,7 +154,7 @@ async def _carry_through(
     draft: Draft,
     op: OpId,
     answer: Committed | Cold | Swap | Uninitialised | Unsure,
-    behind: Call | None = None,
+    trailing_call: Call | None = None,
 ) -> Committed:
     """Do what the server asks for before it can apply the change, then send it again under the same op id."""
     for _ in range(ROUNDS):
@@ -167,64 +165,35 @@ async def _carry_through(
             if not added_here(draft, answer, tiers.clock.now()):
                 raise Conflict(f"{names.ref.text[:200]}: {answer.name!r} is no plain integer")
         elif isinstance(answer, Cold) and not answer.token:
-            done = await _applied(tiers, names, op, answer.epoch)
+            done = await lost_replies.applied(tiers, names, op, answer.epoch)
             if done is not None:
                 return done
             raise Backpressure(f"{names.ref.text[:200]}: {FULL}")
         elif isinstance(answer, Cold):
-            entry = await _from_sql(names, op, hydrate(tiers, names, answer, op))
+            entry = await lost_replies.from_sql(names, op, hydrate(tiers, names, answer, op))
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
         elif isinstance(answer, Unsure):
-            done = await _find(tiers, names, op, answer)
+            done = await lost_replies.resolve(tiers, names, op, answer)
             if done is not None:
                 return done
-        answer = await tiers.warm.commit(names, draft, op, listening=tiers.link.heard_on(names.channel), behind=behind)
+        answer = await tiers.warm.commit(
+            names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
+        )
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
 
 
-async def _find(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:
-    """What a write came to that the record does not remember; None: it was not applied, and can be sent again."""
-    if op.doubted and unsure.late:
-        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST} too long ago")
-    done = await _applied(tiers, names, op, unsure.epoch)
-    if done is None:
-        if unsure.late:
-            await tiers.clock.ask()  # the answer came at once: what is wrong is what we take for the server's time
-        op.since_ms = unsure.time_ms
-    return done
-
-
-async def _applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Committed | None:
-    """What SQL knows of a write whose answer was lost; None: it was not applied."""
-    if not op.doubted:
-        return None
-    event = tiers.warm.ops.event(op)
-    version = await _from_sql(names, op, tiers.port.sql(tiers.cold.applied, names.ref.text, event, op.since_ms))
-    return Committed(version, epoch, None, None, 0) if version else None
-
-
-async def _from_sql(names: RecordKeys, op: OpId, asking: Awaitable[T]) -> T:
-    """What only SQL knows. If it cannot say that, a write whose answer was lost stays in doubt."""
-    try:
-        return await asking
-    except (ColdUnavailable, NotFound) as error:
-        if not op.doubted:
-            raise
-        raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST}, and only SQL knows: {error}") from error
-
-
-def _doubt(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
+def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
     """A write without an answer may have been applied: what hot holds from before it must not be shown any more."""
     if not isinstance(error, StateError) or isinstance(error, Unavailable | DurabilityUnknown):
         tiers.hot.forget(names.ref.text)
 
 
-def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
+def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
     ops: list[Op] | None = None
-    here = names.ref.text in tiers.hot.entries and not _lives_anew(tiers, names, draft)
+    here = names.ref.text in tiers.hot.entries and not lifetime_may_change(draft)
     appends = any(step == b"m" for step, _, _ in draft.steps)
     known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
     if here and known:
@@ -245,23 +214,24 @@ def _tell_hot(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) ->
     tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
 
 
-def _lives_anew(tiers: Tiers, names: RecordKeys, draft: Draft) -> bool:
-    """Whether the record may have another lifetime now, which is what the server reckoned."""
-    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in tiers.warm.told(names, draft))
+def lifetime_may_change(draft: Draft) -> bool:
+    """Whether the record may have another lifetime now, which only the server computes."""
+    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in draft.sent_events)
 
 
-async def _keep(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
-    """See to the durability that was asked for."""
-    if tiers.settings.durability == "archived" and done.offset:
-        try:
-            await tiers.archiver.keep(names, done, tiers.warm.ops.event(op))
-        except (ColdUnavailable, WarmUnavailable) as error:
-            text = f"{names.ref.text[:200]}: version {done.version} is applied, but not archived yet: {error}"
-            raise DurabilityUnknown(text, version=done.version) from error
+async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
+    """Archive the commit before it is acknowledged. Raises DurabilityUnknown: it is applied, but not archived yet."""
+    if not done.offset:
+        return  # it is from SQL that we know it
+    try:
+        await tiers.archiver.keep(names, done, tiers.warm.ops.event(op))
+    except (ColdUnavailable, WarmUnavailable) as error:
+        text = f"{names.ref.text[:200]}: version {done.version} is applied, but not archived yet: {error}"
+        raise DurabilityUnknown(text, version=done.version) from error
 
 
 async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:
-    """What the increments of a commit came to; from SQL if Redis does not remember."""
+    """The sums that the increments of a commit gave; from SQL if Redis does not remember."""
     if done.results is not None:
         results = iter(done.results)
         fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
@@ -318,7 +288,7 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
 async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
     """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
     for _ in range(ROUNDS):
-        tail = await tiers.warm.tail(names)
+        tail = await tiers.warm.partitions.tail(names)
         if tail is not None:
             await tiers.archiver.reach(names.partition, *tail)
             return

@@ -6,11 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from distributed_state.errors import (
-    StateError,
-    WarmUnavailable,
-)
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.keys import RecordKeys
@@ -22,11 +19,7 @@ from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 ROUNDS = 100
-
-
 _OVERTAKEN = 20
-
-
 _FLIGHT_SECONDS = 15.0
 
 
@@ -51,11 +44,11 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
             finally:
                 hot.land(text, flight, found)
             if attempt >= _OVERTAKEN:
-                # Somebody writes faster than we read. What was heard of on the way came after this read began.
+                # Somebody writes faster than we read. The changes published on the way came after this read began.
                 return await _living(tiers, found)
         if flight.result is not None:
             return await _living(tiers, flight.result)
-        # Something newer was heard of on the way, or the leader of the flight failed: look again.
+        # Something newer was published on the way, or the leader of the flight failed: look again.
         entry = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
 
@@ -90,7 +83,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedReco
                 raise answer
             if isinstance(answer, list):
                 tiers.see(names.partition, answer[0])
-                found[at] = CachedRecord.read(tiers.form(names.ref.text), answer[0], answer[1:])
+                found[at] = CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
     finally:
         for names, flight, entry in zip(missing, flights, found, strict=True):
             tiers.hot.land(names.ref.text, flight, entry)
@@ -109,7 +102,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     flight, _ = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=True, private=True)
     found = None
     try:
-        # Sent behind, and again behind a lock that the server did not know: it shows what the holder found, not less.
+        # Sent after the lock's script, and again if the server did not know that one: it shows what the holder found.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
@@ -136,12 +129,12 @@ async def _load(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> 
 async def _understand(
     tiers: Tiers, names: RecordKeys, known: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
 ) -> CachedRecord | None:
-    """What an answer of read.lua comes to; None: ask again."""
+    """The record of an answer of read.lua; None: ask again."""
     if answer is None:
         return known
     if isinstance(answer, list):
         tiers.see(names.partition, answer[0])
-        return CachedRecord.read(tiers.form(names.ref.text), answer[0], answer[1:])
+        return CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
     if isinstance(answer, Cold):
         return await hydrate(tiers, names, answer)
     await tiers.start(names.partition)
@@ -155,7 +148,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     window = tiers.settings.recent_messages
     loaded = await tiers.port.sql(partial(tiers.cold.load, names.ref.text, window=window))
     if loaded is None:
-        return CachedRecord(tiers.form(names.ref.text), cold.epoch, 0, {}, {})
+        return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, 0, {}, {})
     if cold.token:
         came_ms = await tiers.warm.hydrate(names, cold, loaded)
         if not came_ms:
@@ -164,7 +157,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
             op.since_ms = came_ms
     # Without a token Redis is full. The record is archived whole, as it was not there before SQL was asked.
     state = loaded.state
-    return CachedRecord(tiers.form(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
+    return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
 async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:

@@ -1,7 +1,7 @@
 """Values <-> bytes. Law: what comes out equals what went in, or nothing goes in.
 
 A value is JSON text. orjson writes and reads it; what orjson cannot hold exactly (integers beyond 64 bits, lone
-surrogates) is written by `json` behind one leading space, which is still JSON and tells the reader to use `json` too.
+surrogates) is written by `json` behind one leading space, which is still JSON and makes the reader use `json` too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode(value: Any, name: str = "value") -> bytes:
         raise InvalidValue(f"{name}: {value!r} is not a JSON number")
     try:
         data = orjson.dumps(value, option=_OPTIONS)
-        # orjson writes NaN as null, tuples as lists and enums as their values; only a look at the result tells.
+        # orjson writes NaN as null, tuples as lists and enums as their values; only a look at the result shows.
         if kind is str or kind is float or orjson.loads(data) == value:
             return data
     except (TypeError, orjson.JSONDecodeError, RecursionError):
@@ -266,5 +266,5 @@ class Codec:
 
     def decode_message(self, data: bytes, source: str, number: int | None = None) -> Message:
         """A message from its stored bytes; `source` is the record that it was appended to."""
-        form = self if source == self.record else self.of(source)
-        return _placed(_message(form.open(data, MESSAGE)), field_ttl.split(data)[0], number)
+        record_codec = self if source == self.record else self.of(source)
+        return _placed(_message(record_codec.open(data, MESSAGE)), field_ttl.split(data)[0], number)

@@ -1,6 +1,6 @@
 """Values encrypted with AES-GCM before they leave the process.
 
-Law: a sealed value opens only in its namespace, record and field, and what an event tells only under that event's
+Law: a sealed value opens only in its namespace, record and field, and the data of an event only under that event's
 subject, type and id. It is stored as 0x01, the length of the key's id, the id, a random nonce of 12 bytes, and the
 ciphertext with its tag.
 """
@@ -110,7 +110,7 @@ class Encryption:
     always. A stored value that must be encrypted and is not raises DecryptionFailed, except while `accept_plaintext` is
     set, for the time of a migration; writes always encrypt. An event that was written before is read as it is. Not
     encrypted are ids, names of fields, types and subjects of events, phases, owners, actors, labels, request ids,
-    times, sizes and numbers of messages, and what replicas tell of themselves. The hot tier of a process keeps small
+    times, sizes and numbers of messages, and what replicas report of themselves. The hot tier of a process keeps small
     values decrypted in its memory.
     """
 
@@ -167,7 +167,7 @@ class Encryption:
     def covers(self, name: str) -> bool:
         """Tell whether the values of this field, or messages, are encrypted."""
         if name[:1] == "#":
-            # What a request came to may hold anything.
+            # The outcome of a request may hold anything.
             return self.messages if name in (MESSAGE, "#summary") else True
         return self._pattern is not None and self._pattern.match(name) is not None
 

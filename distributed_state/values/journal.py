@@ -1,4 +1,4 @@
-"""The journal's form: steps as canonical bytes, entries, and what they come to. Law: `fold` is the only fold."""
+"""The journal: steps as canonical bytes, entries, and the state that they give. Law: `fold` is the only fold."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Op(NamedTuple):
 
     s set a field   d delete a field   c clear the user's fields   m append a message (name: its sequence number)
     w wipe the messages (value: sequence number of the next)   l label, changes nothing
-    e an event told with the change, changes nothing (name: offset, type and subject; value: JSON text of its data)
+    e an event written with the change, changes nothing (name: offset, type and subject; value: JSON text of its data)
     i add an integer (in requests only; the journal keeps the result as s)
     """
 

@@ -80,18 +80,18 @@ class Keys:
         self.partitions = partitions
         self.store = f"{namespace}:meta".encode()
         self.archivers = f"{namespace}:archivers".encode()
-        # With the events of partition 0, which tell who is lost.
+        # With the events of partition 0, which say who is lost.
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 
     def link(self, replica: str) -> bytes:
-        """The channel on which a replica hears its own probes; what it calls its links begins so, too."""
+        """The channel on which a replica receives its own probes; what it calls its links begins so, too."""
         return f"{self._fleet}:link:{replica}".encode()
 
     def replica(self, replica: str) -> bytes:
-        """What a replica tells of itself."""
+        """What a replica reports of itself."""
         return f"{self._fleet}:replica:{replica}".encode()
 
     def partition(self, partition: int) -> PartitionKeys:

@@ -69,7 +69,7 @@ def check(policies: Any) -> Mapping[str, Merge]:
 
 
 def three_way(
-    form: Codec,
+    record_codec: Codec,
     mine: Mapping[bytes, Step],
     base: Mapping[bytes, bytes],
     theirs: Mapping[bytes, bytes],
@@ -88,7 +88,7 @@ def three_way(
         states = (before, found, wanted)
         if kind != b"s" or found is None or key not in policies or any(map(field_ttl.marked, states)):
             return None
-        values = [None if data is None else form.decode(data, key) for data in states]
+        values = [None if data is None else record_codec.decode(data, key) for data in states]
         try:
             merged[key] = policies[key](*values)
         except Conflict:

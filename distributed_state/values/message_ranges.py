@@ -40,7 +40,7 @@ def dump(runs: Iterable[Segment]) -> bytes:
 
 
 def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
-    """The `#segments` of a state that shows the same messages and whose own run starts anew at `#mn`."""
+    """The `#segments` of a state that shows the same messages and whose own run starts at `#mn`."""
     return dump(segments(record, fields))
 
 

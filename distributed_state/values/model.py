@@ -38,7 +38,7 @@ ERASE = "erase"
 STATE_FIELDS = frozenset(
     {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME}
 )
-REQUEST = b"#q"  # followed by the id of a request that was answered; what it came to
+REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 
 
 def is_state(name: bytes) -> bool:
@@ -47,7 +47,7 @@ def is_state(name: bytes) -> bool:
 
 
 def is_value(name: bytes) -> bool:
-    """Whether what is stored under this name holds what users said: a field, what a request came to, a summary."""
+    """Whether what is stored under this name holds what users said: a field, the outcome of a request, a summary."""
     return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST
 
 

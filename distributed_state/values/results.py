@@ -11,7 +11,7 @@ from distributed_state.values.model import Message, unescape
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a `write` or a turn came to: the new version, results of increments, the number of its first message.
+    """The outcome of a `write` or a turn: the new version, results of increments, the number of its first message.
 
     That number is None if only SQL remembers it: the commit's reply was lost and asked for again much later.
     """
@@ -87,9 +87,9 @@ class Event:
     """What happened to a conversation, an agent or the fleet.
 
     `subject` is the text of the record that it is about (`session:` and the escaped id), or what `emit` was given;
-    `time` is in seconds since 1970 by the server's clock; `source` is the replica that told of it. `sequence` counts
+    `time` is in seconds since 1970 by the server's clock; `source` is the replica that wrote it. `sequence` counts
     the events of a `partition` without a gap, within an `epoch`. `version` is the record's, as the change made it, and
-    0 for an event that was written alone. `id` stays the same when an event is handed over again.
+    0 for an event that was written alone. `id` stays the same when an event is delivered again.
     """
 
     id: str
@@ -112,7 +112,7 @@ class Event:
 
     @property
     def cursor(self) -> str:
-        """Where `audit` goes on behind this event."""
+        """Where `audit` goes on after this event."""
         return f"{round(self.time * 1000)}.{self.partition}.{self.epoch}.{self.sequence}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -138,9 +138,9 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A process, or an event loop of one, that has this namespace's store open, as it told of itself.
+    """A process, or an event loop of one, that has this namespace's store open, as it reports itself.
 
-    `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it told this, by the server's.
+    `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it reported this, by the server's.
     `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many
     partitions it `archives`, and where its slowest consumer is in the `events`, as a sum over the partitions. `stats`
     are some of `store.stats()`, `status` is what it was given by `store.announce`.

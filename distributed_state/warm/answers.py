@@ -12,8 +12,9 @@ from distributed_state.settings import Settings
 class Draft:
     """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes.
 
-    `told` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another lifetime
-    ('x'). `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end.
+    `events` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another
+    lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
+    `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end.
     """
 
     kind: str
@@ -25,15 +26,16 @@ class Draft:
     creation: str = ""
     actor: str = ""
     owner: str = ""
-    grip: str = ""
-    told: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    lock_value: str = ""
+    events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     lifetime: tuple[int, int] = (0, 0)
+    sent_events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
 
 
 class Committed(NamedTuple):
-    """What a write came to. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
+    """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
 
-    `time_ms` is None as well if it was repeated; `behind` is the answer of the script that was sent behind it.
+    `time_ms` is None as well if it was repeated; `trailing` is the answer of the script that was sent after it.
     """
 
     version: int
@@ -42,7 +44,7 @@ class Committed(NamedTuple):
     results: tuple[int, ...] | None
     offset: int
     time_ms: int | None = None
-    behind: Any = None
+    trailing: Any = None
 
 
 @dataclass(frozen=True, slots=True)

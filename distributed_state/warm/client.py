@@ -1,36 +1,31 @@
-"""The warm tier: one function per script. Law: a write is sent with an op id, so that sending it again is harmless.
+"""The scripts about records: commit, read, hydrate. Law: a write has an op id, so that sending it again is harmless.
 
-How that holds when the record leaves Redis meanwhile, see `op_ids`.
+How that holds when the record leaves Redis meanwhile, see `op_ids`. Partitions have their own client, `partitions`.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributed_state.errors import (
-    StateError,
-)
-from distributed_state.port import Call, Port, Words
+from distributed_state.errors import StateError
+from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
-from distributed_state.values.journal import Journal, JournalEntry, Loaded
-from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.values.journal import Loaded
+from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME
-from distributed_state.warm.answers import Cold, Committed, Draft, PartitionState, Swap, Uninitialised
+from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.op_ids import OpId, OpIds, Unsure
+from distributed_state.warm.partitions import Partitions
 from distributed_state.warm.patience import Patience
 from distributed_state.warm.refusals import REFUSALS, refusal
-from distributed_state.warm.scripts import CLAIM, COMMIT, HYDRATE, INSTALL, JOIN, MARK, MINT, READ, SETTLE, TAIL, TRIM
+from distributed_state.warm.scripts import COMMIT, HYDRATE, READ
 from distributed_state.warm.telemetry import Telemetry, observed, several
-
-log = logging.getLogger(__name__)
-
 
 _TOKEN_MS = 30_000
 _CREATED = (b"E", b"conversation.created", b"{}")
@@ -39,14 +34,15 @@ _CREATED = (b"E", b"conversation.created", b"{}")
 class Warm(Patience):
     """Redis or Valkey, as seen by one replica."""
 
-    def __init__(self, port: Port, settings: Settings, replica: str, form: Callable[[str], Codec]) -> None:
+    def __init__(self, port: Port, settings: Settings, replica: str, codec_of: Callable[[str], Codec]) -> None:
         super().__init__(port, settings.retry_for)
         self._settings = settings
         self.replica = replica
-        self.form = form
+        self.codec_of = codec_of
         self.clock = ServerClock(port)
         self.count = itertools.count(1)
         self.ops = OpIds(port, self.clock, replica, self.count, settings.op_window)
+        self.partitions = Partitions(self, settings, replica, self.count)
         self.telemetry = Telemetry(settings, port.monotonic)
         self.refused = Counter(dict.fromkeys(REFUSALS, 0))  # writes, by the word that the server answered
         self.emitted = 0
@@ -62,66 +58,50 @@ class Warm(Patience):
 
     # Commits
 
-    def begin(self, draft: Draft) -> OpId:
-        """Name a write. `end` must follow, whatever comes of it."""
-        return self.ops.begin(draft.steps)
-
-    def end(self, op: OpId) -> None:
-        """The caller will not send this write again."""
-        self.ops.end(op)
-
-    async def ask(self, call: Call, behind: Call | None = None) -> tuple[Any, Any]:
-        """The answers of a script and of one sent behind it, in one round trip; repeated while they are lost.
-
-        What fails behind is its answer, None if there was nothing. It runs whatever became of the first.
-        """
-        return await self.patiently(self._ask, call, behind)  # type: ignore[no-any-return]  # what _ask returns
-
-    async def _ask(self, call: Call, behind: Call | None) -> tuple[Any, Any]:
-        if behind is None:
-            return await self.port.script(*call), None
-        answer, second = await self.port.scripts([call, behind])
-        if isinstance(answer, StateError):
-            raise answer
-        return answer, second
-
     async def commit(
-        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, behind: Call | None = None
+        self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
-        """Send a write, again and again while answers are lost. Raises what the server refused it for."""
+        """Send a write, again and again while replies are lost. Raises the server's refusal."""
+        draft.sent_events = events_of(names, draft)
+        sent = (self._attempt, names, draft, op, listening, trailing_call)
+        answer, trailing = await self.patiently(self.ops.send, [op], names.ref.text[:200], *sent)
+        return self._committed(names, draft, answer, trailing)
 
-        async def once() -> tuple[Any, Any]:
-            return await self._ask(self._call(names, draft, op, listening), behind)
-
-        sent = await self.patiently(self.ops.send, [op], names.ref.text[:200], once)
-        return self.committed(names, draft, *sent)
+    async def _attempt(
+        self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
+    ) -> tuple[Any, Any]:
+        # Built for each attempt: it says since when the op id can have been applied.
+        return await self._ask(self._call(names, draft, op, listening), trailing_call)
 
     @observed("commit_many", "warm", several)
     async def commit_many(
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
     ) -> list[Committed | Cold | Swap | Uninitialised | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
-
-        async def once() -> list[Any]:
-            return await self.port.scripts([self._call(*write) for write in writes])
-
-        answers = await self.patiently(self.ops.send, [op for _, _, op, _ in writes], f"a batch of {len(writes)}", once)
+        for names, draft, _, _ in writes:
+            draft.sent_events = events_of(names, draft)
+        ops = [op for _, _, op, _ in writes]
+        answers = await self.patiently(self.ops.send, ops, f"a batch of {len(writes)}", self._attempt_many, writes)
         results: list[Committed | Cold | Swap | Uninitialised | Unsure | StateError] = []
         for (names, draft, _, _), answer in zip(writes, answers, strict=True):
             try:
-                results.append(answer if isinstance(answer, StateError) else self.committed(names, draft, answer))
+                results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, answer))
             except StateError as error:
                 results.append(error)
         return results
 
+    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]) -> list[Any]:
+        return await self.port.scripts([self._call(*write) for write in writes])
+
     def _call(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> Call:
         """The call of commit.lua."""
-        told = self.told(names, draft)
+        events = draft.sent_events
         # The record may be there, or have been archived and evicted: only SQL knows.
         creation = "?" if op.doubted and draft.creation == "*" else draft.creation
+        writer = f"{self.replica}.{op.sequence}"
         arguments: list[Any] = [
             draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
-            draft.grip, creation, f"{self.replica}.{op.sequence}", _TOKEN_MS,
+            draft.lock_value, creation, writer, _TOKEN_MS,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
             draft.actor, draft.owner, names.text, listening, *self.limits, op.since_ms, len(draft.expectations),
         ]  # fmt: skip
@@ -129,36 +109,26 @@ class Warm(Patience):
             arguments += (name, b"-" if raw is None else b"=" + raw)
         for step in draft.steps:
             arguments += step
-        form = self.form(names.ref.text)
-        writer = f"{self.replica}.{op.sequence}"
-        for kind, type, data in told:
-            # Only now the id is known that an event's data is sealed under.
-            arguments += (kind, type, form.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
-        return COMMIT, (*names.commit_keys, *names.event_keys) if told else names.commit_keys, arguments
+        if not events:
+            return COMMIT, names.commit_keys, arguments
+        codec = self.codec_of(names.ref.text)
+        for kind, type, data in events:
+            # Only now the op id is known, which is part of what an event's data is authenticated with.
+            arguments += (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
+        return COMMIT, (*names.commit_keys, *names.event_keys), arguments
 
-    def told(self, names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
-        """The steps beside the change, with those that go with a beginning."""
-        told = draft.told
-        if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):
-            # A rollback brings back a deleted one: that is told as what it is, and begins another lifetime.
-            begun = draft.deleted == "revive" or any(type == _CREATED[1] for _, type, _ in told)
-            told = list(told) if begun else [_CREATED, *told]
-            if any(draft.lifetime) and not any(step == b"x" for step, _, _ in told):
-                told.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
-        return told
-
-    def committed(
-        self, names: RecordKeys, draft: Draft, answer: list[Any], behind: Any = None
+    def _committed(
+        self, names: RecordKeys, draft: Draft, answer: list[Any], trailing: Any = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
-        """Read the answer of commit.lua, and keep that of what was sent behind it."""
+        """Read the answer of commit.lua, and keep that of the script which was sent after it."""
         word = answer[0]
         if word == b"ok":
             _, version, epoch, first, results, offset, *time = answer
-            sums = tuple(int(each) for each in results.split(b",") if each)
-            if draft.told or draft.creation or draft.deleted != "refuse":
-                self.emitted += sum(step in (b"e", b"E") for step, _, _ in self.told(names, draft))
+            sums = tuple(map(int, results.split(b","))) if results else ()
+            if draft.sent_events:
+                self.emitted += sum(step in (b"e", b"E") for step, _, _ in draft.sent_events)
             time_ms = int(time[0]) if time else None
-            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, behind)
+            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing)
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":
@@ -169,6 +139,23 @@ class Warm(Patience):
             return Unsure(int(answer[1]), answer[2].decode(), word == b"late")
         self.refused[word.decode()] += 1
         raise refusal(names, draft, answer)
+
+    # Scripts that are sent with another one
+
+    async def ask(self, call: Call, trailing_call: Call | None = None) -> tuple[Any, Any]:
+        """The answers of a script and of one sent after it, in one round trip; repeated while replies are lost.
+
+        An error of the second is its answer, None if there was no second. It runs whatever became of the first.
+        """
+        return await self.patiently(self._ask, call, trailing_call)  # type: ignore[no-any-return]  # what _ask returns
+
+    async def _ask(self, call: Call, trailing_call: Call | None) -> tuple[Any, Any]:
+        if trailing_call is None:
+            return await self.port.script(*call), None
+        answer, second = await self.port.scripts([call, trailing_call])
+        if isinstance(answer, StateError):
+            raise answer
+        return answer, second
 
     # Reads and hydration
 
@@ -218,98 +205,14 @@ class Warm(Patience):
         answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self._ttl_ms, *fields])
         return int(answer[1]) if answer[0] == b"ok" else 0
 
-    # Partitions
 
-    async def mint(self, keys: PartitionKeys, token: str) -> str:
-        """Ask to start a partition: 'ok', 'busy' or 'live'."""
-        return _word(await self.script(MINT, [keys.meta, keys.mint], [token, 5000]))
-
-    async def install(self, keys: PartitionKeys, token: str, epoch: str) -> str:
-        """Start a partition: 'ok', 'live' or 'lost'."""
-        names = [keys.meta, keys.mint, keys.journal, keys.events]
-        return _word(await self.script(INSTALL, names, [token, epoch]))
-
-    async def mark(self, keys: PartitionKeys, epoch: str) -> None:
-        """Write a journal entry that changes nothing."""
-        event = f"{self.replica}.{next(self.count)}.mark"
-        await self.script(MARK, [keys.journal, keys.meta], [epoch, event])
-
-    async def places(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
-        """How far each partition was written, and archived."""
-        fields = (b"epoch", b"offset", b"archived_offset", b"bytes", b"archived_bytes")
-        answers = await self.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
-        places = {}
-        for keys, answer in zip(partitions, answers, strict=True):
-            offset, archived, written, settled = (int(each or 0) for each in answer[1:])
-            places[keys.partition] = PartitionState((answer[0] or b"").decode(), offset, archived, written - settled)
-        return places
-
-    async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
-        """Epoch, offset and event of the last entry of a journal; None if the partition holds no epoch."""
-        answer = await self.script(TAIL, [keys.journal, keys.meta], [])
-        if answer[0] != b"ok":
-            return None
-        return answer[1].decode(), int(answer[2]), answer[3].decode()
-
-    async def journals(self, places: Sequence[tuple[PartitionKeys, int]], count: int) -> list[Journal]:
-        """The journals of partitions about an offset each, at most `count` entries on either side of it."""
-        commands: list[Words] = []
-        for keys, offset in places:
-            commands += [
-                (b"HMGET", keys.meta, b"epoch", b"offset"),
-                (b"XRANGE", keys.journal, b"-", b"%d-0" % max(0, offset - 1), b"COUNT", count),
-                (b"XRANGE", keys.journal, b"%d-0" % offset, b"+", b"COUNT", count),
-                (b"HGET", keys.meta, b"epoch"),
-            ]
-        answers = await self.commands(commands)
-        return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
-
-    def _journal(self, answers: Sequence[Any]) -> Journal:
-        (epoch, end), before, onward, after = answers
-        # Entries read between two equal epochs belong to that epoch: none ever comes back.
-        if epoch is None or epoch != after:
-            return Journal("", 0, [], [])
-        entries = [[JournalEntry.read(*row) for row in rows] for rows in (before, onward)]
-        return Journal(epoch.decode(), int(end), *entries)
-
-    async def settle(
-        self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry, Sequence[tuple[RecordKeys, int, int]]]]
-    ) -> list[Any]:
-        """Tell records (with version and next message) that they are archived so far, if that entry is in the journal.
-
-        Each call is of one partition under an epoch; its entry is at or behind what its records are told.
-        """
-        recent = self._settings.recent_messages
-        return await self.scripts(
-            [
-                (
-                    SETTLE,
-                    [names.record, keys.journal, keys.meta],
-                    [epoch, last.offset, last.event, version, self._ttl_ms, messages, recent],
-                )
-                for keys, epoch, last, records in calls
-                for names, version, messages in records
-            ]
-        )
-
-    async def trim(self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry]]) -> list[Any]:
-        """Drop journal entries before the given one, which is archived, if it is in the journal."""
-        return await self.scripts(
-            [
-                (TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.event, last.total_bytes])
-                for keys, epoch, last in calls
-            ]
-        )
-
-    async def join(self, team: bytes, member: str, ttl_ms: int) -> int:
-        """Be a member of a team for so long; how many there are."""
-        return int((await self.port.script(JOIN, [team], [member, ttl_ms]))[1])
-
-    async def claim(self, claims: Sequence[bytes], member: str, ttl_ms: int) -> list[bool]:
-        """Take or keep for a member the right that each of these keys stands for; whether it is its now."""
-        answers = await self.port.scripts([(CLAIM, [claim], [member, ttl_ms]) for claim in claims])
-        return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
-
-
-def _word(answer: list[Any]) -> str:
-    return str(answer[0].decode())
+def events_of(names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
+    """The steps beside a change, with those that the beginning of a session adds."""
+    events = draft.events
+    if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):
+        # A rollback brings back a deleted session: its event is the rollback's, and another lifetime begins.
+        begun = draft.deleted == "revive" or any(type == _CREATED[1] for _, type, _ in events)
+        events = list(events) if begun else [_CREATED, *events]
+        if any(draft.lifetime) and not any(step == b"x" for step, _, _ in events):
+            events.append((b"X", b"%d" % draft.lifetime[0], b"%d" % draft.lifetime[1]))
+    return events

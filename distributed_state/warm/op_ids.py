@@ -9,9 +9,9 @@ back, and so has whatever was applied before: what it does not have was not, and
 If the record left and came back once more meanwhile, SQL is asked once more. Where Redis is too full to bring it back,
 SQL is asked before the write is refused: nothing that was applied may seem to be refused.
 
-A write whose answers all came is sent anew with a new time, so that a first sending costs one round trip and no SQL; it
-is the one whose answer was lost that keeps its time. Such a one is not repeated later than half of `op_window` after it
-was first sent, and the server applies none that is older than the whole: what lay about for longer is refused.
+A write whose answers all came is sent again with a new time, so that a first sending costs one round trip and no SQL.
+One whose answer was lost keeps its time. It is not repeated later than half of `op_window` after it was first sent, and
+the server applies none that is older than the whole window: a request that was delayed for longer is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 from zlib import crc32
 
 from distributed_state.errors import DurabilityUnknown, WarmUnavailable
@@ -91,10 +91,11 @@ class OpIds:
         """The id of the commit that a write becomes, in the journal and in SQL."""
         return f"{self._replica}.{op.sequence}.{op.digest}"
 
-    async def send(self, ops: Sequence[OpId], what: str, once: Callable[[], Awaitable[T]]) -> T:
-        """Send writes, and note it if they may have been applied. Raises DurabilityUnknown if it is too late for that.
+    async def send(self, ops: Sequence[OpId], what: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Send writes by this call, and note that they may have been applied if no reply comes.
 
-        Too late is half of the window after the first sending: the other half is for what lies about on its way.
+        Raises DurabilityUnknown if it is too late to repeat one: half of the window after it was first sent. The other
+        half is for a request that is delayed on its way.
         """
         for op in ops:
             if not op.doubted:
@@ -102,7 +103,7 @@ class OpIds:
             elif self._port.monotonic() - op.first > self._window / 2:
                 raise DurabilityUnknown(f"{what}: {LOST}, and it is too late to ask")
         try:
-            return await once()
+            return await call(*arguments)
         except WarmUnavailable:
             for op in ops:
                 op.doubted = True

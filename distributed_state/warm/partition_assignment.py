@@ -1,13 +1,14 @@
-"""Who works on which partitions. Law: shares are for efficiency; whoever works must not rely on being alone."""
+"""Which partitions a worker handles. Law: it is for efficiency; a worker must not rely on being alone."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
 
+from distributed_state.errors import StateError
 from distributed_state.port import Port
 from distributed_state.values.keys import Keys
-from distributed_state.warm.client import Warm
+from distributed_state.warm.scripts import CLAIM, JOIN
 
 SECONDS = 10.0
 
@@ -21,7 +22,6 @@ class PartitionAssignment:
     def __init__(
         self,
         port: Port,
-        warm: Warm,
         keys: Keys,
         *,
         team: bytes,
@@ -30,12 +30,12 @@ class PartitionAssignment:
         seconds: float = SECONDS,
     ) -> None:
         self._port = port
-        self._warm = warm
         self._keys = keys
         self._team = team
         self.member = member
         self._claim = claim
         self._seconds = seconds
+        self._ttl_ms = int(seconds * 1000)
         self._renew_at = self.ends = 0.0  # `ends`: when what is ours may be somebody else's, if nothing is heard
         self.mine: list[int] = []
         self.excess: list[int] = []
@@ -45,7 +45,7 @@ class PartitionAssignment:
         now = self._port.monotonic()
         if now < self._renew_at:
             return
-        members = await self._warm.join(self._team, self.member, int(self._seconds * 1000))
+        members = int((await self._port.script(JOIN, [self._team], [self.member, self._ttl_ms]))[1])
         share = -(-self._keys.partitions // members)
         kept = await self._claimed(self.mine)
         if len(kept) < share:
@@ -73,12 +73,17 @@ class PartitionAssignment:
         if gone:
             self.mine = [each for each in self.mine if each not in gone]
             self.excess = [each for each in self.excess if each not in gone]
-            await self._warm.claim([self._claim(each) for each in gone], self.member, 1)
+            await self._claimed(gone, ttl_ms=1)
 
-    async def _claimed(self, partitions: Iterable[int]) -> list[int]:
+    async def _claimed(self, partitions: Iterable[int], ttl_ms: int | None = None) -> list[int]:
+        """Take or keep these for the time given, else for `seconds`; those that are ours then."""
         wanted = list(partitions)
         if not wanted:
             return []
-        claims = [self._claim(each) for each in wanted]
-        got = await self._warm.claim(claims, self.member, int(self._seconds * 1000))
-        return [each for each, ours in zip(wanted, got, strict=True) if ours]
+        asked = [self.member, self._ttl_ms if ttl_ms is None else ttl_ms]
+        answers = await self._port.scripts([(CLAIM, [self._claim(each)], asked) for each in wanted])
+        return [
+            each
+            for each, answer in zip(wanted, answers, strict=True)
+            if not isinstance(answer, StateError) and answer[0] == b"ok"
+        ]

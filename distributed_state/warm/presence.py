@@ -1,4 +1,4 @@
-"""Which replicas there are, told by themselves. Law: a replica that falls silent is told of as lost once, by one other.
+"""Which replicas there are, as each reports itself. Law: one that falls silent is published as lost once, by one other.
 
 The roll holds when each counts as lost, by the server's clock. A replica that was late itself judges nobody for a
 while: more likely it was Redis that was away, for the others as well.
@@ -71,9 +71,9 @@ class Presence:
             self._job = self._port.spawn(self._run, "distributed-state-beat")
 
     def announce(self, fields: Mapping[str, Any]) -> None:
-        """Tell these with the next beat, beside those told before; None takes one away."""
-        told = {name: value for name, value in {**self._status, **fields}.items() if value is not None}
-        text = codec.encode(told, "status")
+        """Report these with the next beat, beside those of before; None takes one away."""
+        stated = {name: value for name, value in {**self._status, **fields}.items() if value is not None}
+        text = codec.encode(stated, "status")
         if len(text) > MAX_STATUS_BYTES:
             raise TooLarge(f"status: {len(text)} bytes are more than the {MAX_STATUS_BYTES} of a replica")
         self._status = codec.decode(text)
@@ -96,7 +96,7 @@ class Presence:
         while True:
             try:
                 for each in await self._beat():
-                    await self._tell_lost(each)
+                    await self._publish_loss(each)
                 self._reached = True
             except StateError as error:
                 log.log(logging.WARNING if self._reached else logging.DEBUG, "beat: %s", error)
@@ -107,9 +107,9 @@ class Presence:
         """Tell that we are there; the replicas that we see to be lost."""
         keys = self._keys
         replica = self._warm.replica
-        told = codec.encode(self._card(), "replica")
+        stated = codec.encode(self._card(), "replica")
         answer = await self._port.script(
-            BEAT, [keys.roll, keys.replica(replica)], [replica, told, self._ttl_ms, self._ttl_ms + _KEPT_MS]
+            BEAT, [keys.roll, keys.replica(replica)], [replica, stated, self._ttl_ms, self._ttl_ms + _KEPT_MS]
         )
         if answer[0] == b"late":
             self._judges_from = self._port.monotonic() + self._ttl_ms / 1000
@@ -131,14 +131,14 @@ class Presence:
             "ttl_ms": self._ttl_ms,
         }
 
-    async def _tell_lost(self, id: str) -> None:
+    async def _publish_loss(self, id: str) -> None:
         lost = _read(id, await self._port.command(b"GET", self._keys.replica(id)), 0)
         data = codec.encode({"replica": id, "host": lost.host, "pid": lost.pid})
         written = await self._stream.emit(
             self._keys.partition(0), "replica.lost", f"replica:{id}", "", data, roll=self._keys.roll, member=id
         )
         if written is None:
-            await self._start(0)  # told at the next beat
+            await self._start(0)  # published at the next beat
         elif written[1]:
             self.lost += 1
             log.warning("replica %s, process %d on %s, was lost", id, lost.pid, lost.host)
@@ -154,23 +154,23 @@ class Presence:
 
 
 def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
-    """What a replica told of itself; of one that cannot be read there is the id."""
+    """What a replica reported of itself; of one that cannot be read there is the id."""
     try:
-        told = codec.decode(card or b"{}", "replica")
+        stated = codec.decode(card or b"{}", "replica")
         return Replica(
             id=id,
-            host=str(told.get("host", "")),
-            pid=int(told.get("pid", 0)),
-            version=str(told.get("version", "")),
-            started=float(told.get("started", 0.0)),
-            seen=max(0.0, (told.get("ttl_ms", left_ms) - left_ms) / 1000),
-            load=float(told.get("load", 0.0)),
-            positions=dict(told.get("positions", {})),
-            stats=dict(told.get("stats", {})),
-            status=dict(told.get("status", {})),
+            host=str(stated.get("host", "")),
+            pid=int(stated.get("pid", 0)),
+            version=str(stated.get("version", "")),
+            started=float(stated.get("started", 0.0)),
+            seen=max(0.0, (stated.get("ttl_ms", left_ms) - left_ms) / 1000),
+            load=float(stated.get("load", 0.0)),
+            positions=dict(stated.get("positions", {})),
+            stats=dict(stated.get("stats", {})),
+            status=dict(stated.get("status", {})),
         )
     except (CorruptState, AttributeError, TypeError, ValueError) as error:
-        log.warning("what replica %s tells cannot be read: %s", id, error)
+        log.warning("what replica %s reports cannot be read: %s", id, error)
         return Replica(id, "", 0, "", 0.0, 0.0, 0.0, {}, {}, {})
 
 

@@ -21,7 +21,7 @@ from distributed_state.warm.telemetry import Facts, observed
 log = logging.getLogger(__name__)
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
 _PAGE = 200
-_REMARKS = 1000
+_MOST_WAITING = 1000
 _PATIENCE = 1.0
 
 
@@ -75,7 +75,7 @@ class Head(NamedTuple):
     floor: int
 
 
-class Told(NamedTuple):
+class StreamEvent(NamedTuple):
     """An event as the stream holds it; `head` as in commit.lua."""
 
     offset: int
@@ -88,7 +88,7 @@ def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
 
 
 class Stream:
-    """Writes events that tell of no commit, and reads all.
+    """Writes events that belong to no commit, and reads all.
 
     `archived` finds one in SQL by its partition and id, among those since a time.
     """
@@ -119,18 +119,15 @@ class Stream:
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
         names = [keys.journal, keys.meta, keys.events, keys.events_channel, *([roll] if member else [])]
         data = self._sealed(subject, type, op, data)
-
-        async def once() -> Any:
-            return await self._send(names, op, (type, subject, actor, data), member)
-
+        sent = ([op], subject[:200], self._send, names, op, (type, subject, actor, data), member)
         try:
-            answer = await self._warm.patiently(self._warm.ops.send, [op], subject[:200], once)
+            answer = await self._warm.patiently(self._warm.ops.send, *sent)
             while answer[0] == b"unsure":
                 found = await self._look(keys, op, subject) if op.doubted else None
                 if found is not None:
                     return found.epoch, found.offset, found.time_ms, found.id
                 op.since_ms = int(answer[1])
-                answer = await self._warm.patiently(self._warm.ops.send, [op], subject[:200], once)
+                answer = await self._warm.patiently(self._warm.ops.send, *sent)
         finally:
             self._warm.ops.end(op)
         if answer[0] == b"uninitialised":
@@ -164,7 +161,7 @@ class Stream:
             self._warm.ops.end(op)
 
     def _sealed(self, subject: str, type: str, op: OpId, data: bytes) -> bytes:
-        return self._warm.form(subject).seal_event(data, type, f"{self._warm.replica}.{op.sequence}")
+        return self._warm.codec_of(subject).seal_event(data, type, f"{self._warm.replica}.{op.sequence}")
 
     async def _send(self, names: Sequence[bytes], op: OpId, event: tuple[str, str, str, bytes], member: str) -> Any:
         warm = self._warm
@@ -179,7 +176,9 @@ class Stream:
         answers = await self._port.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
         return [_head(answer) for answer in answers]
 
-    async def events(self, wanted: Sequence[tuple[PartitionKeys, int, int]]) -> list[tuple[Head, Head, list[Told]]]:
+    async def events(
+        self, wanted: Sequence[tuple[PartitionKeys, int, int]]
+    ) -> list[tuple[Head, Head, list[StreamEvent]]]:
         """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
         fields = (b"epoch", b"event", b"event_floor")
         commands = list[Words]()
@@ -191,42 +190,42 @@ class Stream:
         found = []
         for at in range(len(wanted)):
             before, rows, after_ = answers[3 * at : 3 * at + 3]
-            told = [Told(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
-            found.append((_head(before), _head(after_), told))
+            stored = [StreamEvent(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
+            found.append((_head(before), _head(after_), stored))
         return found
 
     async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
-        """Take the events with these heads out of a partition. Nobody is told; offsets stay as they are."""
+        """Take the events with these heads out of a partition. Nobody is notified; offsets stay as they are."""
         after = 0
         count = _PAGE
         while count == _PAGE:
-            ((before, behind, told),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
+            ((before, behind, stored),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
             if before.epoch != behind.epoch:
                 after = 0  # Redis was emptied meanwhile
                 continue
-            gone = [b"%d-0" % each.offset for each in told if unwanted(each.head)]
+            gone = [b"%d-0" % each.offset for each in stored if unwanted(each.head)]
             if gone:
                 await self._warm.script(REDACT, [keys.meta, keys.events], [before.epoch, *gone])
-            count = len(told)
-            after = told[-1].offset if told else 0
+            count = len(stored)
+            after = stored[-1].offset if stored else 0
 
-    async def drop(self, keys: PartitionKeys, old: Callable[[Told], bool], *, keep: bool) -> int:
+    async def drop(self, keys: PartitionKeys, old: Callable[[StreamEvent], bool], *, keep: bool) -> int:
         """Take the events of a partition up to the last `old` one out, and say so; how many. `keep`: only count.
 
-        Who has yet to read them is told to resync.
+        Who has yet to read them has to resync.
         """
         after = 0
         last = 0
         seen = 0
         passed = 0
         epoch = ""
-        told = [Told(0, b"", b"")]
-        while told:
-            ((before, behind, told),) = await self.events([(keys, after, _PAGE)])
+        stored = [StreamEvent(0, b"", b"")]
+        while stored:
+            ((before, behind, stored),) = await self.events([(keys, after, _PAGE)])
             if before.epoch != behind.epoch or epoch not in ("", before.epoch):
                 return 0  # Redis was emptied meanwhile
             epoch = before.epoch
-            for each in told:
+            for each in stored:
                 after = each.offset
                 passed = passed + 1
                 if old(each):
@@ -247,25 +246,25 @@ class Stream:
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
 
 
-class Remarks:
+class BackgroundEvents:
     """Events whose writers cannot wait: each is tried once, in the background, and only logged if that fails."""
 
     def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
         self._port = port
         self._stream = stream
         self._keys = keys
-        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_REMARKS)
+        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
         self._mutex = port.mutex()
         self._done = port.signal()
         self._job: Job | None = None
 
-    def make(self, type: str, subject: str, data: dict[str, Any]) -> None:
-        """Tell of this soon. Does not wait, and never fails."""
+    def emit(self, type: str, subject: str, data: dict[str, Any]) -> None:
+        """Write this event soon. Does not wait, and never fails."""
         with self._mutex:
             self._waiting.append((type, subject, data))
             if self._job is None:
                 self._done.clear()
-                self._job = self._port.spawn(self._run, "distributed-state-remarks")
+                self._job = self._port.spawn(self._run, "distributed-state-background-events")
 
     async def _run(self) -> None:
         while True:
@@ -278,9 +277,11 @@ class Remarks:
             keys = self._keys.partition(self._keys.partition_of(subject))
             try:
                 if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
-                    log.warning("%s of %s is not told: Redis was emptied or its journal is full", type, subject[:200])
+                    log.warning(
+                        "%s of %s is not published: Redis was emptied or its journal is full", type, subject[:200]
+                    )
             except StateError as error:
-                log.warning("%s of %s is not told: %s", type, subject[:200], error)
+                log.warning("%s of %s is not published: %s", type, subject[:200], error)
 
     async def close(self) -> None:
         """Give what waits a moment."""

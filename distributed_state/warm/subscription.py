@@ -3,7 +3,7 @@
 Every so often the replica publishes its clock to itself. While the newest echo is at most `max_staleness` old, all that
 was published before it has arrived, because one connection keeps its order.
 
-A write names our own channel if we hear the record's too, so that the script can tell whether anybody else does. That
+A write names our own channel if we hear the record's too, so that the script can see whether anybody else does. That
 name says: while it has a subscriber, that one hears the record as well. So it is another one for each connection - the
 server may keep an earlier one for long after we lost it - and from the moment on when a channel that was named with it
 is left.
@@ -26,7 +26,7 @@ Handler = Callable[[bytes], None]
 class Link:
     """Channels with a handler each, kept through reconnections.
 
-    Handlers are plain and quick; they run on the reader. An empty payload tells that the channel is confirmed.
+    Handlers are plain and quick; they run on the reader. An empty payload says that the channel is confirmed.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Link:
         self._pending: dict[bytes, int] = {}
         self._life: bytes | None = None  # the store's mark as last seen: another one each time Redis begins empty
         self.heard: Callable[[float], None] = lambda sent: None
-        self.told: Callable[[Any, float], None] = lambda time, sent: None
+        self.time_received: Callable[[Any, float], None] = lambda time, sent: None
         self.up = self._closed = False
         self.breaks = 0
 
@@ -93,7 +93,7 @@ class Link:
             self._confirmed.discard(channel)
             if self._wire is not None:
                 if channel in self._named:
-                    # First: a write may be on its way that says that we hear this channel, and nobody would be told.
+                    # First: a write may be on its way that names us as a listener, and no one would be notified.
                     self._wire.post(b"SUNSUBSCRIBE", self._own)
                     self._rename()
                     self._ask(self._own)
@@ -181,9 +181,9 @@ class Link:
                     time, here, _ = await self._port.exchange(
                         [(b"TIME",), (b"GET", self._store_key), (b"SPUBLISH", self._echoes, repr(sent).encode())]
                     )
-                    self.told(time, sent)
+                    self.time_received(time, sent)
                     if here is None or self._life not in (None, here):
-                        # Redis was emptied, and perhaps started again since: nothing tells the entries one by one.
+                        # Redis was emptied, and perhaps started again since: nothing says which entries changed.
                         self._lost()
                     self._life = here
                 except StateError as error:
@@ -192,7 +192,7 @@ class Link:
             await self._port.sleep(self._every if self.up else 0.02)
 
     def _give_up_if_silent(self, now: float) -> None:
-        """A connection that died without a word is never read from again: close it, so that the reader starts anew."""
+        """A connection that died without a word is never read from again: close it, so that the reader reconnects."""
         wire = self._wire
         if wire is not None and now - max(self._echo, self._since) > _SILENCE:
             log.warning("link: nothing heard for %.0f s", _SILENCE)

@@ -1,6 +1,6 @@
-"""What a store tells of its work: spans for OpenTelemetry, and how long things took, for histograms.
+"""What a store reports of its work: spans for OpenTelemetry, and how long things took, for histograms.
 
-Law: off, it costs one look at a flag; on, it tells kinds and outcomes, and never a user's value.
+Law: off, it costs one look at a flag; on, it reports kinds and outcomes, and never a user's value.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Telemetry:
                 self.finish(span, outcome)
 
     def _span(self, operation: str, tier: str, facts: Facts) -> Any:
-        told = {f"distributed_state.{name}": value for name, value in (facts | {"tier": tier}).items()}
-        return self._tracer.start_span(f"distributed_state.{operation}", attributes=told)
+        attributes = {f"distributed_state.{name}": value for name, value in (facts | {"tier": tier}).items()}
+        return self._tracer.start_span(f"distributed_state.{operation}", attributes=attributes)
 
     def _add(self, key: tuple[str, str, str], seconds: float) -> None:
         times = self.times.get(key)
@@ -125,20 +125,20 @@ class Telemetry:
     def finish(self, span: Any, outcome: str) -> None:
         """End what `begin` began, if there is something to end."""
         if span is not None:
-            # The text of an exception may name what is a user's: only what became of the work is told.
+            # The text of an exception may name what is a user's: only the outcome is reported.
             span.set_attribute("distributed_state.outcome", outcome)
             if outcome in _FAILED:
                 span.set_status(trace.Status(trace.StatusCode.ERROR))
             span.end()
 
     def of(self, names: RecordKeys) -> Facts:
-        """What a span tells of a record: its id only if that is asked for."""
+        """What a span says of a record: its id only if that is asked for."""
         facts: Facts = {"scope": names.ref.scope, "partition": names.partition}
         return facts | {"record": names.ref.text} if self._ids else facts
 
 
 class Observed(Protocol):
-    """What does work that is told of."""
+    """What does work that is observed."""
 
     @property
     def telemetry(self) -> Telemetry:
@@ -151,10 +151,10 @@ Work = Callable[Concatenate[O, P], Coroutine[Any, Any, T]]
 
 
 def observed(operation: str, tier: str, facts: Callable[..., Facts]) -> Callable[[Work[O, P, T]], Work[O, P, T]]:
-    """Have a coroutine function told of whenever telemetry is on.
+    """Have a coroutine function observed whenever telemetry is on.
 
-    Its first argument has the telemetry; `facts` makes of its positional arguments what spans tell. Work on an empty
-    list is none.
+    Its first argument has the telemetry; `facts` makes the attributes of a span from its positional arguments. Work on
+    an empty list is none.
     """
 
     def decorate(work: Work[O, P, T]) -> Work[O, P, T]:

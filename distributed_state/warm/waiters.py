@@ -1,7 +1,7 @@
-"""Who waits in this process for locks. Law: a waiter is told when to ask the server, and asks no more often.
+"""Who waits in this process for locks. Law: a waiter is woken when it should ask the server, and asks no more often.
 
 A free lock is offered to the head of its queue, and passes it by if that does not come within the grace, as one that
-died will not. The first waiter of each process goes and sees then; those behind it have nothing to ask.
+died will not. The first waiter of each process goes and sees then; those after it have nothing to ask.
 """
 
 from __future__ import annotations

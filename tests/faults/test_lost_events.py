@@ -21,7 +21,8 @@ from proxy import Proxy
 
 from distributed_state import Event, WarmUnavailable
 from distributed_state.warm import consumers
-from distributed_state.warm.consumers import RESYNC, Consumers, Subscription
+from distributed_state.warm.consumer import RESYNC, Subscription
+from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.stream import Position
 
 real = pytest.mark.only(warm=("valkey", "redis"))
@@ -284,7 +285,7 @@ async def a_life_that_nobody_heard_of(opener: Any) -> None:
     with own_server(opener) as server, Proxy(server.url) as proxy:
         store = await opener(url=proxy.url, partitions=4)
         other = await opener(url=server.url, partitions=4)
-        listener, feed = Listener(store), tiers(store).feed
+        listener, feed = Listener(store), tiers(store).consumers
         await store.ready()
         assert all(at.waits for at in feed._subscriptions[0].taken().values())
         catch_up = feed._catch_up

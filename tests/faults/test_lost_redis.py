@@ -25,7 +25,7 @@ from distributed_state import (
 )
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
-from distributed_state.tiers import archiver
+from distributed_state.tiers import archive_pass
 from distributed_state.values.journal import unpack
 from distributed_state.values.model import Ref
 
@@ -334,7 +334,7 @@ def test_by_offsets_alone_they_would_be_trimmed(
     rewound: Rewound, archive_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: the journal's entry at the cursor is not looked at."""
-    monkeypatch.setattr(archiver, "_misfit", lambda cursor, journal: "")
+    monkeypatch.setattr(archive_pass, "misfit", lambda cursor, journal: "")
     with pytest.raises(AssertionError):
         rewound_past_the_cursor(rewound, archive_url)
 

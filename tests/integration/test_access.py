@@ -324,8 +324,8 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("set_many", "tell", "undelete", "wipe"), WRITING)
     | dict.fromkeys(("copy", "draft", "fields"), OWN),
     "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
-    "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "hand_over"), OPENING)
-    | dict.fromkeys(("handed_over", "lose", "protect", "renewed"), OPENING),
+    "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
+    | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING),
     "EDIT": {"finish": WRITING},
     "AGENT": dict.fromkeys((name for name in dir(AsyncAgent) if name.startswith("on_")), "a hook, called by the host")
     | dict.fromkeys(("conversation", "store", "run", "run_command", "main_loop", "initialize", "cleanup"), STORE_USER)

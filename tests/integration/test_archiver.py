@@ -80,7 +80,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
 async def last_entry(store: Any, id: str) -> JournalEntry:
     """The newest entry of the journal that a session is written to."""
     keys = core(store).keys.partition(names(store, id).partition)
-    [journal] = await in_its_place(store, lambda: tiers(store).warm.journals([(keys, 0)], 1000))
+    [journal] = await in_its_place(store, lambda: tiers(store).warm.partitions.journals([(keys, 0)], 1000))
     found: JournalEntry = journal.onward[-1]
     return found
 
@@ -90,7 +90,7 @@ async def settled(store: Any, id: str, entry: JournalEntry) -> list[Any]:
     keys, warm = names(store, id), tiers(store).warm
     place, epoch = core(store).keys.partition(keys.partition), tiers(store).epoch(keys.partition)
     told = (place, epoch, entry, [(keys, entry.version, entry.next_message)])
-    return await warm.settle([told]) + await warm.trim([(place, epoch, entry)])
+    return await warm.partitions.settle([told]) + await warm.partitions.trim([(place, epoch, entry)])
 
 
 async def only_the_archived_have_a_ttl(store: Any) -> None:
@@ -232,7 +232,7 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
 
     cold.archive = fail
     if trim_first:
-        [journal] = await archiver._warm.journals([(core(store).keys.partition(keys.partition), 0)], 100)
+        [journal] = await archiver._partitions.journals([(core(store).keys.partition(keys.partition), 0)], 100)
         await archiver._settle({keys.partition: (journal.epoch, journal.onward)})
     with suppress(ColdUnavailable):
         await asyncio.wait_for(store.archive(), 5)
@@ -352,7 +352,7 @@ async def overtaken(opener: Any, moment: str) -> None:
     store, other = await quiet(opener, durability="archived"), await quiet(opener)
     session, archiver = store.session("s"), tiers(store).archiver
     await session.set("n", 0)
-    journals, passes = archiver._warm.journals, count(1)
+    journals, passes = archiver._partitions.journals, count(1)
 
     async def held(places: Any, most: int) -> Any:
         if moment == "after it":
@@ -362,11 +362,11 @@ async def overtaken(opener: Any, moment: str) -> None:
             await goes_on(other, number)
         return found if moment == "after it" else await journals(places, most)
 
-    archiver._warm.journals = held
+    archiver._partitions.journals = held
     for number in range(3):
         await session.set("n", 10 + number)
         assert not archiver.diverged
-    archiver._warm.journals = journals
+    archiver._partitions.journals = journals
     assert await session.version(fresh=True) == 4
     assert [change.version for change in await session.history()] == [1, 2, 3, 4]
     assert core(store)._cold.quarantined() == []
@@ -392,7 +392,7 @@ async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(
     store, other = await quiet(opener, durability="archived"), await quiet(opener)
     await store.session("s").set("n", 0)
     archiver, cold = tiers(store).archiver, core(store)._cold
-    journals, cursor, calls, turns = archiver._warm.journals, cold.cursor, count(1), count()
+    journals, cursor, calls, turns = archiver._partitions.journals, cold.cursor, count(1), count()
     asked, answered, may_ask = threading.Event(), threading.Event(), threading.Event()
 
     def slow(partition: int) -> Any:
@@ -412,7 +412,7 @@ async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(
             await until(lambda: next(turns) > 2)  # the first one goes on with it
         return found
 
-    archiver._warm.journals, cold.cursor = held, slow
+    archiver._partitions.journals, cold.cursor = held, slow
     first = asyncio.create_task(store.session("s").set("n", 1))
     await until(lambda: asked.is_set() or first.done())
     second = asyncio.create_task(store.session("s").set("n", 2))
@@ -429,7 +429,7 @@ async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: An
     await store.archive()
     await store.session("s").set("n", 1)
     archiver = tiers(store).archiver
-    journals, place = archiver._warm.journals, core(store).keys.partition(names(store, "s").partition)
+    journals, place = archiver._partitions.journals, core(store).keys.partition(names(store, "s").partition)
     early = await journals([(place, 1)], 100)
     await goes_on(other, 1)
     archiver._cursors.clear()
@@ -437,7 +437,7 @@ async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: An
     async def read_before(places: Any, count: int) -> Any:
         return early
 
-    archiver._warm.journals = read_before
+    archiver._partitions.journals = read_before
     with pytest.raises(ColdUnavailable, match="is not archived"):
         await archiver.reach(place.partition, early[0].epoch, 3, "e")
 
@@ -593,7 +593,7 @@ async def test_a_commit_that_does_not_wait_for_sql_is_noticed(opener: Any, monke
 
     async def returned_at_once(*_: Any) -> None: ...
 
-    monkeypatch.setattr(write_path, "_keep", returned_at_once)
+    monkeypatch.setattr(write_path, "ensure_durability", returned_at_once)
     with pytest.raises(AssertionError):
         await archived_on_return(await quiet(opener, durability="archived"))
 
@@ -849,7 +849,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
             client.config_set("maxmemory", "1mb")
             team = core(store).keys.archivers
             client.delete(team, *(core(store).keys.partition(each).archiver for each in range(2)))
-            tiers(store).archiver._shares._renew_at = 0.0
+            tiers(store).archiver._assignment._renew_at = 0.0
             other = await opener(archiver=False, **given)
             assert await other.session(f"s{written}").get("a") == "x" * 50_000
             assert await other.session("cold").get("a") == 1

@@ -1074,12 +1074,12 @@ async def a_late_duplicate_changes_nothing(store: Any) -> None:
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
-    op = warm.begin(draft)
+    op = warm.ops.begin(draft.steps)
     first = await warm.commit(keys, draft, op, listening=b"")
     assert isinstance(first, Committed)
     again = await warm.commit(keys, draft, op, listening=b"")
     assert again == first._replace(offset=again.offset, time_ms=None)  # type: ignore[union-attr]  # it is Committed
-    warm.end(op)
+    warm.ops.end(op)
     for _ in range(3):
         await store.session("s").set("other", 1)
     for _ in range(3):
@@ -1104,7 +1104,7 @@ async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
-    op = warm.begin(draft)
+    op = warm.ops.begin(draft.steps)
     await warm.commit(keys, draft, op, listening=b"")
     await unchanged(
         store, lambda: warm.commit(keys, draft, replace(op, digest="0"), listening=b""), StateError, "misused"
@@ -1115,17 +1115,17 @@ async def test_many_writes_in_flight_are_all_remembered(store: Any) -> None:
     """While an old write is unanswered, no later answer may be forgotten, or its retry would be applied twice."""
     warm, keys = tiers(store).warm, names(store, "s")
     await store.session("s").set("n", 0)
-    open_since, sent = warm.begin(increment(store)), []
+    open_since, sent = warm.ops.begin(increment(store).steps), []
     for _ in range(100):
         draft = increment(store)
-        op = warm.begin(draft)
+        op = warm.ops.begin(draft.steps)
         sent.append((draft, op, await warm.commit(keys, draft, op, listening=b"")))
     random.Random(1).shuffle(sent)
     for draft, op, answer in sent:
         again = await warm.commit(keys, draft, op, listening=b"")
         assert again[:4] == answer[:4]  # type: ignore[index]  # both are Committed
-        warm.end(op)
-    warm.end(open_since)
+        warm.ops.end(op)
+    warm.ops.end(open_since)
     assert await store.session("s").get("n", fresh=True) == 100
     for _ in range(70):
         await store.session("s").increment("n")
@@ -1252,7 +1252,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
     await store.session("s").set("n", 1)
     await store.archive()
     draft = increment(store)
-    op, (read_keys, arguments) = warm.begin(draft), warm.read_call(keys, "", None)
+    op, (read_keys, arguments) = warm.ops.begin(draft.steps), warm.read_call(keys, "", None)
 
     async def ask() -> Any:
         if repeated == "commit":
@@ -1269,7 +1269,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
         client.delete(keys.record)
     assert isinstance(await ask(), Cold), "its first answer was lost, say"
     assert not await warm.hydrate(keys, left, loaded)
-    warm.end(op)
+    warm.ops.end(op)
     assert await store.session("s").version(fresh=True) == 2
 
 

@@ -337,9 +337,9 @@ def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     inner = core(store)
     namespace = inner.settings.namespace
     root = Codec(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
-    inner.form = root.of
+    inner.codec_of = root.of
     for home in inner._homes.values():
-        home.form = home.warm.form = root.of
+        home.codec_of = home.warm.codec_of = root.of
         home.hot.clear()
     return store
 
@@ -587,11 +587,11 @@ async def test_what_an_event_tells_does_not_open_in_another_event(opener: Any) -
     wanted = sought(None, "note.*", None, None, 9, None)
     first, *others = await tiers(store).port.sql(tiers(store).cold.audit, wanted)
     assert len(others) == 3
-    form = tiers(store).form
-    assert form("s").open_event(first.data, first.type, first.id)
+    codec_of = tiers(store).codec_of
+    assert codec_of("s").open_event(first.data, first.type, first.id)
     for each in others:
         with pytest.raises(DecryptionFailed, match="does not open"):
-            form(each.subject).open_event(first.data, each.type, each.id)
+            codec_of(each.subject).open_event(first.data, each.type, each.id)
 
 
 @on_disk

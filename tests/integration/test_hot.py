@@ -16,7 +16,8 @@ from counting import asked
 from proxy import Proxy
 
 from distributed_state import StateError, WarmUnavailable
-from distributed_state.hot.cache import CachedRecord, Hot
+from distributed_state.hot.cache import Hot
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec

@@ -22,7 +22,7 @@ from distributed_state.warm.scripts import ACQUIRE
 
 async def stop_renewing(store: Any) -> None:
     """What happens to a process that is paused: its lease runs out and nothing tells it."""
-    for job in tiers(store).leases._jobs:
+    for job in tiers(store).leases._renewal._jobs:
         await job.stop()
 
 
@@ -109,7 +109,7 @@ async def test_a_holder_that_slept_past_its_ttl_cannot_overwrite_its_successor(s
 @pytest.mark.only(face="asyncio")
 async def test_without_the_comparison_in_the_commit_the_sleeper_overwrites(store: Any) -> None:
     """Negative control of G2."""
-    with sabotage("commit", "if holder ~= grip then", "if false then"), pytest.raises(AssertionError):
+    with sabotage("commit", "if holder ~= lock_value then", "if false then"), pytest.raises(AssertionError):
         await sleeper_and_successor(store)
 
 
@@ -287,7 +287,7 @@ async def test_a_foreign_cancellation_is_not_swallowed(store: Any, lost_too: boo
     task = asyncio.create_task(body())
     await inside.wait()
     if lost_too:
-        lease = next(iter(tiers(store).leases._held.values()))
+        lease = next(iter(tiers(store).leases._renewal.held.values()))
         lease.lose()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -342,7 +342,7 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
     """The renewer sleeps long while nothing is held; a lease taken just as it goes to sleep must wake it."""
     await in_task(store.session("first"))
     leases, session = tiers(store).leases, store.session("s")
-    idle, go_on, clear = threading.Event(), threading.Event(), leases._kept.clear
+    idle, go_on, clear = threading.Event(), threading.Event(), leases._renewal._kept.clear
 
     def clear_late() -> None:
         if threading.current_thread() is not threading.main_thread() and not idle.is_set():
@@ -350,8 +350,8 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
             go_on.wait(5)
         clear()
 
-    leases._kept.clear = clear_late
-    leases._kept.set()
+    leases._renewal._kept.clear = clear_late
+    leases._renewal._kept.set()
     if isinstance(store, Blocking):
         await until(idle.is_set)
     lease = session.lock(ttl=0.3)
@@ -385,7 +385,7 @@ async def test_renewal_survives_threads_that_come_and_go(store: Any) -> None:
             before = client.get(names(store, "kept").lock)
             assert sum(await asyncio.gather(*(churn(f"c{n}") for n in range(6)))) > 20
             assert client.get(names(store, "kept").lock) == before
-    jobs: list[Any] = tiers(store).leases._jobs
+    jobs: list[Any] = tiers(store).leases._renewal._jobs
     assert jobs
     assert all(job._thread.is_alive() for job in jobs)
 

@@ -476,7 +476,7 @@ async def test_whoever_loses_a_lock_waits_for_nobody(opener: Any) -> None:
             assert time.monotonic() - began < 4
         finally:
             server.resume()
-        await until(lambda: not tiers(store).remarks._waiting)
+        await until(lambda: not tiers(store).background_events._waiting)
         await store.close()
 
 

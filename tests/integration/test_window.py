@@ -23,7 +23,7 @@ from distributed_state import (
     TooLarge,
 )
 from distributed_state.conversation import window as module
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values.model import SUMMARY
 
 pytestmark = pytest.mark.brief("servers")
@@ -465,7 +465,7 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
 
     async def look() -> CachedRecord:
         fields = {**entry.fields, SUMMARY: kept[-1]} if kept else entry.fields
-        return CachedRecord(entry.form, entry.epoch, entry.version, fields, entry.messages)
+        return CachedRecord(entry.codec, entry.epoch, entry.version, fields, entry.messages)
 
     async def keep(seen: CachedRecord, data: bytes) -> None:
         assert seen.fields.get(SUMMARY) == (kept[-1] if kept else None)
@@ -475,7 +475,7 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
     version = await session.version(fresh=True)
     window = await module.summarized(home, names(store, "s"), bounds, look=look, keep=keep, pending=pending)
     assert shown(window)[-5:] == ["look up", "None", "found", "more" * 10, "yes"]
-    assert window.summary == module.Summary.parse(kept[-1], entry.form)
+    assert window.summary == module.Summary.parse(kept[-1], entry.codec)
     assert window.tokens <= 200
     assert window.dropped == window.summary.stop
     assert await session.version(fresh=True) == version, "nothing was stored by the window itself"

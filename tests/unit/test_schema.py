@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, field_serializer, field_validator
 
 from distributed_state import InvalidValue, Schema
-from distributed_state.hot.cache import CachedRecord
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import SCHEMA

@@ -63,11 +63,10 @@ LONG = dict.fromkeys(
         "agents.base_agent",
         "agents.dispatcher",
         "agents.host",
+        "conversation.agent_state",
         "conversation.turn",
         "conversation.window",
         "events.handlers",
-        "port.asyncio",
-        "port.blocking",
         "programs.servers",
         "records.history",
         "records.record",
@@ -75,10 +74,6 @@ LONG = dict.fromkeys(
         "records.typed",
         "store.asyncio",
         "store.import_record",
-        "tiers.archiver",
-        "tiers.commit",
-        "warm.consumers",
-        "warm.lease",
     ],
     "to be split",
 )
@@ -87,7 +82,6 @@ LONG_FUNCTIONS = {
     "cold.migrations.versions.0001_initial.upgrade": "a list of tables",
     "conversation.window._fit": "to be split",
     "store.import_record.Import.settle": "to be split",
-    "tiers.archiver.Archiver._archive": "to be split",
 }
 FUNCTION_LINES = 40
 

@@ -33,7 +33,7 @@ PAIRS = [
     for entry in file.classes
     if generate_blocking.face_of(entry)[1] not in APART
 ]
-INNER = {twin: generate_blocking.INNER.get(twin.__name__, set()) | {"dress"} for _, twin in PAIRS}
+INNER = {twin: generate_blocking.INNER.get(twin.__name__, set()) | {"wrap"} for _, twin in PAIRS}
 pairs = pytest.mark.parametrize(("face", "twin"), PAIRS, ids=[face.__name__ for face, _ in PAIRS])
 
 

@@ -10,7 +10,7 @@
         patience_ms a waiter that does not come back within this is skipped
         grace_ms    and one that is offered the lock, within this
         seize       '' = never; else take it at once from a holder that ends in '!', unless it ends in this
-  Returns {'ok', grip, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
+  Returns {'ok', lock_value, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
   left_ms is what the lock has to live, or the head of a free one to come.
   A place in the queue is the member 'deadline:name', scored by order, which is its own alone.
 ]]
@@ -36,11 +36,11 @@ local seized = held and seize ~= '' and order == '' and string.sub(held, -1) == 
 if seized then redis.call('SPUBLISH', channel, last[1] .. ' 0 ' .. held .. ' !') end
 if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2]))) then
   local token = whole(math.max(tonumber(last[2] or '0') + 1, now_us))
-  local grip = mode .. token .. ':' .. holder
+  local lock_value = mode .. token .. ':' .. holder
   redis.call('HSET', meta, 'token', token)
-  redis.call('SET', lock, grip, 'PX', ttl_ms)
+  redis.call('SET', lock, lock_value, 'PX', ttl_ms)
   -- The version lets the holder see at once whether its hot copy is behind.
-  return {'ok', grip, last[1], redis.call('HGET', record, '#v') or '0'}
+  return {'ok', lock_value, last[1], redis.call('HGET', record, '#v') or '0'}
 end
 local left = redis.call('PTTL', lock)
 if not held then

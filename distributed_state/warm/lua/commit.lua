@@ -4,7 +4,7 @@
         the last three only if there are steps 'e', 'E', 'x' or 'X'
   ARGV  epoch           '' = whichever it is
         replica, sequence, oldest, digest     the op id: see remembered() below
-        grip            the lock's value as acquired, '' = none
+        lock_value            the lock's value as acquired, '' = none
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
                         else the hydration token
         token, token_ms left behind when the record is absent
@@ -33,7 +33,7 @@
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local epoch, replica, sequence, oldest, digest = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-local grip, creation, token, token_ms, expected, deleted = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
+local lock_value, creation, token, token_ms, expected, deleted = ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10], ARGV[11]
 local kind, actor, owner, text, own_channel = ARGV[12], ARGV[13], ARGV[14], ARGV[15], ARGV[16]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[17]), tonumber(ARGV[18]), tonumber(ARGV[19])
 local record_bytes, window, kept_events = tonumber(ARGV[20]), tonumber(ARGV[21]), tonumber(ARGV[22])
@@ -103,8 +103,8 @@ if not version and creation ~= '*' and (creation == '' or call('GET', hydration)
 end
 
 local holder = call('GET', lock)
-if grip ~= '' then
-  if holder ~= grip then return {'fenced', holder or ''} end
+if lock_value ~= '' then
+  if holder ~= lock_value then return {'fenced', holder or ''} end
 elseif holder and string.byte(holder) == 120 then -- x: exclusive
   return {'locked', holder}
 end
@@ -246,7 +246,7 @@ else
 end
 
 local data = change[2] and table.concat(change) or change[1]
-local token_held = grip ~= '' and string.match(grip, '^%a(%d+)') or '0'
+local token_held = lock_value ~= '' and string.match(lock_value, '^%a(%d+)') or '0'
 local op = replica .. '.' .. ARGV[3]
 local entry_id = op .. '.' .. digest
 -- @include journal

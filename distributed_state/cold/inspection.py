@@ -1,0 +1,38 @@
+"""What is shown of an archive: quarantined entries, and facts for a doctor. Law: it only reads."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Table, func, select
+
+from distributed_state.cold import schema
+from distributed_state.cold.tables import cursors, erasures, quarantine, records
+from distributed_state.cold.values import Quarantined
+
+_COUNTED = {"records": records, "quarantined": quarantine, "cursors": cursors, "erasures": erasures}
+
+
+def quarantined(connection: Connection, namespace: str) -> list[Quarantined]:
+    """The entries that could not be archived, or that a newer epoch replaced, oldest first."""
+    q = quarantine.c
+    names = [q.id, q.partition, q.epoch, q.offset, q.event, q.record, q.version, q.reason, q.data, q.time_ms]
+    rows = connection.execute(select(*names).where(q.namespace == namespace).order_by(q.id))
+    return [Quarantined(*row) for row in rows]
+
+
+def count(connection: Connection, namespace: str, table: Table) -> int:
+    """How many rows of this table the namespace has."""
+    query = select(func.count()).select_from(table).where(table.c.namespace == namespace)
+    return int(connection.execute(query).scalar_one())
+
+
+def facts(connection: Connection, namespace: str) -> dict[str, str]:
+    """Facts about the server and the namespace's tables, by name."""
+    version = connection.dialect.server_version_info or ()
+    found = {
+        "server version": ".".join(str(part) for part in version),
+        "revision": str(schema.revision(connection)),
+    }
+    found |= {name: str(count(connection, namespace, table)) for name, table in _COUNTED.items()}
+    if connection.dialect.name == "sqlite":
+        found["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
+    return found

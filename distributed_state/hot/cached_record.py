@@ -1,0 +1,161 @@
+"""A record as hot keeps it: at one version, and never changed once made. Law: what it takes of memory is counted.
+
+That is all of the process's memory that comes with it; what it keeps is compact (see `codec.compact`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distributed_state.errors import CorruptState
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.codec import Codec
+from distributed_state.values.journal import Op, fold
+from distributed_state.values.model import DELETED, STATE_FIELDS, TIMED, is_state
+
+MISSING: Any = object()
+_KEEP_DECODED = 1024
+# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the
+# memo of a value with its name.
+_ENTRY = 1200
+_PIECE = 150
+_MEMO = 150
+
+
+class CachedRecord:
+    """A record at one version. Never changed once made, but for the memo of decoded scalars."""
+
+    __slots__ = (
+        "_rest",
+        "_whole",
+        "codec",
+        "epoch",
+        "expires",
+        "fields",
+        "fields_size",
+        "messages",
+        "size",
+        "used",
+        "values",
+        "version",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        record_codec: Codec,
+        epoch: str,
+        version: int,
+        fields: dict[bytes, bytes],
+        messages: dict[int, bytes],
+        fields_size: int = -1,
+    ) -> None:
+        self.codec = record_codec
+        self.epoch = epoch
+        self.version = version
+        self.fields = fields
+        self.messages = messages
+        self.values: dict[str, Any] = {}
+        self.used = False
+        self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
+        self.size = self.fields_size + sum(map(len, messages.values())) + _PIECE * len(messages) + _ENTRY
+        # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
+        self.expires = field_ttl.NEVER
+        if TIMED in fields:
+            self.expires = field_ttl.earliest(fields.values())
+            self.size += _PIECE * len(fields) + _ENTRY // 2  # for `_rest`
+        self._rest: CachedRecord | None = None
+        self._whole: CachedRecord | None = None
+
+    @classmethod
+    def read(cls, record_codec: Codec, epoch: str, pairs: Sequence[bytes]) -> CachedRecord:
+        """From the answer of HGETALL."""
+        version = 0
+        fields = {}
+        messages = {}
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+            if is_state(name):
+                fields[name] = value
+            elif name == b"#v":
+                if not value.isdigit():
+                    raise CorruptState(f"#v: {len(value)} bytes are not a version", field="#v", data=value)
+                version = int(value)
+            elif name[:2] == b"#m" and name[2:].isdigit():
+                messages[int(name[2:])] = value
+        return cls(record_codec, epoch, version, fields, messages)
+
+    @property
+    def deleted(self) -> bool:
+        """Whether this is a tombstone."""
+        return DELETED in self.fields
+
+    def value(self, key: str, default: Any) -> Any:
+        """The decoded field. Containers are decoded each time, so that no caller can change the entry."""
+        data = self.fields.get(codec.encode_key(key))
+        if data is None:
+            return default
+        value = self.codec.decode(data, key)
+        small = len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not field_ttl.marked(data)
+        # One wide letter makes every letter of a text wide: that would be more than was counted.
+        if small and sys.getsizeof(value) <= len(data) + _MEMO:
+            self.values[key] = value
+        return value
+
+    def living(self, now: float) -> CachedRecord:
+        """The same without the fields whose time is over."""
+        if now < self.expires:
+            return self
+        if self._rest is None:
+            fields = {name: data for name, data in self.fields.items() if not field_ttl.over(data, now)}
+            rest = CachedRecord(self.codec, self.epoch, self.version, fields, self.messages)
+            rest._whole = self
+            self._rest = rest
+        return self._rest.living(now)
+
+    def raw(self, name: bytes) -> bytes | None:
+        """The bytes that are stored for a field, even if its time is over: what a write has to expect."""
+        return self.fields.get(name) if self._whole is None else self._whole.raw(name)
+
+    def deadline(self, name: bytes) -> float:
+        """When a field ends."""
+        return field_ttl.split(self.fields.get(name, b""))[0]
+
+    def all(self) -> dict[str, Any]:
+        """Every field of the user's, decoded."""
+        pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
+        return {key: self.codec.decode(data, key) for key, data in pairs}
+
+    def with_field(self, name: bytes, data: bytes) -> CachedRecord:
+        """The same version, if this field were already in it."""
+        return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
+
+    def after(self, version: int, ops: Iterable[Op], recent: int) -> CachedRecord:
+        """The entry that follows this one."""
+        fields = dict(self.fields)
+        messages = dict(self.messages)
+        ops = list(ops)
+        fold(fields, ops)
+        for kind, name, value in ops:
+            if kind == b"m":
+                messages[int(name)] = value
+            elif kind == b"w":
+                messages.clear()
+        for number in sorted(messages)[:-recent]:
+            del messages[number]
+        if any(kind == b"c" for kind, _, _ in ops):
+            return CachedRecord(self.codec, self.epoch, version, fields, messages)
+        # What did not change is not measured again: a record of many fields would make each small change slow.
+        touched = {name for _, name, _ in ops} | STATE_FIELDS
+        size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
+        return CachedRecord(self.codec, self.epoch, version, fields, messages, size)
+
+
+def _size(fields: dict[bytes, bytes], names: Iterable[bytes]) -> int:
+    total = 0
+    for name in names:
+        data = fields.get(name)
+        if data is not None:
+            size = len(name) + len(data)
+            total += size + _PIECE if len(data) > _KEEP_DECODED else 2 * size + _PIECE + _MEMO
+    return total

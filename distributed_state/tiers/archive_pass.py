@@ -1,0 +1,97 @@
+"""One pass of the archiver over some partitions. Law: identity, never numbers; what does not fit is left alone.
+
+An offset says nothing about which history it belongs to. A Redis that lost its last seconds gives their offsets and
+versions once more, to other commits. So the journal's entry at SQL's cursor is compared by its event, and unless it is
+there and the same, nothing of the journal is archived, settled or trimmed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from distributed_state.cold.values import Batch, Cursor
+from distributed_state.errors import ColdUnavailable
+from distributed_state.port import Signal
+from distributed_state.values.journal import Journal, JournalEntry
+
+EMPTIED = "Redis was emptied"
+
+
+@dataclass(slots=True)
+class Pass:
+    """What a pass found and did.
+
+    `fits` are the cursors, moved by it or not, of those whose journals continue SQL; `carried` are the events that it
+    brought to SQL, `count` how many; `misfits` says of others why it cannot go on. `doubtful` are journals that did
+    not fit the cursor as it was read before. `batches` are to be inserted, `settled` holds the entries that SQL has
+    after that, with their epoch. `size`: bytes; `more`: whether entries were left in a journal that it read.
+    """
+
+    done: Signal
+    partitions: list[int] = field(default_factory=list)
+    fits: dict[int, Cursor] = field(default_factory=dict)
+    carried: dict[int, set[str]] = field(default_factory=dict)
+    misfits: dict[int, str] = field(default_factory=dict)
+    doubtful: dict[int, str] = field(default_factory=dict)
+    batches: list[tuple[Cursor, Batch]] = field(default_factory=list)
+    settled: dict[int, tuple[str, list[JournalEntry]]] = field(default_factory=dict)
+    count: int = 0
+    size: int = 0
+    more: bool = False
+
+    def read(self, partition: int, cursor: Cursor | None, journal: Journal, most: int) -> None:
+        """Note what a journal, read with at most so many entries on either side of the cursor, holds for SQL."""
+        if not journal.epoch:
+            self.misfits[partition] = EMPTIED
+            return
+        why = misfit(cursor, journal)
+        if cursor is None or why:
+            self.doubtful[partition] = why
+            return
+        self.fits[partition] = cursor
+        # An archiver that died before settling left what is before the cursor: all of that first.
+        whole = len(journal.before) < most
+        entries = journal.before + journal.onward if whole else journal.before
+        if not entries:
+            return
+        self.settled[partition] = (journal.epoch, entries)
+        # Not where the journal and SQL do not fit: there is nothing to hurry for.
+        self.more = self.more or not whole or len(journal.onward) == most
+        self.size += entries[-1].total_bytes - entries[0].total_bytes
+        fresh = [entry for entry in entries if entry.offset > cursor.offset]
+        if fresh:
+            self.batches.append((cursor, Batch(partition, cursor.epoch, cursor.offset, fresh, cursor.event)))
+
+    def inserted(self, moved: set[int]) -> None:
+        """Note which of the batches SQL took."""
+        for cursor, batch in self.batches:
+            partition = batch.partition
+            last = batch.entries[-1]
+            if partition in moved:
+                self.fits[partition] = replace(cursor, offset=last.offset, event=last.event)
+                self.carried[partition] = {entry.event for entry in batch.entries}
+                self.count += len(batch.entries)
+            else:
+                # Another archiver was faster, or the epoch was closed.
+                del self.fits[partition]
+                del self.settled[partition]
+
+    def refuse(self) -> None:
+        """Raise ColdUnavailable if it cannot go on somewhere."""
+        for partition, why in self.misfits.items():
+            raise ColdUnavailable(f"partition {partition} is not archived: {why}")
+
+
+def misfit(cursor: Cursor | None, journal: Journal) -> str:
+    """Why a journal does not continue what SQL has up to a cursor that was read before it; '' if it does."""
+    if cursor is None or cursor.epoch != journal.epoch:
+        return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"
+    here = [entry for entry in journal.onward if entry.offset == cursor.offset]
+    if cursor.offset and not here:
+        return f"the journal lacks entry {cursor.offset}, SQL's last"
+    if here and here[0].event != cursor.event:
+        return f"entry {cursor.offset} is {here[0].event}, SQL has {cursor.event}"
+    fresh = journal.onward[len(here) :]
+    if fresh[0].offset != cursor.offset + 1 if fresh else journal.end > cursor.offset:
+        return f"the journal lacks entry {cursor.offset + 1}, the next after SQL's last"
+    return ""

@@ -1,0 +1,155 @@
+"""One lock on the server, as whoever wants or holds it deals with it. Law: waiters come in order, and never poll.
+
+A waiter queues on the server and is woken through the link; a slow re-ask keeps its place and covers a holder that
+died.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from distributed_state.errors import ConfigurationError, InvalidValue, LockTimeout, StateError
+from distributed_state.port import Call
+from distributed_state.values.keys import RecordKeys
+from distributed_state.warm import waiters
+from distributed_state.warm.client import Warm
+from distributed_state.warm.op_ids import OpId
+from distributed_state.warm.scripts import ACQUIRE, RELEASE
+from distributed_state.warm.telemetry import Facts, observed
+from distributed_state.warm.waiters import Waiter, Waiters
+
+log = logging.getLogger(__name__)
+
+
+def check_times(wait: float, ttl: float, limit: float | None) -> None:
+    """Raise InvalidValue or ConfigurationError unless these are times to wait, to live and to end after."""
+    _check("wait", wait)
+    _check("ttl", ttl)
+    if limit is not None:
+        _check("limit", limit)
+    if ttl < 0.05:
+        raise ConfigurationError(f"a lease of {ttl} s is too short; use at least 0.05")
+
+
+def _check(name: str, seconds: Any) -> None:
+    """Raise InvalidValue unless this is a time to wait, to live or to end after."""
+    number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not number or not 0 <= seconds <= (math.inf if name == "wait" else 1e9) or (name == "limit" and not seconds):
+        raise InvalidValue(f"{name} is a number of seconds, not {seconds!r:.80}")
+
+
+class Taken(NamedTuple):
+    """A lock that was granted to the request sent at `sent`, with the record's epoch and version then.
+
+    `trailing` is the answer of the script that was sent after it.
+    """
+
+    lock_value: str
+    epoch: str
+    version: int
+    sent: float
+    trailing: Any
+
+
+def _facts(lock: Lock, *_: Any) -> Facts:
+    return lock.telemetry.of(lock.names)
+
+
+class Lock:
+    """A record's lock; `holder` is the name under which it is asked for. `mode` is x (exclusive) or a (advisory)."""
+
+    def __init__(
+        self,
+        warm: Warm,
+        waiting: Waiters,
+        start: Callable[[int], Any],
+        names: RecordKeys,
+        *,
+        wait: float,
+        ttl: float,
+        mode: str,
+        seize: str,
+    ) -> None:
+        self._warm = warm
+        self._waiters = waiting
+        self._start = start
+        self.names = names
+        self.telemetry = warm.telemetry
+        self.holder = ""
+        self._wait = wait
+        self._ttl = ttl
+        self._mode = mode
+        self._seize = seize
+        self._order = b""  # our place in the queue
+
+    @observed("lease.acquire", "warm", _facts)
+    async def take(self, trailing_call: Call | None) -> Taken:
+        """Wait for the lock, or raise LockTimeout."""
+        port = self._warm.port
+        deadline = port.monotonic() + self._wait
+        waiter: Waiter | None = None
+        self._order = b""
+        try:
+            while True:
+                sent = port.monotonic()
+                answer, trailing = await port.shield(self._ask(trailing_call))
+                if answer[0] == b"ok":
+                    self._order = b""
+                    return Taken(answer[1].decode(), answer[2].decode(), int(answer[3]), sent, trailing)
+                if answer[0] == b"uninitialised":
+                    await self._start(self.names.partition)
+                    continue
+                left = deadline - port.monotonic()
+                if left <= 0:
+                    held = answer[1].decode() or "a waiter before us"
+                    raise LockTimeout(f"{self.names.ref.text[:200]}: still held by {held} after {self._wait:g} s")
+                if waiter is None:
+                    waiter = self._waiters.join(self.names.lock_channel, self.holder)
+                pause = self._waiters.pause(self.names.lock_channel)
+                # The holder's expiry publishes nothing, so its time to live is a limit as well.
+                await waiter.sleep(min(left, answer[2] / 1000 + 0.002 if answer[2] > 0 else pause, pause))
+        finally:
+            if waiter is not None:
+                self._waiters.leave(self.names.lock_channel, self.holder)
+
+    async def _ask(self, trailing_call: Call | None) -> tuple[Any, Any]:
+        """Shielded: a waiter that is cancelled meanwhile must know under which name to leave the queue."""
+        names = self.names
+        keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel]
+        place = self.holder if self._wait > 0 else ""
+        times = [waiters.PATIENCE_MS, waiters.GRACE_MS]
+        asked = [self._mode, self.holder, int(self._ttl * 1000), place, self._order, *times, self._seize]
+        answer, trailing = await self._warm.ask((ACQUIRE, keys, asked), trailing_call)
+        if answer[0] == b"wait":
+            self._order = answer[3]
+        return answer, trailing
+
+    def release_call(self, op: OpId) -> Call:
+        """The call that gives the lock back once this commit is applied, to be sent after it."""
+        return RELEASE, self._release_keys, [self.holder, "", waiters.GRACE_MS, self._warm.replica, op.sequence]
+
+    @observed("lease.release", "warm", _facts)
+    async def give_back(self, deadline: float) -> bool:
+        """Give it back, or leave the queue; False if somebody else holds it. Others wait: repeated until `deadline`."""
+        asked = [self.holder, self._order, waiters.GRACE_MS, "", ""]
+        try:
+            return bool(await self._warm.patiently(self._give_back, asked, deadline, itertools.count()))
+        except StateError as error:
+            # It expires by itself; raising here would hide what the body raised.
+            text = "lease of %s could not be released, it ends in %.1f s: %s"
+            log.warning(text, self.names.ref.text[:200], self._ttl, error)
+            return True
+
+    async def _give_back(self, asked: list[Any], deadline: float, tries: Iterator[int]) -> bool:
+        if next(tries) and self._warm.port.monotonic() >= deadline:
+            return True
+        answer = await self._warm.port.script(RELEASE, self._release_keys, asked)
+        return bool(answer[0] != b"lost")
+
+    @property
+    def _release_keys(self) -> list[bytes]:
+        return [self.names.lock, self.names.wait, self.names.lock_channel, self.names.record]

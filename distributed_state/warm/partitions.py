@@ -1,0 +1,114 @@
+"""The scripts about partitions: how one starts, its journal, and how far that is archived.
+
+Law: each names the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from distributed_state.port import Words
+from distributed_state.settings import Settings
+from distributed_state.values.journal import Journal, JournalEntry
+from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.warm.answers import PartitionState
+from distributed_state.warm.patience import Patience
+from distributed_state.warm.scripts import INSTALL, MARK, MINT, SETTLE, TAIL, TRIM
+
+
+class Partitions:
+    """The partitions, as seen by one replica."""
+
+    def __init__(self, patience: Patience, settings: Settings, replica: str, count: itertools.count[int]) -> None:
+        self._patience = patience
+        self._settings = settings
+        self._replica = replica
+        self._count = count
+        self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
+
+    async def mint(self, keys: PartitionKeys, token: str) -> str:
+        """Ask to start a partition: 'ok', 'busy' or 'live'."""
+        return _word(await self._patience.script(MINT, [keys.meta, keys.mint], [token, 5000]))
+
+    async def install(self, keys: PartitionKeys, token: str, epoch: str) -> str:
+        """Start a partition: 'ok', 'live' or 'lost'."""
+        names = [keys.meta, keys.mint, keys.journal, keys.events]
+        return _word(await self._patience.script(INSTALL, names, [token, epoch]))
+
+    async def mark(self, keys: PartitionKeys, epoch: str) -> None:
+        """Write a journal entry that changes nothing."""
+        event = f"{self._replica}.{next(self._count)}.mark"
+        await self._patience.script(MARK, [keys.journal, keys.meta], [epoch, event])
+
+    async def states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
+        """How far each partition was written, and archived."""
+        fields = (b"epoch", b"offset", b"archived_offset", b"bytes", b"archived_bytes")
+        answers = await self._patience.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
+        states = {}
+        for keys, answer in zip(partitions, answers, strict=True):
+            offset, archived, written, settled = (int(each or 0) for each in answer[1:])
+            states[keys.partition] = PartitionState((answer[0] or b"").decode(), offset, archived, written - settled)
+        return states
+
+    async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
+        """Epoch, offset and event of the last entry of a journal; None if the partition holds no epoch."""
+        answer = await self._patience.script(TAIL, [keys.journal, keys.meta], [])
+        if answer[0] != b"ok":
+            return None
+        return answer[1].decode(), int(answer[2]), answer[3].decode()
+
+    async def journals(self, places: Sequence[tuple[PartitionKeys, int]], count: int) -> list[Journal]:
+        """The journals of partitions about an offset each, at most `count` entries on either side of it."""
+        commands: list[Words] = []
+        for keys, offset in places:
+            commands += [
+                (b"HMGET", keys.meta, b"epoch", b"offset"),
+                (b"XRANGE", keys.journal, b"-", b"%d-0" % max(0, offset - 1), b"COUNT", count),
+                (b"XRANGE", keys.journal, b"%d-0" % offset, b"+", b"COUNT", count),
+                (b"HGET", keys.meta, b"epoch"),
+            ]
+        answers = await self._patience.commands(commands)
+        return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
+
+    def _journal(self, answers: Sequence[Any]) -> Journal:
+        (epoch, end), before, onward, after = answers
+        # Entries read between two equal epochs belong to that epoch: none ever comes back.
+        if epoch is None or epoch != after:
+            return Journal("", 0, [], [])
+        entries = [[JournalEntry.read(*row) for row in rows] for rows in (before, onward)]
+        return Journal(epoch.decode(), int(end), *entries)
+
+    async def settle(
+        self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry, Sequence[tuple[RecordKeys, int, int]]]]
+    ) -> list[Any]:
+        """Note in records (version, next message) that they are archived so far, if that entry is in the journal.
+
+        Each call is of one partition under an epoch; its entry is at or after what its records note.
+        """
+        recent = self._settings.recent_messages
+        return await self._patience.scripts(
+            [
+                (
+                    SETTLE,
+                    [names.record, keys.journal, keys.meta],
+                    [epoch, last.offset, last.event, version, self._ttl_ms, messages, recent],
+                )
+                for keys, epoch, last, records in calls
+                for names, version, messages in records
+            ]
+        )
+
+    async def trim(self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry]]) -> list[Any]:
+        """Drop journal entries before the given one, which is archived, if it is in the journal."""
+        return await self._patience.scripts(
+            [
+                (TRIM, [keys.journal, keys.meta], [epoch, last.offset, last.event, last.total_bytes])
+                for keys, epoch, last in calls
+            ]
+        )
+
+
+def _word(answer: list[Any]) -> str:
+    return str(answer[0].decode())
