@@ -55,11 +55,8 @@ OUTSIDE = {"port", "cold", "programs", "adapters"}
 LONG = dict.fromkeys(
     [
         "adapters.opperator.bridge",
-        "cold.store",
         "conversation.agent_state",
-        "hot.cache",
         "store.fleet",
-        "warm.client",
         "agents.base_agent",
         "agents.dispatcher",
         "agents.host",
