@@ -17,8 +17,8 @@ from distributed_state.values.model import DELETED, STATE_FIELDS, TIMED, is_stat
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
-# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the memo
-# of a value with its name.
+# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the
+# memo of a value with its name.
 _ENTRY = 1200
 _PIECE = 150
 _MEMO = 150
