@@ -218,7 +218,7 @@ class AsyncSession(AsyncRecord):
         """
         self._allow("write", None)
         changes = self._changes()
-        changes.lives(field_ttl.span_ms("idle", idle), field_ttl.span_ms("lifetime", lifetime))
+        changes.set_lifetime(field_ttl.span_ms("idle", idle), field_ttl.span_ms("lifetime", lifetime))
         return (await self._commit(changes.draft("lifetime"))).version
 
     def turn(

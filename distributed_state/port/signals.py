@@ -13,7 +13,7 @@ HAS_RELOAD = hasattr(signal, "SIGHUP")  # not so on Windows
 
 @contextmanager
 def listening(handlers: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
-    """Call these, by the signal's name, while inside; False outside the main thread, which alone gets them."""
+    """Call these, by the signal's name, until `with` ends; False outside the main thread, which alone gets them."""
     ours = threading.current_thread() is threading.main_thread()
     before: dict[int, Any] = {}
     try:

@@ -23,7 +23,7 @@ def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "")
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")
-    changes.lives(0, 0)
+    changes.set_lifetime(0, 0)
     if expired:
         changes.emit("session.expired", {"reason": expired})
     else:

@@ -21,11 +21,12 @@ from distributed_state.tiers.archiver import Archiver
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.warm.background_events import BackgroundEvents
 from distributed_state.warm.client import Warm
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
-from distributed_state.warm.stream import BackgroundEvents, Stream
+from distributed_state.warm.stream import Stream
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)

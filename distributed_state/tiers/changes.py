@@ -183,7 +183,7 @@ class Changes:
         if self._codec.record.startswith("session:"):
             self._events.append((b"e", type.encode(), codec.compact(codec.encode(data, "data"))))
 
-    def lives(self, idle_ms: int, whole_ms: int) -> None:
+    def set_lifetime(self, idle_ms: int, whole_ms: int) -> None:
         """End a session after this time without a commit, or this one from now on; 0: never."""
         if not idle_ms and not whole_ms:
             self.reserved(LIFETIME, None)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from distributed_state.errors import Backpressure, ColdUnavailable, DurabilityUnknown, StateError
-from distributed_state.port import Job, Port, Words
-from distributed_state.values import codec
+from distributed_state.port import Port, Words
 from distributed_state.values.journal import Happened
-from distributed_state.values.keys import Keys, PartitionKeys
+from distributed_state.values.keys import PartitionKeys
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import LOST, OpId
 from distributed_state.warm.scripts import ADVANCE, EMIT, REDACT, SHED
@@ -21,8 +19,6 @@ from distributed_state.warm.telemetry import Facts, observed
 log = logging.getLogger(__name__)
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
 _PAGE = 200
-_MOST_WAITING = 1000
-_PATIENCE = 1.0
 
 
 class Position(NamedTuple):
@@ -244,51 +240,6 @@ class Stream:
             [(ADVANCE, names, [member, position, before]) for names, position, before in calls]
         )
         return [not isinstance(answer, StateError) and answer[0] == b"ok" for answer in answers]
-
-
-class BackgroundEvents:
-    """Events whose writers cannot wait: each is tried once, in the background, and only logged if that fails."""
-
-    def __init__(self, port: Port, stream: Stream, keys: Keys) -> None:
-        self._port = port
-        self._stream = stream
-        self._keys = keys
-        self._waiting: deque[tuple[str, str, dict[str, Any]]] = deque(maxlen=_MOST_WAITING)
-        self._mutex = port.mutex()
-        self._done = port.signal()
-        self._job: Job | None = None
-
-    def emit(self, type: str, subject: str, data: dict[str, Any]) -> None:
-        """Write this event soon. Does not wait, and never fails."""
-        with self._mutex:
-            self._waiting.append((type, subject, data))
-            if self._job is None:
-                self._done.clear()
-                self._job = self._port.spawn(self._run, "distributed-state-background-events")
-
-    async def _run(self) -> None:
-        while True:
-            with self._mutex:
-                if not self._waiting:
-                    self._job = None
-                    self._done.set()
-                    return
-                type, subject, data = self._waiting.popleft()
-            keys = self._keys.partition(self._keys.partition_of(subject))
-            try:
-                if not await self._stream.try_to_emit(keys, type, subject, codec.encode(data, "data")):
-                    log.warning(
-                        "%s of %s is not published: Redis was emptied or its journal is full", type, subject[:200]
-                    )
-            except StateError as error:
-                log.warning("%s of %s is not published: %s", type, subject[:200], error)
-
-    async def close(self) -> None:
-        """Give what waits a moment."""
-        job = self._job
-        if job is not None:
-            await self._done.wait(_PATIENCE)
-            await job.stop()
 
 
 def _id(warm: Warm, op: OpId) -> str:
