@@ -1,6 +1,7 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
-from distributed_state.agents.agent import Agent, AsyncAgent, Host
+from distributed_state.agents.agent import AsyncAgent
+from distributed_state.agents.blocking_agents import Agent, Host
 from distributed_state.agents.commands import CommandArgument
 from distributed_state.agents.display import LogLevel
 from distributed_state.agents.host import AsyncHost

@@ -1,6 +1,7 @@
 """What an agent keeps: turns, phases, bounded context, tools, typed state, on top of records. And `Agent` itself."""
 
-from distributed_state.agents.agent import Agent, AsyncAgent, Host
+from distributed_state.agents.agent import AsyncAgent
+from distributed_state.agents.blocking_agents import Agent, Host
 from distributed_state.agents.commands import CommandArgument
 from distributed_state.agents.display import LogLevel
 from distributed_state.agents.host import AsyncHost

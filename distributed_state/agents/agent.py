@@ -1,8 +1,8 @@
-"""The two faces of an agent and of the host that runs it. Law: what differs between them is who waits, nothing else."""
+"""An agent on the asyncio face; `blocking_agents` is the other. Law: what both have in common is in BaseAgent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,9 +10,8 @@ from distributed_state.agents.base_agent import BaseAgent
 from distributed_state.agents.commands import Progress
 from distributed_state.agents.host import AsyncHost
 from distributed_state.agents.status import Status
-from distributed_state.port.blocking import finish
+from distributed_state.events.config import Source
 from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.store.blocking import StateStore
 from distributed_state.values.results import Event
 
 
@@ -24,7 +23,17 @@ class AsyncAgent(BaseAgent):
     thread and cannot use the store there.
     """
 
-    _opens = AsyncStateStore.open
+    def __init__(
+        self,
+        store: AsyncStateStore | Callable[[], AsyncStateStore | Awaitable[AsyncStateStore]] | None = None,
+        *,
+        name: str | None = None,
+        config: Source | None = None,
+        client: str = "",
+        since: str | None = None,
+    ) -> None:
+        opens = AsyncStateStore.open if store is None else store
+        super().__init__(opens, name=name, config=config, client=client, since=since)
 
     async def main_loop(self) -> Any:
         """Work in the background until it is time to end: `while await self.wait(5.0): ...`."""
@@ -58,14 +67,14 @@ class AsyncAgent(BaseAgent):
     ) -> Any:
         """Run a command on a conversation, by default the current one, and return what it returned.
 
-        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` hears its reports, in the
+        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
         thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
         command raised; errors of the store as they are.
         """
         return await self._run_command(name, args, conversation_id, directory, progress)
 
     async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        """Tell every replica that a client, by default the agent's own, goes on with this agent; return the event.
+        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
 
         And in which conversation, by default the current one. The agent that the client had before is deactivated:
         see `activate_agent` of the store.
@@ -73,104 +82,13 @@ class AsyncAgent(BaseAgent):
         return await self._activate(client, conversation_id)
 
     async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        """Tell every replica that a client's user, by default of the agent's own, works from this folder now."""
+        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
         return await self._change_directory(new_path, client)
 
     async def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
-        found: Status = await self._hosted().status(self)
-        return found
+        return await self._hosted().status(self.name)
 
     async def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        await self._hosted().reload(self)
-
-
-class Agent(BaseAgent):
-    """An agent of blocking code: subclass it, define the hooks that you need, `agent.run()`, or `with agent:`.
-
-    `store` is a StateStore, or a function that opens one, which is then closed at the end; by default it is opened as
-    the settings in the environment say. Hooks run in one thread of their own, `main_loop` in another; one that is
-    `async def` runs to its end on an event loop of that thread.
-    """
-
-    _opens = StateStore.open
-
-    def main_loop(self) -> Any:
-        """Work in the background until it is time to end: `while self.wait(5.0): ...`."""
-        self.wait()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait so many seconds, and on while the agent is paused; False as soon as it is time to end."""
-        return finish(self._wait(seconds))
-
-    def run(self) -> None:
-        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT comes: see Host.run."""
-        Host(self).run()
-
-    def __enter__(self) -> Self:
-        Host(self).__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._hosted().__aexit__(kind, error, trace))
-
-    def run_command(
-        self,
-        name: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        conversation_id: str | None = None,
-        directory: str = "",
-        progress: Progress | None = None,
-    ) -> Any:
-        return finish(self._run_command(name, args, conversation_id, directory, progress))
-
-    def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        return finish(self._activate(client, conversation_id))
-
-    def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        return finish(self._change_directory(new_path, client))
-
-    def status(self) -> Status:
-        found: Status = finish(self._hosted().status(self))
-        return found
-
-    def reload(self) -> None:
-        finish(self._hosted().reload(self))
-
-
-class Host:
-    """Runs one or several agents of one store in this process: `with Host(a, b)`, or `host.run()`."""
-
-    def __init__(self, *agents: Agent) -> None:
-        self._twin = AsyncHost(*agents)
-
-    def run(self) -> None:
-        return finish(self._twin.run())
-
-    def stop(self) -> None:
-        return self._twin.stop()
-
-    def __enter__(self) -> Self:
-        finish(self._twin.__aenter__())
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
-
-
-def _share_docstrings() -> None:
-    """The text of each method is written once, on the asyncio face."""
-    for face, twin in ((Agent, AsyncAgent), (Host, AsyncHost)):
-        for name, method in vars(face).items():
-            text = getattr(getattr(twin, name, None), "__doc__", None)
-            if text and not name.startswith("_") and not method.__doc__:
-                method.__doc__ = text.replace("async with", "with").replace("await ", "").replace("AsyncHost", "Host")
-
-
-_share_docstrings()
+        await self._hosted().reload(self.name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import CorruptState, Deleted
-from distributed_state.port.blocking import finish
 from distributed_state.values.model import Message
 from distributed_state.values.results import Snapshot
 
@@ -14,7 +14,7 @@ from distributed_state.values.results import Snapshot
 class AsyncLastState:
     """What a deleted conversation was. Reads like a session; every write raises Deleted."""
 
-    def __init__(self, session: Any, version: int, warn: Callable[[CorruptState], None]) -> None:
+    def __init__(self, session: AsyncSession, version: int, warn: Callable[[CorruptState], None]) -> None:
         self._session = session
         self._version = version
         self._warn = warn
@@ -22,7 +22,8 @@ class AsyncLastState:
 
     @property
     def id(self) -> str:
-        return str(self._session.id)
+        """The conversation's id."""
+        return self._session.id
 
     async def _snapshot(self) -> Snapshot:
         if self._found is None:
@@ -66,40 +67,3 @@ class AsyncLastState:
         if not name.startswith("_") and hasattr(type(self._session), name):
             raise Deleted(f"session:{self.id[:200]}: was deleted; its last state can be read, but not by {name}")
         raise AttributeError(name)
-
-
-class LastState:
-    """The same for blocking code."""
-
-    def __init__(self, twin: AsyncLastState) -> None:
-        self._twin = twin
-
-    @property
-    def id(self) -> str:
-        return self._twin.id
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return finish(self._twin.get(key, default))
-
-    def has(self, key: str) -> bool:
-        return finish(self._twin.has(key))
-
-    def get_all(self) -> dict[str, Any]:
-        return finish(self._twin.get_all())
-
-    def messages(self, *, last: int | None = None) -> list[Message]:
-        return finish(self._twin.messages(last=last))
-
-    def phase(self) -> str | None:
-        return finish(self._twin.phase())
-
-    def version(self) -> int:
-        return finish(self._twin.version())
-
-    def exists(self) -> bool:
-        return finish(self._twin.exists())
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._twin, name)

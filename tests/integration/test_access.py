@@ -23,7 +23,8 @@ from distributed_state import (
     Workflow,
     tool,
 )
-from distributed_state.agents.agent import Agent, AsyncAgent, Host
+from distributed_state.agents.agent import AsyncAgent
+from distributed_state.agents.blocking_agents import Agent, Host
 from distributed_state.agents.host import AsyncHost
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession

@@ -49,9 +49,6 @@ OUTSIDE = {"port", "cold", "programs", "adapters"}
 LONG = dict.fromkeys(
     [
         "adapters.opperator.bridge",
-        "agents.base_agent",
-        "agents.dispatcher",
-        "agents.host",
         "cold.store",
         "conversation.agent_state",
         "conversation.turn",
@@ -167,6 +164,18 @@ def test_an_adapter_uses_public_names_only(module: Path) -> None:
         assert all(other.split(".")[:2] == framework for other in others), "adapters do not know one another"
     elif others:
         assert name.startswith("programs.cli"), f"imports {others}"
+
+
+@each(MODULES)
+def test_agents_stand_on_the_public_store(module: Path) -> None:
+    """What they need besides its public methods is in one place; of records and sessions they name the types."""
+    if place_of(name_of(module)) == "agents":
+        allowed = {"agents", "errors", "values", "port", "events", "records", "conversation", "store"}
+        for other in own_imports(module):
+            assert place_of(other) in allowed, f"imports {other}"
+        tree_below = [node for node in ast.walk(tree(module)) if getattr(node, "attr", "") in ("tiers", "_twin")]
+        face = name_of(module).startswith("agents.blocking_")  # generated: it holds its asyncio twin
+        assert face or not tree_below, "goes below the store"
 
 
 def test_no_circle_is_hidden_inside_a_folder() -> None:

@@ -38,7 +38,12 @@ PAIRS: list[tuple[type, type]] = [
     (Events, AsyncEvents),
 ]
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
+RECORD = {"initialize_for"}
 INNER = {
+    AsyncRecord: RECORD,
+    AsyncSession: RECORD,
+    AsyncTypedRecord: RECORD,
+    AsyncTypedSession: RECORD,
     AsyncStateStore: {"tiers", "after_fork", "hook", "dress"},
     AsyncLease: {"renewed", "lose", "acquire_and", "hand_over", "handed_over", "protect", "gone"},
     AsyncEdit: {"finish"},
