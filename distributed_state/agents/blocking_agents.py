@@ -104,7 +104,7 @@ class Host:
     def run(self) -> None:
         """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
 
-        SIGHUP reads the config files again, SIGUSR1 tells how the agents are. Raises what a `main_loop` raised.
+        SIGHUP reads the config files again, SIGUSR1 logs how the agents are. Raises what a `main_loop` raised.
         """
         finish(self._twin.run())
 
