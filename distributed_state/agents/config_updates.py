@@ -5,8 +5,9 @@ What the fleet is given is read from its record, never from the event, which say
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from distributed_state.agents.base_agent import BaseAgent
 from distributed_state.agents.hook_runner import HookRunner, while_unavailable
@@ -21,6 +22,18 @@ RECORD = Ref("app", config.RECORD)
 _WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # by default; where SIGHUP says so, nobody has to look
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What the fleet was given, for all agents and for single ones, at a version of the record."""
+
+    version: int
+    fields: Mapping[str, Any]
+
+    def newest(self, agent: BaseAgent) -> config.Spread | None:
+        """What was given last to this agent, by its name or to all."""
+        return config.newest(self.fields, agent.name, self.version)
+
+
 class ConfigUpdates:
     """The configs of the agents of one host."""
 
@@ -30,25 +43,30 @@ class ConfigUpdates:
         self._runner = runner
         self._watched: dict[str, float] = {}  # when each agent's file was looked at
 
-    async def begin(self, agent: BaseAgent) -> None:
+    async def begin(self, agents: Iterable[BaseAgent]) -> None:
         """Take the newest of file and fleet. Raises ConfigurationError if there is none that is valid."""
-        agent.agent_context.config.begin(await self._of_fleet(agent))
+        given = await self._of_fleet()
+        for agent in agents:
+            agent.agent_context.config.begin(given.newest(agent))
 
     async def catch_up(self, agents: Iterable[BaseAgent]) -> None:
         """Take a config that was given to the fleet while nobody here listened."""
+        given = await self._of_fleet()
         for agent in agents:
-            await self._take(agent, await self._of_fleet(agent), None)
+            await self._take(agent, given.newest(agent), None)
 
-    async def take_newest(self, agent: BaseAgent, event: Event) -> None:
+    async def take_newest(self, agents: Sequence[BaseAgent], event: Event) -> None:
         """The fleet was given a config: take it, and run `on_config_update` if it is another one."""
         try:
-            found = await while_unavailable(self._port, partial(self._of_fleet, agent))
+            given = await while_unavailable(self._port, self._of_fleet)
         except StateError as error:
-            agent.agent_context.display.log(
-                "ERROR", "the fleet's new config cannot be read: the old one stays", {"error": str(error)}
-            )
+            for agent in agents:
+                agent.agent_context.display.log(
+                    "ERROR", "the fleet's new config cannot be read: the old one stays", {"error": str(error)}
+                )
             return
-        await self._take(agent, found, event)
+        for agent in agents:
+            await self._take(agent, given.newest(agent), event)
 
     async def reload(self, agent: BaseAgent) -> None:
         """Read the agent's config file again, and run `on_config_update` if it changed."""
@@ -71,12 +89,11 @@ class ConfigUpdates:
                 if await self._port.thread(agent.agent_context.config.touched):
                     await self.reload(agent)
 
-    async def _of_fleet(self, agent: BaseAgent) -> config.Spread | None:
-        """The config that the fleet was given last, for this agent."""
+    async def _of_fleet(self) -> Given:
         record = self._services.store.app(RECORD.id)
         # The version first: with that of a later look, a config that came in between would never be taken.
         version = await record.version(fresh=True)
-        return config.newest(await record.get_all(fresh=True), agent.name, version)
+        return Given(version, await record.get_all(fresh=True))
 
     async def _take(self, agent: BaseAgent, found: config.Spread | None, event: Event | None) -> None:
         if found is None:

@@ -16,13 +16,12 @@ from distributed_state.store.services import Handle, acting_by_default, with_sta
 Defaults = Mapping[str, Any] | Callable[..., Any]
 
 
-def checked(agent: object, name: str) -> Defaults:
-    """The defaults that an agent has under this name. Raises ConfigurationError if they can be none."""
-    found: Defaults = getattr(agent, name)
+def check(agent: object, name: str) -> None:
+    """Raise ConfigurationError if what the agent has under this name can be no defaults."""
+    found = getattr(agent, name)
     if not callable(found) and not isinstance(found, Mapping):
         text = f"{type(agent).__name__}.{name} is a mapping or a function that returns one"
         raise ConfigurationError(f"{text}, not {type(found).__name__}")
-    return found
 
 
 async def put_in(context: AgentContext, record: AsyncRecord, defaults: Defaults) -> None:

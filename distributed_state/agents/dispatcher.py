@@ -197,9 +197,9 @@ class Dispatcher:
         name = event.data.get("agent", "")
         if event.subject != RECORD.text:
             return False
-        for agent in self._agents:
-            if name in ("", agent.name):
-                await self._configs.take_newest(agent, event)
+        concerned = [agent for agent in self._agents if name in ("", agent.name)]
+        if concerned:
+            await self._configs.take_newest(concerned, event)
         return True
 
     async def _missed_events(self, event: Event) -> bool:

@@ -1,4 +1,4 @@
-"""The host: runs agents in a process, and hears signals. Law: a host runs its agents once at a time, on one store.
+"""Runs agents in a process, and handles its signals. Law: a host runs its agents once at a time, on one store.
 
 All hooks of a process but `main_loop` run in one thread (one task under asyncio), those for signals too. What a
 `main_loop` raises is logged at once, and raised where the agents end: it ends `run()`, but not the body of a `with`.
@@ -49,7 +49,7 @@ class AsyncHost:
         calls |= {"SIGHUP": self.request_reload, "SIGUSR1": self.request_status}
         with listening({name: partial(port.soon, call) for name, call in calls.items()}) as listens:
             if not listens:
-                log.warning("signals are heard in the main thread only, and this is another one")
+                log.warning("signals are handled in the main thread only, and this is another one")
             try:
                 await run.begin()
                 run.loops.begin()

@@ -71,11 +71,12 @@ class HostRun:
         """Take the configs, put in defaults, run `initialize`, follow the events, run `start`."""
         for agent in self._agents:
             check(agent)
-            wanted = defaults.checked(agent, "persistent_defaults")
-            defaults.checked(agent, "conversation_defaults")
-            await self._configs.begin(agent)
+            for name in ("persistent_defaults", "conversation_defaults"):
+                defaults.check(agent, name)
+        await self._configs.begin(self._agents)
+        for agent in self._agents:
             record = self.services.store.app(agent.agent_context.persistent_id)
-            await defaults.put_in(agent.agent_context, record, wanted)
+            await defaults.put_in(agent.agent_context, record, agent.persistent_defaults)
         self._spawn(self._worker.run, "agents")
         await self._on_each("initialize")
         self.events = self.services.store.events("*", since=self._agents[0].agent_context.since)
