@@ -9,18 +9,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import CorruptState
 from distributed_state.port import Port
 from distributed_state.records.record import AsyncRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
-from distributed_state.store.blocking_records import Record, Session
+from distributed_state.store.blocking_records import Record
 from distributed_state.tiers import actors
 from distributed_state.values.model import Ref
 
 Store = StateStore | AsyncStateStore
-Handle = TypeVar("Handle", Record, AsyncRecord, Session | AsyncSession, Record | AsyncRecord)
+Handle = TypeVar("Handle", bound=Record | AsyncRecord)
 BeforeDeletion = Callable[[Ref], Awaitable[None]]
 StandIn = Callable[[CorruptState, str, Any], Any]
 

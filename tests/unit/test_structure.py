@@ -173,9 +173,10 @@ def test_agents_stand_on_the_public_store(module: Path) -> None:
         allowed = {"agents", "errors", "values", "port", "events", "records", "conversation", "store"}
         for other in own_imports(module):
             assert place_of(other) in allowed, f"imports {other}"
-        tree_below = [node for node in ast.walk(tree(module)) if getattr(node, "attr", "") in ("tiers", "_twin")]
-        face = name_of(module).startswith("agents.blocking_")  # generated: it holds its asyncio twin
-        assert face or not tree_below, "goes below the store"
+        blocking = name_of(module).startswith("agents.blocking_")  # it holds its asyncio twin
+        below = {"tiers"} if blocking else {"tiers", "_twin"}
+        found = below & {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
+        assert not found, f"goes below the store by {found}"
 
 
 def test_no_circle_is_hidden_inside_a_folder() -> None:
