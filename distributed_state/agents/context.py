@@ -13,12 +13,10 @@ from distributed_state.agents.status import Status
 from distributed_state.errors import ConfigurationError
 from distributed_state.events.config import Config
 from distributed_state.port import Mutex
-from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.store.blocking import StateStore
 from distributed_state.store.services import Store, StoreServices, acting_by_default
 
 # A store, or a function that opens one.
-Source = Store | Callable[[], StateStore | AsyncStateStore | Awaitable[AsyncStateStore]]
+Source = Store | Callable[[], Store | Awaitable[Store]]
 _COUNTED = 100_000  # conversations
 
 
