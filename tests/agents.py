@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from faces import Blocking, core, in_thread, unwrap
+from faces import Blocking, in_thread, unwrap
 
 from distributed_state import Agent, AsyncAgent, AsyncHost, Host
 
@@ -107,6 +107,7 @@ class Recorder:
         return [each for each in self.saw if each[0] == kind]
 
 
-def host_of(agent: Any) -> Any:
-    """The host that runs an agent, below its face."""
-    return core(agent._host)
+def run_of(agent: Any) -> Any:
+    """The run that the agent's host is at, None before it began."""
+    host = agent.agent_context.host
+    return None if host is None else host.current_run

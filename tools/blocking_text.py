@@ -138,6 +138,7 @@ class Writer:
         lines += [_indented(docstring), ""] if docstring else []
         if name in rules.from_source:
             lines += [_indented(self._assignment(node)) for node in each.node.body if isinstance(node, ast.Assign)]
+            lines.append(_indented(rules.definitions.get((name, "__init__"), "")))
         else:
             lines.append(_indented(self._beginning(each, bases)))
         for member in found:

@@ -119,7 +119,20 @@ INNER = {
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
     "AsyncEvents": {"asks", "end", "join"},
-    "AsyncHost": {"waiting", "position", "do", "status", "reload", "wait", "wake", "close"},
+    "AsyncHost": {
+        "close",
+        "current_run",
+        "position",
+        "reload",
+        "request_reload",
+        "request_status",
+        "status",
+        "stopping",
+        "wait",
+        "waiting",
+        "wake",
+    },
+    **{name: {"initialize_for"} for name in ("AsyncRecord", "AsyncSession", "AsyncTypedRecord", "AsyncTypedSession")},
 }
 # What is special, with the reason: the whole definition ...
 DEFINITIONS = {
@@ -139,6 +152,20 @@ def __init__(self, settings: Settings, *, encryption: Encryption | None = None, 
     ("AsyncHost", "__init__"): """
 def __init__(self, *agents: Agent) -> None:
     self._twin = AsyncHost(*agents)
+""",
+    # A function that opens a store of this face returns one; there is nothing to await.
+    ("AsyncAgent", "__init__"): """
+def __init__(
+    self,
+    store: StateStore | Callable[[], StateStore] | None = None,
+    *,
+    name: str | None = None,
+    config: Source | None = None,
+    client: str = "",
+    since: str | None = None,
+) -> None:
+    opens = StateStore.open if store is None else store
+    super().__init__(opens, name=name, config=config, client=client, since=since)
 """,
 }
 # ... or the body alone.

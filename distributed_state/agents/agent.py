@@ -1,8 +1,8 @@
-"""An agent on the asyncio face; the blocking one is generated from it. Law: what both have in common is in Profile."""
+"""An agent on the asyncio face; the other is generated from it. Law: what both have in common is in BaseAgent."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -10,6 +10,7 @@ from distributed_state.agents.base_agent import BaseAgent
 from distributed_state.agents.commands import Progress
 from distributed_state.agents.host import AsyncHost
 from distributed_state.agents.status import Status
+from distributed_state.events.config import Source
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.results import Event
 
@@ -36,7 +37,17 @@ class AsyncAgent(BaseAgent):
     thread and cannot use the store there.
     """
 
-    _opens = AsyncStateStore.open
+    def __init__(
+        self,
+        store: AsyncStateStore | Callable[[], AsyncStateStore | Awaitable[AsyncStateStore]] | None = None,
+        *,
+        name: str | None = None,
+        config: Source | None = None,
+        client: str = "",
+        since: str | None = None,
+    ) -> None:
+        opens = AsyncStateStore.open if store is None else store
+        super().__init__(opens, name=name, config=config, client=client, since=since)
 
     async def main_loop(self) -> Any:
         """Work in the background until it is time to end: `while await self.wait(5.0): ...`."""
@@ -70,14 +81,14 @@ class AsyncAgent(BaseAgent):
     ) -> Any:
         """Run a command on a conversation, by default the current one, and return what it returned.
 
-        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` hears its reports, in the
+        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
         thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
         command raised; errors of the store as they are.
         """
         return await self._run_command(name, args, conversation_id, directory, progress)
 
     async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        """Tell every replica that a client, by default the agent's own, goes on with this agent; return the event.
+        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
 
         And in which conversation, by default the current one. The agent that the client had before is deactivated:
         see `activate_agent` of the store.
@@ -85,14 +96,13 @@ class AsyncAgent(BaseAgent):
         return await self._activate(client, conversation_id)
 
     async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        """Tell every replica that a client's user, by default of the agent's own, works from this folder now."""
+        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
         return await self._change_directory(new_path, client)
 
     async def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
-        found: Status = await self._hosted().status(self)
-        return found
+        return await self._hosted().status(self.name)
 
     async def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        await self._hosted().reload(self)
+        await self._hosted().reload(self.name)

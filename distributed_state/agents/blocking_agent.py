@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,6 +11,7 @@ from distributed_state.agents.base_agent import BaseAgent
 from distributed_state.agents.commands import Progress
 from distributed_state.agents.host import AsyncHost
 from distributed_state.agents.status import Status
+from distributed_state.events.config import Source
 from distributed_state.port.blocking import finish
 from distributed_state.store.blocking import StateStore
 from distributed_state.values.results import Event
@@ -38,7 +39,17 @@ class Agent(BaseAgent):
     that is `async def` runs to its end on an event loop of that thread.
     """
 
-    _opens = StateStore.open
+    def __init__(
+        self,
+        store: StateStore | Callable[[], StateStore] | None = None,
+        *,
+        name: str | None = None,
+        config: Source | None = None,
+        client: str = "",
+        since: str | None = None,
+    ) -> None:
+        opens = StateStore.open if store is None else store
+        super().__init__(opens, name=name, config=config, client=client, since=since)
 
     def main_loop(self) -> Any:
         """Work in the background until it is time to end: `while self.wait(5.0): ...`."""
@@ -72,14 +83,14 @@ class Agent(BaseAgent):
     ) -> Any:
         """Run a command on a conversation, by default the current one, and return what it returned.
 
-        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` hears its reports, in the
+        `directory` is what `get_invocation_directory` says there. `progress(text, fields)` gets its reports, in the
         thread that the command runs in. Raises NotFound, InvalidValue for wrong arguments, CommandFailed from what the
         command raised; errors of the store as they are.
         """
         return finish(self._run_command(name, args, conversation_id, directory, progress))
 
     def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
-        """Tell every replica that a client, by default the agent's own, goes on with this agent; return the event.
+        """Notify every replica that a client, by default the agent's own, goes on with this agent; return the event.
 
         And in which conversation, by default the current one. The agent that the client had before is deactivated:
         see `activate_agent` of the store.
@@ -87,17 +98,16 @@ class Agent(BaseAgent):
         return finish(self._activate(client, conversation_id))
 
     def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
-        """Tell every replica that a client's user, by default of the agent's own, works from this folder now."""
+        """Notify every replica that a client's user, by default of the agent's own, works from this folder now."""
         return finish(self._change_directory(new_path, client))
 
     def status(self) -> Status:
         """How this replica of the agent is; logged, and `on_status` has run. SIGUSR1 does the same."""
-        found: Status = finish(self._hosted().status(self))
-        return found
+        return finish(self._hosted().status(self.name))
 
     def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        finish(self._hosted().reload(self))
+        finish(self._hosted().reload(self.name))
 
 
 class Host:
@@ -123,7 +133,7 @@ class Host:
     def run(self) -> None:
         """Run until the agents end or SIGTERM or SIGINT comes, finish what was begun, and return.
 
-        SIGHUP reads the config files again, SIGUSR1 logs the status of the agents. Raises what a `main_loop` raised.
+        SIGHUP reads the config files again, SIGUSR1 logs how the agents are. Raises what a `main_loop` raised.
         """
         finish(self._twin.run())
 

@@ -1,4 +1,4 @@
-"""Commands that an agent offers. Law: a command runs only with arguments that are what it said it takes."""
+"""Commands that an agent offers. Law: a command runs only with the arguments that it declared."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from distributed_state.agents.hooks import binding
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.agents.hooks import binding, call
+from distributed_state.errors import CommandFailed, InvalidValue, NotFound, StateError
+from distributed_state.port import Port
+from distributed_state.values import codec
 
 Progress = Callable[[str, dict[str, Any]], Any]
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -40,7 +42,7 @@ class CommandArgument:
 
     def check(self, value: Any) -> Any:
         """The value, if it is of the type. Raises InvalidValue."""
-        # To Python a bool is an int; to whoever calls it is none.
+        # To Python a bool is an int; to whoever calls a command it is not.
         if not isinstance(value, _TYPES[self.type]) or (isinstance(value, bool) and self.type != "boolean"):
             raise InvalidValue(f"argument {self.name!r} is of type {self.type}, not {type(value).__name__}")
         return value
@@ -56,7 +58,7 @@ class Command:
     arguments: tuple[CommandArgument, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What others are told of it."""
+        """What is shown of it, as JSON values."""
         arguments = [asdict(each) for each in self.arguments]
         return {"name": self.name, "description": self.description, "arguments": arguments}
 
@@ -78,6 +80,22 @@ class Command:
             known = ", ".join(found) or "none"
             raise InvalidValue(f"{self.name}: takes no argument {next(iter(values))!r:.80}; it takes {known}")
         return found
+
+    async def run(self, port: Port, arguments: dict[str, Any], progress: Progress | None) -> Any:
+        """Call the function and return what it returned. Raises CommandFailed; errors of the store as they are."""
+
+        def report(text: str = "", **fields: Any) -> None:
+            if progress is not None:
+                progress(text, fields)
+
+        try:
+            result = await call(port, self.function, given(self, arguments, report))
+            codec.encode(result, f"the result of {self.name}")
+        except StateError:
+            raise
+        except Exception as error:
+            raise CommandFailed(f"{self.name}: {type(error).__name__}: {error}") from error
+        return result
 
 
 class Commands:
@@ -109,10 +127,10 @@ class Commands:
         return command
 
     def to_list(self) -> list[dict[str, Any]]:
-        """What others are told of all of them."""
+        """What is shown of all of them, as JSON values."""
         return [each.to_dict() for each in self._known.values()]
 
 
 def given(command: Command, arguments: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]:
-    """What the function may name: each argument, `args` (all of them as a dict), `progress(text, **fields)`."""
+    """What the function may take: each argument, `args` (all of them as a dict), `progress(text, **fields)`."""
     return {"args": arguments, **arguments, "progress": progress}

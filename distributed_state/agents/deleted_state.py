@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import CorruptState, Deleted
 from distributed_state.values.model import Message
 from distributed_state.values.results import Snapshot
@@ -13,7 +14,7 @@ from distributed_state.values.results import Snapshot
 class AsyncLastState:
     """What a deleted conversation was. Reads like a session; every write raises Deleted."""
 
-    def __init__(self, session: Any, version: int, warn: Callable[[CorruptState], None]) -> None:
+    def __init__(self, session: AsyncSession, version: int, warn: Callable[[CorruptState], None]) -> None:
         self._session = session
         self._version = version
         self._warn = warn
@@ -22,7 +23,7 @@ class AsyncLastState:
     @property
     def id(self) -> str:
         """The conversation's id."""
-        return str(self._session.id)
+        return self._session.id
 
     async def _snapshot(self) -> Snapshot:
         if self._found is None:

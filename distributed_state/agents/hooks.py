@@ -25,7 +25,7 @@ class Hooks:
         """Prepare: commands, sections, ephemeral values. Runs at the start of each process, before any event."""
 
     def start(self) -> Any:
-        """Begin. Runs once events are heard, before `main_loop`."""
+        """Begin. Runs once the agent listens to events, before `main_loop`."""
 
     def main_loop(self) -> Any:
         """Work in the background until it is time to end: `while self.wait(5.0): ...`.
@@ -42,7 +42,7 @@ class Hooks:
     def on_conversation_deleted(self, conversation_id: str) -> Any:
         """A conversation goes. On the replica that deletes it before its data goes, elsewhere and when expired after.
 
-        `self.conversation` shows the last state either way. What must be done once for the fleet belongs into a handler
+        `self.conversation` shows the last state either way. What must be done once for the fleet belongs in a handler
         of a group: `store.on("conversation.deleted", ..., group="cleaners")`.
         """
 
@@ -62,7 +62,7 @@ class Hooks:
         """Somebody asked how this replica is, by SIGUSR1 or `status()`. The figures, `status`, are logged already."""
 
     def on_resync(self, event: Event) -> Any:
-        """This replica missed events, more than the fleet keeps. The current conversation and config are read anew."""
+        """This replica missed events, more than the fleet keeps. The conversation and config were read again."""
 
     def on_event(self, event: Event) -> Any:
         """Any other event: those of `store.emit`, phases, checkpoints, lost locks and replicas."""
@@ -74,7 +74,7 @@ class Hooks:
         """The last thing: close what `initialize` opened."""
 
 
-# What these are given, of which an agent takes what it likes; the others' parameters are theirs as written above.
+# What these two are given; an agent takes what it names. The parameters of the other hooks are as written above.
 GIVEN = {"on_config_update": ("config", "changed"), "on_status": ("status",)}
 
 

@@ -14,7 +14,7 @@ MB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """From where on a figure is worth a warning. `error_rate` is in percent, `memory_mb` 0 is no limit."""
+    """The values beyond which a figure is worth a warning. `error_rate` is in percent, `memory_mb` 0 is no limit."""
 
     error_rate: float = 10.0
     queue_size: int = 1000
@@ -50,7 +50,7 @@ class Status:
         return asdict(self)
 
     def warnings(self, limits: Limits) -> Iterator[tuple[str, str, float, float]]:
-        """What is wrong: in words, the figure's name, what it is and what it may be."""
+        """Each figure beyond its limit: what is wrong in words, the figure's name, its value, its limit."""
         if self.error_rate > limits.error_rate:
             yield "high error rate", "error_rate", self.error_rate, limits.error_rate
         if self.queue_size > limits.queue_size:
@@ -62,7 +62,7 @@ class Status:
 
 
 def memory_mb() -> float:
-    """What this process occupies now; where that is not told, the most it ever did; 0 if neither is."""
+    """What this process occupies now; else, where only that is known, the most it ever did; else 0."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MB
     try:

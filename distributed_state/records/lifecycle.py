@@ -54,13 +54,13 @@ class AsyncLifecycle(Handle):
         One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
         function, called only while that is still to be done. After `clear()` it is to be done again.
         """
-        return await self._initialize(defaults, "1")
+        return await self.initialize_for("1", defaults)
 
-    async def _initialize(
-        self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]], whose: str
+    async def initialize_for(
+        self, owner: str, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
     ) -> bool:
-        """As `initialize`, once for each whose defaults they are."""
-        mark = escape(whose).encode()
+        """As `initialize`, once for each owner of defaults: several agents may have some for the same conversation."""
+        mark = escape(owner).encode()
         values: Mapping[str, Any] | None = None
         entry = await self._entry()
 

@@ -309,7 +309,8 @@ UNASKED: dict[str, dict[str, str]] = {
     "STORE": dict.fromkeys(("session", "user", "app", "task"), HANDLE)
     | dict.fromkeys(("open", "close", "off", "ready", "invalidate", "acting_as", "settings", "replica"), LOCAL)
     | dict.fromkeys(("hook", "tiers", "after_fork"), LOCAL),
-    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate"), LOCAL),
+    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate"), LOCAL)
+    | {"initialize_for": "asks what `initialize` asks, which is this for one owner of defaults"},
     "TYPED": {},
     "VIEW": {"version": OPENING},
     "TURN": dict.fromkeys(
@@ -332,13 +333,15 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("activate", "change_directory"), STORE_USER)
     | dict.fromkeys(("conversation_defaults", "persistent", "persistent_defaults", "status"), STORE_USER)
     | dict.fromkeys(("Config", "client", "config", "conversation_id", "follow", "limits", "log", "paused"), LOCAL)
+    | dict.fromkeys(("agent_context", "listeners", "visible"), LOCAL)
     | dict.fromkeys(("get_invocation_directory", "get_working_directory", "pause", "pause_when_inactive"), LOCAL)
     | dict.fromkeys(("position", "register_command", "register_section", "reload", "remove_section"), LOCAL)
     | dict.fromkeys(("resume", "set_description", "set_system_prompt", "shown", "shutdown_timeout", "slow_hook"), LOCAL)
     | dict.fromkeys(("start", "stop", "stopping", "stuck_hook", "update_section", "wait", "watch_config"), LOCAL),
     "HOST": dict.fromkeys(
-        ("close", "do", "position", "reload", "run", "status", "stop", "wait", "waiting", "wake"), LOCAL
-    ),
+        ("close", "position", "reload", "run", "status", "stop", "stopping", "wait", "waiting", "wake"), LOCAL
+    )
+    | dict.fromkeys(("current_run", "request_reload", "request_status"), LOCAL),
 }
 TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {
     "STORE": ((AsyncStateStore, StateStore), STORE),

@@ -184,7 +184,7 @@ async def test_of_many_reloads_at_once_all_replicas_end_with_the_same(opener: An
             await asyncio.gather(*(store.reload_config({"round": round, "by": by}) for by, store in enumerate(stores)))
             kept = await stores[0].app("agent-config").get("all", fresh=True)
             for agent in many:
-                await until(lambda agent=agent, before=before: agent._config._version == before + 3)
+                await until(lambda agent=agent, before=before: agent.agent_context.config._version == before + 3)
                 assert agent.config == kept["config"]
         for agent in many:
             seen = [(config["round"], config["by"]) for _, config, _ in agent.saw]

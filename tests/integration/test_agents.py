@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Recorder, ask, entered, hosted, made, now
+from agents import Recorder, ask, entered, hosted, made, now, run_of
 from below import names, redis_of, tiers, until
 from faces import core
 
@@ -743,7 +743,7 @@ async def test_main_loop_runs_inside_a_with_and_ends_with_it(store: Any, way: An
             await store.session(f"c{life}").create()
             await until(lambda: agent.of("new"))
         assert agent.saw[-2:] == [("main_loop ends", True), ("cleanup",)]
-        assert agent._host is None
+        assert agent.agent_context.host is None
 
 
 async def test_what_main_loop_raises_does_not_end_the_body_of_a_with_but_comes_out_of_it(
@@ -797,7 +797,7 @@ async def test_stop_ends_a_run_from_anywhere(store: Any) -> None:
     agent = made(Recorder, store)
     running = asyncio.create_task(ask(agent, "run"))
     await store.emit("hello")
-    await until(lambda: agent._host is not None and agent._host._events is not None)
+    await until(lambda: run_of(agent) and run_of(agent).events is not None)
     threading.Thread(target=agent.stop).start()
     await asyncio.wait_for(running, 10)
     with pytest.raises(ConfigurationError, match="does not run"):
@@ -818,7 +818,7 @@ async def test_an_initialize_that_fails_is_raised_and_leaves_nothing_running(sto
             pass
     assert agent.saw == [("cleanup",)]
     assert core(store).deleting == []
-    assert agent._host is None
+    assert agent.agent_context.host is None
 
 
 async def test_an_agent_runs_once_at_a_time_and_names_are_unique(store: Any, opener: Any) -> None:
@@ -962,7 +962,7 @@ async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
 
     agent = made(Cleaning, store)
     running = asyncio.create_task(agent.run())
-    await until(lambda: agent._host is not None and agent._host._loops)
+    await until(lambda: run_of(agent) and run_of(agent).loops.jobs)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -1038,7 +1038,7 @@ async def test_an_exit_anywhere_ends_the_run_with_its_code(store: Any, place: st
     agent = made(Leaving, store)
     running = asyncio.create_task(leaving(agent))
     if place == "on_event":
-        await until(lambda: agent._host is not None and agent._host._loops)
+        await until(lambda: run_of(agent) and run_of(agent).loops.jobs)
         await store.emit("time.to.go")
     assert await running == 3
     assert agent.saw[-1] == ("cleanup",)
@@ -1216,5 +1216,5 @@ async def test_a_signal_at_the_very_end_changes_nothing(store: Any) -> None:
     async with hosted(agent) as host:
         pass
     twin = getattr(host, "_twin", host)
-    for signalled in (twin._ask_reload, twin._ask_status, twin.stop):
+    for signalled in (twin.request_reload, twin.request_status, twin.stop):
         signalled()

@@ -57,9 +57,7 @@ LONG = dict.fromkeys(
         "adapters.opperator.bridge",
         "conversation.agent_state",
         "store.fleet",
-        "agents.base_agent",
-        "agents.dispatcher",
-        "agents.host",
+        "warm.lease",
         "conversation.agent_state",
         "conversation.turn",
         "conversation.window",
@@ -165,6 +163,19 @@ def test_an_adapter_uses_public_names_only(module: Path) -> None:
         assert all(other.split(".")[:2] == framework for other in others), "adapters do not know one another"
     elif others:
         assert name.startswith("programs.cli"), f"imports {others}"
+
+
+@each(MODULES)
+def test_agents_stand_on_the_public_store(module: Path) -> None:
+    """What they need besides its public methods is in one place; of records and sessions they name the types."""
+    if place_of(name_of(module)) == "agents":
+        allowed = {"agents", "errors", "values", "port", "events", "records", "conversation", "store"}
+        for other in own_imports(module):
+            assert place_of(other) in allowed, f"imports {other}"
+        blocking = name_of(module).startswith("agents.blocking_")  # it holds its asyncio twin
+        below = {"tiers"} if blocking else {"tiers", "_twin"}
+        found = below & {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
+        assert not found, f"goes below the store by {found}"
 
 
 def test_no_circle_is_hidden_inside_a_folder() -> None:

@@ -1,0 +1,237 @@
+"""One run of a host's agents on an open store. Law: what was begun is finished, in a limited time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from distributed_state.agents import defaults
+from distributed_state.agents.base_agent import BaseAgent
+from distributed_state.agents.config_updates import ConfigUpdates
+from distributed_state.agents.dispatcher import Dispatcher
+from distributed_state.agents.hook_runner import HookRunner
+from distributed_state.agents.hooks import check
+from distributed_state.agents.main_loops import MainLoops
+from distributed_state.agents.reporting import Heartbeat, measure
+from distributed_state.agents.shutdown import Shutdown
+from distributed_state.agents.status import Status
+from distributed_state.agents.worker import Worker
+from distributed_state.errors import StateError
+from distributed_state.events.handlers import AsyncEvents
+from distributed_state.port import Job
+from distributed_state.store.services import Store, StoreServices
+from distributed_state.values.model import Ref
+
+log = logging.getLogger(__name__)
+_TAKEN_OVER = 100  # events that wait for hooks in the worker's inbox; the others wait where they arrive
+_LOOK_EVERY = 1.0  # seconds
+_BEFORE_DELETION = 10.0
+
+
+class HostRun:
+    """From the opening of the agents' store to its closing."""
+
+    def __init__(self, agents: Sequence[BaseAgent], store: Store) -> None:
+        self._agents = agents
+        self.services = StoreServices(store)
+        self.port = self.services.port
+        self.shutdown = Shutdown(self.port)
+        self.loops = MainLoops(agents, self.port, self.shutdown, self.stop)
+        self._runner = HookRunner(self.port)
+        self._configs = ConfigUpdates(self.services, self._runner)
+        self._dispatcher = Dispatcher(agents, self.services, self._runner, self._configs)
+        self._heartbeat = Heartbeat(self.services, agents)
+        self._worker = Worker(
+            self.port,
+            self.shutdown,
+            dispatch=self._dispatcher.dispatch,
+            after_each=self._heartbeat.update,
+            when_idle=partial(self._configs.watch, agents),
+            stop=self.stop,
+        )
+        self._jobs: list[Job] = []
+        self.events: AsyncEvents | None = None
+        self._noticed: tuple[float, str] | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many events wait for their hooks."""
+        return self._worker.waiting + (0 if self.events is None else self.events.waiting)
+
+    @property
+    def position(self) -> str:
+        """How far the hooks are."""
+        return self._dispatcher.position
+
+    # The beginning
+
+    async def begin(self) -> None:
+        """Take the configs, put in defaults, run `initialize`, follow the events, run `start`."""
+        for agent in self._agents:
+            check(agent)
+            for name in ("persistent_defaults", "conversation_defaults"):
+                defaults.check(agent, name)
+        await self._configs.begin(self._agents)
+        for agent in self._agents:
+            record = self.services.store.app(agent.agent_context.persistent_id)
+            await defaults.put_in(agent.agent_context, record, agent.persistent_defaults)
+        self._spawn(self._worker.run, "agents")
+        await self._on_each("initialize")
+        self.events = self.services.store.events("*", since=self._agents[0].agent_context.since)
+        await self.events.__aenter__()
+        await self._dispatcher.reach(self.events.position)
+        # A config that was given while `initialize` ran is in no event from now on.
+        await self._worker.do(partial(self._configs.catch_up, self._agents))
+        self.services.add_deletion_hook(self._before_deletion)
+        self._spawn(partial(self._read, self.events), "agents' events")
+        await self._on_each("start")
+        for agent in self._agents:
+            agent.agent_context.display.notify("started", {})
+
+    def _spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._jobs.append(self.port.spawn(job, f"distributed-state {name}"))
+
+    async def _on_each(self, hook: str) -> None:
+        """Run a hook that has to succeed."""
+        for agent in self._agents:
+            await self._worker.do(partial(self._runner.run_required, agent, hook))
+
+    # Events
+
+    async def _read(self, events: AsyncEvents) -> None:
+        while True:
+            try:
+                event = await events.next(_LOOK_EVERY)
+            except StateError as error:
+                log.warning("agents' events: %s", error)
+                await self.port.sleep(_LOOK_EVERY)
+                continue
+            if event is not None:
+                self._worker.add(event)
+                if event.partition < 0:  # a resync: events go on behind what was missed, once its hooks have run
+                    self._worker.add_task(partial(self._dispatcher.reach, events.position))
+            self._notice_hanging()
+            while self._worker.waiting > _TAKEN_OVER:
+                await self.port.sleep(0.01)
+
+    def _notice_hanging(self) -> None:
+        running = self._runner.running
+        if running is not None and running is not self._noticed:
+            since, name = running
+            limit = min(agent.stuck_hook for agent in self._agents)
+            if self.port.monotonic() - since > limit:
+                self._noticed = running
+                log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
+
+    async def _before_deletion(self, ref: Ref) -> None:
+        if ref.scope != "session" or self.shutdown.requested or self.services.port is not self.port:
+            return  # on another event loop nobody can wait for this one's hooks: they run after, as elsewhere
+        if self._runner.calls_us():
+            await self._dispatcher.before_deletion(ref)
+        else:
+            await self._worker.do(partial(self._dispatcher.before_deletion, ref), limit=_BEFORE_DELETION)
+
+    # What is asked of a running agent
+
+    async def status(self, agent: str) -> Status:
+        """How the agent is on this replica; logged, and its `on_status` has run."""
+        found: Status = await self._worker.do(partial(self._report_status, self._named(agent)), urgent=True)
+        return found
+
+    async def reload(self, agent: str) -> None:
+        """Read the agent's config file again."""
+        await self._worker.do(partial(self._configs.reload, self._named(agent)), urgent=True)
+
+    def request_status(self) -> None:
+        """Have every agent log its status, soon: SIGUSR1."""
+        self._request(self._report_status)
+
+    def request_reload(self) -> None:
+        """Have every agent read its config file, soon: SIGHUP."""
+        self._request(self._configs.reload)
+
+    def _request(self, work: Callable[[BaseAgent], Awaitable[Any]]) -> None:
+        async def each() -> None:
+            for agent in self._agents:
+                try:
+                    await work(agent)
+                except Exception:
+                    log.exception("agent %s: what a signal asked for failed", agent.name)
+
+        self._worker.add_task(each, urgent=True)
+
+    async def _report_status(self, agent: BaseAgent) -> Status:
+        status = await measure(agent, self.waiting)
+        await self._runner.run(agent, "on_status", {"status": status})
+        return status
+
+    def _named(self, name: str) -> BaseAgent:
+        return next(agent for agent in self._agents if agent.name == name)
+
+    def wake(self, agent: str) -> None:
+        """Something about the agent changed; from any thread."""
+        self.loops.wake(agent)
+        self.port.soon(self._worker.awake.set)
+
+    # The end
+
+    def stop(self) -> None:
+        """Let the agents end, from any thread; called again, without waiting for what runs."""
+        self.shutdown.request(max(each.shutdown_timeout for each in self._agents))
+        for agent in self._agents:
+            self.wake(agent.name)
+        self.port.soon(self.loops.over.set)
+
+    async def end(self) -> None:
+        """Finish what runs, run `on_shutdown` and `cleanup`, and archive what was written."""
+        if not self.shutdown.requested:
+            self.stop()
+        for agent in self._agents:
+            agent.agent_context.display.log("INFO", "ending", {"waits_for": f"{agent.shutdown_timeout} s"})
+        if not await self.shutdown.wait_until(self._is_idle):
+            hanging = self._runner.running
+            what = "main_loop or a command" if hanging is None else hanging[1]
+            log.error("%s did not end within shutdown_timeout and is left alone", what)
+        self.services.remove_deletion_hook(self._before_deletion)
+        if self._jobs:  # else it failed before any hook could run
+            await self._last_hooks()
+        self._worker.end()
+        self._heartbeat.end()
+        for job in [*self._jobs, *self.loops.jobs]:
+            await job.stop()
+        if self.events is not None:
+            await self.events.__aexit__(None, None, None)
+        await self._archive()
+
+    def _is_idle(self) -> bool:
+        busy = any(each.agent_context.busy for each in self._agents)
+        return not self.loops.running and self._runner.running is None and not busy
+
+    async def _last_hooks(self) -> None:
+        hangs = False
+        for hook in ("on_shutdown", "cleanup"):
+            for agent in self._agents:
+                run = partial(self._runner.run, agent, hook, {})
+                # In the worker another hook hangs: better elsewhere than never.
+                hangs = hangs or self._runner.running is not None
+                await (run() if hangs else self._worker.do(run, limit=self.shutdown.time_left()))
+
+    async def _archive(self) -> None:
+        """Archive what was written, in the time that is left."""
+        done = self.port.signal()
+
+        async def archive() -> None:
+            try:
+                await self.services.archive()
+            except StateError as error:
+                log.warning("not everything is archived yet; another replica or the next start does it: %s", error)
+            finally:
+                done.set()
+
+        job = self.port.spawn(archive, "distributed-state last archiving")
+        left = self.shutdown.time_left()
+        if not await done.wait(left):
+            log.warning("not everything is archived within %.1f s; another replica or the next start does it", left)
+        await job.stop()

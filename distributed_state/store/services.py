@@ -1,0 +1,86 @@
+"""What the package's own code that lives on a store needs besides the store's public methods: agents are such code.
+
+Law: this is the only way below the public store, and the store's policy is not asked about the package's own work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+from distributed_state.errors import CorruptState
+from distributed_state.port import Port
+from distributed_state.records.record import AsyncRecord
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.blocking import StateStore
+from distributed_state.store.blocking_records import Record
+from distributed_state.tiers import actors
+from distributed_state.values.model import Ref
+
+Store = StateStore | AsyncStateStore
+Handle = TypeVar("Handle", bound=Record | AsyncRecord)
+BeforeDeletion = Callable[[Ref], Awaitable[None]]
+StandIn = Callable[[CorruptState, str, Any], Any]
+
+
+class StoreServices:
+    """The inside of a store of either face. `store` is the asyncio store, which a blocking one runs by hand."""
+
+    def __init__(self, store: Store) -> None:
+        self.store: AsyncStateStore = asyncio_object(store)
+
+    @property
+    def port(self) -> Port:
+        """Time, threads and tasks of the running event loop, or of blocking code."""
+        return self.store.tiers().port
+
+    async def server_time(self) -> float:
+        """The server's time in seconds since 1970, which a worker's own clock may differ from. Mostly without I/O."""
+        clock = self.store.tiers().clock
+        await clock.know()
+        return clock.now()
+
+    def announce(self, fields: Mapping[str, Any]) -> None:
+        """Add JSON values to this replica's status, as `store.announce` does. Raises TooLarge beyond 16 KiB."""
+        self.store.tiers().presence.announce(fields)
+
+    async def archive(self) -> int:
+        """Archive everything written so far, as `store.archive` does; how many commits this replica archived."""
+        return await self.store.tiers().archiver.drain()
+
+    async def initialize(
+        self, record: AsyncRecord, owner: str, defaults: Callable[[], Awaitable[Mapping[str, Any]]]
+    ) -> bool:
+        """Set the fields that are not there yet, once in the record's life for each owner; True if this call did."""
+        return await record.initialize_for(owner, defaults)
+
+    def add_deletion_hook(self, hook: BeforeDeletion) -> None:
+        """Await `hook(ref)` before this replica deletes or erases a record."""
+        self.store.deleting.append(hook)
+
+    def remove_deletion_hook(self, hook: BeforeDeletion) -> None:
+        """Await it no more. One that is not there, as after a fork, is no error."""
+        if hook in self.store.deleting:
+            self.store.deleting.remove(hook)
+
+    def forget_record(self, record: AsyncRecord) -> None:
+        """Drop what this process keeps of a record: its ephemeral values, and the copy that reads are served from."""
+        self.store.ephemeral.drop(record.ref.text)
+        record.invalidate()
+
+
+def acting_by_default(actor: str) -> AbstractContextManager[None]:
+    """Note `actor` with what is committed inside `with`, unless the caller acts as somebody already."""
+    return nullcontext() if actors.present() else actors.acting_as(actor)
+
+
+def asyncio_object(it: Any) -> Any:
+    """The asyncio object that a blocking one runs by hand; an asyncio one is returned as it is."""
+    return getattr(it, "_twin", it)
+
+
+def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:
+    """The handle, of either face, which returns `stand_in(error, field, default)` for a field that cannot be read."""
+    asyncio_object(handle).unreadable = stand_in
+    return handle
