@@ -102,9 +102,10 @@ def tree(module: Path) -> ast.Module:
 
 @cache
 def imports(module: Path) -> list[str]:
-    """Everything imported anywhere in the file, inside functions too."""
+    """Everything imported anywhere in the file, inside functions too; of the package, what its stub says it offers."""
+    stub = module.with_suffix(".pyi")
     found: list[str] = []
-    for node in ast.walk(tree(module)):
+    for node in ast.walk(tree(stub if stub.exists() else module)):
         if isinstance(node, ast.Import):
             found += (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):

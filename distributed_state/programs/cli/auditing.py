@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from distributed_state import InvalidValue
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.cli.looking import plain, when
 from distributed_state.programs.cli.shell import app, err, open_store, out
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from distributed_state import InvalidValue
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.cli.shell import Id, Scope, app, open_store, record_of
 
 

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from distributed_state import Change, NotFound
+import distributed_state
+from distributed_state.errors import NotFound
 from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store, out, print_json, record_of
 
 
@@ -116,7 +117,7 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
-def _what(change: Change) -> str:
+def _what(change: distributed_state.Change) -> str:
     parts = [f"{key} = {json.dumps(value)}" for key, value in change.set.items()]
     parts += [f"{key} deleted" for key in change.deleted]
     parts += [f"+ {message.role}: {json.dumps(message.content)}" for message in change.appended]

@@ -14,18 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from distributed_state import (
-    Agent,
-    AsyncAgent,
-    AsyncStateStore,
-    InvalidValue,
-    Reencrypted,
-    StateError,
-    StateStore,
-    Upcast,
-)
-from distributed_state.adapters.opperator.bridge import run as run_bridge
-from distributed_state.adapters.opperator.pipes import standard_streams
+import distributed_state
+from distributed_state.errors import InvalidValue, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
 
 
@@ -52,9 +42,7 @@ def archiver(
         signal.signal(number, stop)
     with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
-            from distributed_state.store.metrics import serve
-
-            stack.enter_context(serve(store, metrics_port))
+            stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
         typer.echo("archiving")
         said = 0.0
         while not stopping:
@@ -77,9 +65,9 @@ def reencrypt(
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
-    done = Reencrypted()
+    done = distributed_state.Reencrypted()
 
-    def show(now: Reencrypted) -> None:
+    def show(now: distributed_state.Reencrypted) -> None:
         nonlocal done
         done = now
         err.print(f"{done.records} records, {done.values} values", highlight=False)
@@ -121,9 +109,9 @@ def upcast(
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
     wanted = _named(schema)
-    sofar = Upcast()
+    sofar = distributed_state.Upcast()
 
-    def show(now: Upcast) -> None:
+    def show(now: distributed_state.Upcast) -> None:
         nonlocal sofar
         if now.failed > sofar.failed and len(now.failures) == now.failed:
             err.print(now.failures[-1], style="red", markup=False, highlight=False)
@@ -204,18 +192,22 @@ def opperator(
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
     my_agent:NoteAgent[/]
     """
+    from distributed_state.adapters.opperator import bridge
+    from distributed_state.adapters.opperator.pipes import standard_streams
+
     for handler in logging.getLogger().handlers:
         # What the agent logs goes to the daemon as messages; here only what those do not tell.
         handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
     with standard_streams() as (stdin, stdout):
         kind = _named(agent)
-        if not isinstance(kind, type) or not issubclass(kind, (Agent, AsyncAgent)):
+        if not isinstance(kind, type) or not issubclass(kind, (distributed_state.Agent, distributed_state.AsyncAgent)):
             raise InvalidValue(f"{agent!r} is no subclass of Agent or AsyncAgent")
-        if issubclass(kind, AsyncAgent):
-            run_bridge(kind(lambda: AsyncStateStore.open(**context.obj), config=config), stdin, stdout, client=client)
+        if issubclass(kind, distributed_state.AsyncAgent):
+            asyncio_agent = kind(lambda: distributed_state.AsyncStateStore.open(**context.obj), config=config)
+            bridge.run(asyncio_agent, stdin, stdout, client=client)
         else:
             with open_store(context) as store:
-                run_bridge(kind(store, config=config), stdin, stdout, client=client)
+                bridge.run(kind(store, config=config), stdin, stdout, client=client)
 
 
 def _named(place: str) -> Any:
@@ -228,7 +220,7 @@ def _named(place: str) -> Any:
         raise InvalidValue(f"{place!r} is not found as module:NAME from this folder: {error}") from error
 
 
-def _progress(store: StateStore) -> str:
+def _progress(store: distributed_state.StateStore) -> str:
     try:
         stats = store.stats()
     except StateError as error:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from distributed_state import AsyncStateStore
+import distributed_state
 from distributed_state.errors import ConfigurationError
 from distributed_state.programs.cli.shell import app
 
@@ -55,8 +55,8 @@ def serve(
         slow=slow, notice=notice, drain=drain,
     )  # fmt: skip
 
-    async def opened() -> AsyncStateStore:
-        return await AsyncStateStore.open(**context.obj)
+    async def opened() -> distributed_state.AsyncStateStore:
+        return await distributed_state.AsyncStateStore.open(**context.obj)
 
     service.serve(
         opened,

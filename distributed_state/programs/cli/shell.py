@@ -1,4 +1,8 @@
-"""The command `distributed-state`. Law: it uses what any program may use, and an error is one line on stderr."""
+"""The command `distributed-state`. Laws: it uses what any program may use; an error is one line on stderr.
+
+Commands name what they need of the package as `distributed_state.StateStore`, which is loaded as they run, so that
+`--help` and a mistyped option are answered without Redis' and SQL's libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,8 +19,8 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from distributed_state import InvalidValue, Record, StateError, StateStore
-from distributed_state.values.model import SCOPES
+import distributed_state
+from distributed_state.errors import InvalidValue, StateError
 
 app = typer.Typer(
     help="State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills.",
@@ -42,6 +45,8 @@ Scope = Annotated[str, typer.Option(help="Kind of record: session, user, app or 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(metadata.version("distributed-state"))
         raise typer.Exit
 
@@ -68,13 +73,15 @@ def options(
 
 
 @contextmanager
-def open_store(context: typer.Context, **settings: Any) -> Iterator[StateStore]:
+def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
     # A command that comes and goes is no replica of the fleet.
-    with StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
+    with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
         yield store
 
 
-def record_of(store: StateStore, scope: str, id: str) -> Record:
+def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distributed_state.Record:
+    from distributed_state.values.model import SCOPES
+
     if scope not in SCOPES:
         raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
     return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records

@@ -15,7 +15,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from distributed_state import Event, InvalidValue, NotFound, Replica, StateStore
+import distributed_state
+from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.programs.cli.auditing import ago, moment
 from distributed_state.programs.cli.looking import plain, printable, when
 from distributed_state.programs.cli.shell import app, err, open_store, out
@@ -121,7 +122,9 @@ def tail(
             err.print(f"to go on from here: --since {events.position}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _past(store: StateStore, begin: float | None, types: list[str], conversation: str | None) -> Iterator[Event]:
+def _past(
+    store: distributed_state.StateStore, begin: float | None, types: list[str], conversation: str | None
+) -> Iterator[distributed_state.Event]:
     """What was archived since then, the oldest first."""
     if begin is None:
         return
@@ -131,7 +134,7 @@ def _past(store: StateStore, begin: float | None, types: list[str], conversation
         after = page[-1].cursor
 
 
-def _show(event: Event, as_json: bool) -> None:
+def _show(event: distributed_state.Event, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(json.dumps(event.to_dict()) + "\n")
     else:
@@ -142,7 +145,7 @@ def _show(event: Event, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def _line(event: Event) -> Text:
+def _line(event: distributed_state.Event) -> Text:
     colour = _COLOURS.get(event.type.partition(".")[0], "white")
     line = Text()
     line.append(when(event.time or time.time())[11:23], style="dim")
@@ -163,8 +166,8 @@ def _short(value: Any, length: int) -> str:
     return text if len(text) <= length else text[: length - 3] + "..."
 
 
-def _fields(replica: Replica) -> dict[str, Any]:
-    return {name: getattr(replica, name) for name in Replica.__dataclass_fields__}
+def _fields(replica: distributed_state.Replica) -> dict[str, Any]:
+    return {name: getattr(replica, name) for name in distributed_state.Replica.__dataclass_fields__}
 
 
 # Telling
@@ -270,11 +273,11 @@ def event(
         _told(store.emit(type_, decoded, subject=subject))
 
 
-def _told(event: Event) -> None:
+def _told(event: distributed_state.Event) -> None:
     typer.echo(json.dumps(event.to_dict()))
 
 
-def _existing(store: StateStore, id: str) -> None:
+def _existing(store: distributed_state.StateStore, id: str) -> None:
     if not store.session(id).exists(fresh=True):
         raise NotFound(f"there is no session {id!r}")
 
