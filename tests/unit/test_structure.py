@@ -60,7 +60,6 @@ LONG = dict.fromkeys(
         "hot.cache",
         "port.asyncio",
         "port.blocking",
-        "programs.servers",
         "records.history",
         "records.record",
         "records.schema",
