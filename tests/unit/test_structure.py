@@ -48,7 +48,6 @@ OUTSIDE = {"port", "cold", "programs", "adapters"}
 # A file that is longer carries its reason here.
 LONG = dict.fromkeys(
     [
-        "adapters.opperator.bridge",
         "agents.base_agent",
         "agents.dispatcher",
         "agents.host",
