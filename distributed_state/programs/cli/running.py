@@ -22,13 +22,13 @@ from distributed_state.programs.cli.shell import Scope, app, err, open_store, ou
 @app.command()
 def archiver(
     context: typer.Context,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two lines of progress.")] = 10.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between lines of progress.")] = 10.0,
     metrics_port: Annotated[
         int | None,
-        typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Serve Prometheus metrics there."),
+        typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Port for Prometheus metrics."),
     ] = None,
 ) -> None:
-    """Carry commits from Redis to SQL until SIGTERM or Ctrl-C. Several share the work.
+    """Archive commits from Redis to SQL until SIGTERM or Ctrl-C. Several archivers share the partitions.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents archiver[/]
     """
@@ -56,12 +56,12 @@ def archiver(
 @app.command()
 def reencrypt(
     context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
 ) -> None:
-    """Encrypt everything anew under the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
+    """Re-encrypt everything with the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
 
-    What is done already is skipped, so it may be broken off and repeated, beside workers however busy. Exit code 1 if a
-    record cannot be decrypted.
+    What has that key already is skipped, so the command may be interrupted and repeated, while workers run. Exit code 1
+    if a record cannot be decrypted.
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
@@ -76,7 +76,7 @@ def reencrypt(
         with open_store(context) as store:
             done = store.reencrypt(dry_run=dry_run, progress=show)
     finally:
-        what = "to encrypt anew" if dry_run else "encrypted anew"
+        what = "to re-encrypt" if dry_run else "re-encrypted"
         counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
         typer.echo(f"{counts}, {done.failed} records unreadable")
     if done.failed:
@@ -85,7 +85,7 @@ def reencrypt(
 
 @app.command()
 def migrate(context: typer.Context) -> None:
-    """Bring the SQL schema up to date. Safe while others do the same; stores also do it when they open.
+    """Migrate the SQL schema to the latest version. Safe while others do the same; stores also do it when they open.
 
     Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
     """
@@ -96,15 +96,15 @@ def migrate(context: typer.Context) -> None:
 @app.command()
 def upcast(
     context: typer.Context,
-    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; found from this folder.")],
+    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; imported from the current folder.")],
     scope: Scope = "session",
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after bringing up so many.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only records of this user.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check; change nothing.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after upcasting this many.")] = None,
 ) -> None:
-    """Bring records up to a schema's version, beside the workers. End it and run it again as you like.
+    """Upcast records to a schema's version while workers run. It may be interrupted and run again.
 
-    Every record of the scope is taken to be of this schema. Exit code 1 if any failed; those stay as they are.
+    Every record of the scope has to be of this schema. Exit code 1 if any failed; those stay as they are.
 
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
@@ -131,15 +131,17 @@ def upcast(
 @app.command()
 def replay(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="Conversations as JSON lines; without it, a sample.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Conversations as JSON lines; by default a sample.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
     kill: Annotated[int, typer.Option(min=0, help="How many workers to kill in the middle of a turn.")] = 0,
-    in_process: Annotated[bool, typer.Option("--in-process", help="Threads on the embedded store, no server.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Replay the file so many times.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Choose the same victims again.")] = None,
-    url: Annotated[str | None, typer.Option(help="Servers to use; without it, one is started.")] = None,
-    archive: Annotated[str | None, typer.Option(help="SQL database to use; without it, a SQLite file.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Without it, a new one.")] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Use threads and the embedded store; no server.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="How many times to replay the file.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random choice of workers to kill.")] = None,
+    url: Annotated[str | None, typer.Option(help="Redis or Valkey to use; by default one is started.")] = None,
+    archive: Annotated[str | None, typer.Option(help="SQL database to use; by default a SQLite file.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace to use; by default a new one.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep logs and databases in this folder.")] = None,
     report: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
@@ -178,16 +180,16 @@ def replay(
 @app.command()
 def opperator(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; found from this folder.")],
-    client: Annotated[str, typer.Option(help="The daemon's name in events; by default user and host.")] = "",
+    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; imported from the current folder.")],
+    client: Annotated[str, typer.Option(help="The client named in events; by default user and host.")] = "",
     config: Annotated[
         Path | None, typer.Option(help="The agent's config, YAML or JSON; SIGHUP reads it again.")
     ] = None,
 ) -> None:
-    """Run an agent under an Opperator daemon: its JSON lines come on stdin and go on stdout.
+    """Run an agent under an Opperator daemon, which it talks to in JSON lines on stdin and stdout.
 
-    What the daemon tells of conversations becomes events of the whole fleet, and the agent's notes, sections and
-    commands are those of every other replica. Ends with stdin, or with SIGTERM.
+    What the daemon reports about conversations is published to the whole fleet, and the agent shares its state with
+    every other replica. Ends at the end of stdin, or with SIGTERM.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
     my_agent:NoteAgent[/]
@@ -196,7 +198,7 @@ def opperator(
     from distributed_state.adapters.opperator.pipes import standard_streams
 
     for handler in logging.getLogger().handlers:
-        # What the agent logs goes to the daemon as messages; here only what those do not tell.
+        # The agent's log goes to the daemon as messages; only tracebacks, which those lack, are printed here too.
         handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
     with standard_streams() as (stdin, stdout):
         kind = _named(agent)
@@ -211,19 +213,19 @@ def opperator(
 
 
 def _named(place: str) -> Any:
-    """What `module:NAME` names, as seen from the present folder."""
+    """Import what `module:NAME` names, with the current folder on the path."""
     module, _, name = place.partition(":")
     sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidValue(f"{place!r} is not found as module:NAME from this folder: {error}") from error
+        raise InvalidValue(f"{place!r} is not found as module:NAME from the current folder: {error}") from error
 
 
 def _progress(store: distributed_state.StateStore) -> str:
     try:
         stats = store.stats()
     except StateError as error:
-        # An archiver outlives its servers' restarts.
+        # An archiver goes on while its servers restart.
         return f"waiting: {error}"
     return f"{stats['archived']} commits archived here, {stats['unarchived']} waiting"
