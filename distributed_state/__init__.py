@@ -1,172 +1,95 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
-from distributed_state.agents.agent import AsyncAgent
-from distributed_state.agents.blocking_agent import Agent, Host
-from distributed_state.agents.commands import CommandArgument
-from distributed_state.agents.display import LogLevel
-from distributed_state.agents.host import AsyncHost
-from distributed_state.agents.status import Limits, Status
-from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role, ToolCall, WorkingMemory
-from distributed_state.conversation.context import Context
-from distributed_state.conversation.formats import (
-    from_anthropic,
-    from_langchain,
-    from_openai,
-    to_anthropic,
-    to_langchain,
-    to_openai,
-)
-from distributed_state.conversation.phases import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
-from distributed_state.conversation.ready_schemas import TaskState, UserState
-from distributed_state.conversation.session import AsyncSession
-from distributed_state.conversation.tokens import tiktoken_counter
-from distributed_state.conversation.toolbox import TOOLBOX
-from distributed_state.conversation.tools import Tool, tool
-from distributed_state.conversation.turn import AsyncTurn
-from distributed_state.conversation.typed_session import AsyncTypedSession
-from distributed_state.conversation.window import Summary, Window, truncate_history
-from distributed_state.conversation.workflow import Workflow
-from distributed_state.errors import (
-    AccessDenied,
-    Backpressure,
-    ColdUnavailable,
-    CommandFailed,
-    ConfigurationError,
-    Conflict,
-    CorruptState,
-    DecryptionFailed,
-    Deleted,
-    DurabilityUnknown,
-    Fenced,
-    Interrupted,
-    InvalidTransition,
-    InvalidValue,
-    Locked,
-    LockTimeout,
-    NotFound,
-    SchemaMismatch,
-    StateError,
-    TooLarge,
-    Unavailable,
-    WarmUnavailable,
-)
-from distributed_state.records.access import Policy, Request
-from distributed_state.records.record import AsyncRecord
-from distributed_state.records.schema import Schema
-from distributed_state.records.transaction import Transaction
-from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.settings import Settings
-from distributed_state.store.asyncio import AsyncStateStore
-from distributed_state.store.blocking import StateStore
-from distributed_state.store.blocking_contexts import Lease, Turn
-from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
-from distributed_state.store.doctor import Finding
-from distributed_state.store.reencryption import Reencrypted
-from distributed_state.store.upcasting import Upcast
-from distributed_state.values import merge
-from distributed_state.values.encryption import Encryption, KeyRing
-from distributed_state.values.model import Message
-from distributed_state.values.results import (
-    Change,
-    Checkpoint,
-    Event,
-    Lifetime,
-    Replica,
-    SessionInfo,
-    Snapshot,
-    Written,
-)
-from distributed_state.warm.lease import AsyncLease
+from importlib import import_module
 
-__all__ = [
-    "DEFAULT",
-    "REASONING_MACHINE",
-    "TASK_MACHINE",
-    "AccessDenied",
-    "Agent",
-    "AgentPhase",
-    "AgentState",
-    "AsyncAgent",
-    "AsyncHost",
-    "AsyncLease",
-    "AsyncRecord",
-    "AsyncSession",
-    "AsyncStateStore",
-    "AsyncTurn",
-    "AsyncTypedRecord",
-    "AsyncTypedSession",
-    "Backpressure",
-    "Change",
-    "Checkpoint",
-    "ColdUnavailable",
-    "CommandArgument",
-    "CommandFailed",
-    "ConfigurationError",
-    "Conflict",
-    "Context",
-    "CorruptState",
-    "DecryptionFailed",
-    "Deleted",
-    "DurabilityUnknown",
-    "Encryption",
-    "Event",
-    "Fenced",
-    "Finding",
-    "Host",
-    "InvalidTransition",
-    "Interrupted",
-    "InvalidValue",
-    "KeyRing",
-    "Lease",
-    "Limits",
-    "LockTimeout",
-    "LogLevel",
-    "Locked",
-    "Lifetime",
-    "Message",
-    "NotFound",
-    "Policy",
-    "Record",
-    "Reencrypted",
-    "Replica",
-    "Request",
-    "Role",
-    "Schema",
-    "SchemaMismatch",
-    "Session",
-    "SessionInfo",
-    "Settings",
-    "Snapshot",
-    "StateError",
-    "StateMachine",
-    "StateStore",
-    "Status",
-    "TOOLBOX",
-    "TaskState",
-    "Summary",
-    "TooLarge",
-    "Tool",
-    "ToolCall",
-    "Transaction",
-    "Turn",
-    "TypedRecord",
-    "TypedSession",
-    "Unavailable",
-    "UserState",
-    "Upcast",
-    "WarmUnavailable",
-    "Workflow",
-    "WorkingMemory",
-    "Written",
-    "tool",
-    "Window",
-    "from_anthropic",
-    "from_langchain",
-    "merge",
-    "from_openai",
-    "tiktoken_counter",
-    "to_anthropic",
-    "to_langchain",
-    "to_openai",
-    "truncate_history",
-]
+# Where each public name is defined. Its module is imported when the name is first used, so that a program pays only for
+# what it uses. `__init__.pyi` says the same to type checkers, and a test that the two agree.
+_MODULES: dict[str, tuple[str, ...]] = {
+    "agents.agent": ("AsyncAgent",),
+    "agents.blocking_agent": ("Agent", "Host"),
+    "agents.commands": ("CommandArgument",),
+    "agents.display": ("LogLevel",),
+    "agents.host": ("AsyncHost",),
+    "agents.status": ("Limits", "Status"),
+    "conversation.agent_state": ("AgentPhase", "AgentState", "Role", "ToolCall", "WorkingMemory"),
+    "conversation.context": ("Context",),
+    "conversation.formats": (
+        "from_anthropic",
+        "from_langchain",
+        "from_openai",
+        "to_anthropic",
+        "to_langchain",
+        "to_openai",
+    ),
+    "conversation.phases": ("DEFAULT", "REASONING_MACHINE", "TASK_MACHINE", "StateMachine"),
+    "conversation.ready_schemas": ("TaskState", "UserState"),
+    "conversation.session": ("AsyncSession",),
+    "conversation.tokens": ("tiktoken_counter",),
+    "conversation.toolbox": ("TOOLBOX",),
+    "conversation.tools": ("Tool", "tool"),
+    "conversation.turn": ("AsyncTurn",),
+    "conversation.typed_session": ("AsyncTypedSession",),
+    "conversation.window": ("Summary", "Window", "truncate_history"),
+    "conversation.workflow": ("Workflow",),
+    "errors": (
+        "AccessDenied",
+        "Backpressure",
+        "ColdUnavailable",
+        "CommandFailed",
+        "ConfigurationError",
+        "Conflict",
+        "CorruptState",
+        "DecryptionFailed",
+        "Deleted",
+        "DurabilityUnknown",
+        "Fenced",
+        "Interrupted",
+        "InvalidTransition",
+        "InvalidValue",
+        "Locked",
+        "LockTimeout",
+        "NotFound",
+        "SchemaMismatch",
+        "StateError",
+        "TooLarge",
+        "Unavailable",
+        "WarmUnavailable",
+    ),
+    "records.access": ("Policy", "Request"),
+    "records.record": ("AsyncRecord",),
+    "records.schema": ("Schema",),
+    "records.transaction": ("Transaction",),
+    "records.typed": ("AsyncTypedRecord",),
+    "settings": ("Settings",),
+    "store.asyncio": ("AsyncStateStore",),
+    "store.blocking": ("StateStore",),
+    "store.blocking_contexts": ("Lease", "Turn"),
+    "store.blocking_records": ("Record", "Session", "TypedRecord", "TypedSession"),
+    "store.doctor": ("Finding",),
+    "store.reencryption": ("Reencrypted",),
+    "store.upcasting": ("Upcast",),
+    "values.encryption": ("Encryption", "KeyRing"),
+    "values.model": ("Message",),
+    "values.results": ("Change", "Checkpoint", "Event", "Lifetime", "Replica", "SessionInfo", "Snapshot", "Written"),
+    "warm.lease": ("AsyncLease",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+# Modules that are offered as such. `metrics` needs the extra `telemetry`, so `import *` and `dir` leave it out.
+_SUBMODULES = {"merge": "values.merge", "metrics": "store.metrics"}
+
+__all__ = [*_HOMES, "merge"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _SUBMODULES:
+        found: object = import_module(f"{__name__}.{_SUBMODULES[name]}")
+    elif name in _HOMES:
+        found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found  # the next use finds it without us
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,6 +11,7 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -156,6 +157,29 @@ def hot(url: str, store: StateStore) -> list[Row]:
     return [
         at_most("hot get of a small field", found["ours"], found["dict"], 15, "us", "dict.get"),
         at_least("redis-py hget, against a hot get", found["hget"], found["ours"], 40, "us", "hot get"),
+    ]
+
+
+def weight() -> list[Row]:
+    """What a new process pays before it does anything, beside one that imports redis-py; interpreters and all."""
+    programs = {
+        "redis": ["-c", "import redis"],
+        "drivers": ["-c", "import redis.asyncio, sqlalchemy, pydantic_settings"],
+        "package": ["-c", "import distributed_state"],
+        "store": ["-c", "from distributed_state import StateStore"],
+        "help": ["-m", "distributed_state", "--help"],
+    }
+
+    def run(words: list[str]) -> None:
+        subprocess.run([sys.executable, *words], stdout=subprocess.DEVNULL, check=True)
+
+    found = interleaved({name: (partial(run, words), 1) for name, words in programs.items()}, rounds=15)
+    found = {name: microseconds / 1000 for name, microseconds in found.items()}
+    drivers = "import redis.asyncio, sqlalchemy, pydantic_settings"
+    return [
+        at_most("import distributed_state", found["package"], found["redis"], 1.6, "ms", "import redis"),
+        at_most("distributed-state --help", found["help"], found["redis"], 2.5, "ms", "import redis"),
+        at_most("from distributed_state import StateStore", found["store"], found["drivers"], 2, "ms", drivers),
     ]
 
 
@@ -538,7 +562,10 @@ def main(
     png: Annotated[Path | None, typer.Option(help="write the ratios as a picture")] = None,
     as_json: Annotated[Path | None, typer.Option("--json", help="write the rows as JSON")] = None,
     only: Annotated[
-        str, typer.Option(help="sections, by comma: hot,memory,set,telemetry,async,long,lock,agent,archiver,processes")
+        str,
+        typer.Option(
+            help="sections, by comma: import,hot,memory,set,telemetry,async,long,lock,agent,archiver,processes"
+        ),
     ] = "",
 ) -> None:
     """Measure and print ratios; exit 1 if a goal is missed."""
@@ -551,6 +578,7 @@ def main(
             console.print(f"{name} ...")  # no spinner: its thread would take part in the measurement
             rows.extend(measure())
 
+    run("import", weight)
     with redis_server() as server, tempfile.TemporaryDirectory() as directory:
         with StateStore.open(server.url, archive="memory", namespace="bench", archiver=False) as store:
             console.print(f"a `set` executes: {same_commands(server.url, store)}")

@@ -103,7 +103,7 @@ async def test_what_is_said_while_redis_is_away_is_logged_and_what_comes_later_i
             daemon.until("ready")
             server.kill()
             daemon.tell("conversation_switched", conversation_id="lost", previous_id="", message_count=0)
-            failed = daemon.until("log", lambda data: "could not be told" in data["message"])
+            failed = daemon.until("log", lambda data: "could not be published" in data["message"])
             assert "WarmUnavailable" in failed["fields"]["error"]
             assert "WarmUnavailable" not in daemon.answer(daemon.command("double", {"number": 1})).get("error", "")
             server.start()

@@ -115,7 +115,7 @@ def test_values_come_back_as_they_went_in(run: Run) -> None:
         (("send", "event", "a.b", "--data", "{"), "--data '{' is not JSON"),
         (("send", "activate", "notes", "--client", "\x07"), "printable"),
         (("tail", "a["), "'conversation.deleted', 'conversation.*' or '*'"),
-        (("tail", "--since", "yesterday"), "--since is so long ago"),
+        (("tail", "--since", "yesterday"), "--since is an age"),
         (("tail", "--since", "0=x@y"), "position"),
         (("--namespace", "a:b", "get", "s"), "namespace"),
         (("--url", "http://host", "get", "s"), "redis://"),

@@ -31,9 +31,9 @@ def test_the_command_line_reads_writes_and_replaces_keys(tmp_path: Path) -> None
     assert command(tmp_path, "get", "s", "ssn", KEYS=one).stdout == '"123-45"\n'
     planned = command(tmp_path, "reencrypt", "--dry-run", KEYS=two)
     assert planned.returncode == 0, planned.stderr
-    assert planned.stdout == "1 records: 2 values and 0 copies in Redis to encrypt anew, 0 records unreadable\n"
+    assert planned.stdout == "1 records: 2 values and 0 copies in Redis to re-encrypt, 0 records unreadable\n"
     done = command(tmp_path, "reencrypt", KEYS=two)
-    assert done.stdout == "1 records: 2 values and 0 copies in Redis encrypted anew, 0 records unreadable\n"
+    assert done.stdout == "1 records: 2 values and 0 copies in Redis re-encrypted, 0 records unreadable\n"
     assert "1 records, 2 values" in done.stderr
     assert command(tmp_path, "reencrypt", KEYS=two).stdout.startswith("1 records: 0 values and 0 copies")
     only = two.partition(",")[2]

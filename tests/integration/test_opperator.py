@@ -16,7 +16,7 @@ from faces import in_thread
 from opperator_agent import Noted, Troubled, Waiting
 
 from distributed_state import AsyncStateStore, InvalidValue
-from distributed_state.adapters.opperator import bridge
+from distributed_state.adapters.opperator import lifecycle
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 
@@ -140,7 +140,7 @@ async def test_a_command_finds_that_the_hooks_before_it_have_run(
 ) -> None:
     asked = threading.Event()
     if not waits:
-        monkeypatch.setattr(bridge, "_HOOKS", 0.0)  # the negative control
+        monkeypatch.setattr(lifecycle, "_HOOKS", 0.0)  # the negative control
 
     class Slow(Troubled):
         def on_conversation_switched(self, conversation_id: str) -> None:
@@ -228,7 +228,7 @@ async def test_what_is_not_understood_is_passed_over(store: Any) -> None:
         for event, data in events:
             daemon.send("lifecycle_event", event_type=event, data=data)
         assert daemon.ask("double", {"number": 21}) == 42
-        passed = [data for data in daemon.of("log") if data["message"].startswith("passed over")]
+        passed = [data for data in daemon.of("log") if data["message"].startswith("ignored a ")]
         assert len(passed) == len(lines) - 1 + len(events), "each but the empty one"
         assert {data["level"] for data in passed} == {"warning"}
         assert any(data["fields"].get("bytes", 0) > 2**24 for data in passed)

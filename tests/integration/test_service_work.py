@@ -23,9 +23,9 @@ async def test_a_server_is_asked_once_a_while_however_many_want_to_know() -> Non
             raise WarmUnavailable("away")
 
     probe = Probe(ask, 0.2)
-    assert set(await asyncio.gather(*(probe.complaint() for _ in range(20)))) == {""}
+    assert set(await asyncio.gather(*(probe.problem() for _ in range(20)))) == {""}
     assert asked == 1
-    assert await until(probe.complaint) == "away"
+    assert await until(probe.problem) == "away"
     assert asked == 2
 
 
@@ -39,13 +39,13 @@ async def test_a_server_that_hangs_is_not_asked_again_before_it_answered() -> No
 
     probe = Probe(ask, 0.05)
     for _ in range(3):
-        assert await probe.complaint() == "no answer within 0.05 s"
+        assert await probe.problem() == "no answer within 0.05 s"
         await asyncio.sleep(0.06)
     assert asked == 1
     answer.set()
 
     async def well() -> bool:
-        return await probe.complaint() == ""
+        return await probe.problem() == ""
 
     await until(well)
     await probe.close()
@@ -62,7 +62,7 @@ async def test_work_is_answered_in_time_and_tidied_up_behind() -> None:
             tidied.set()
             raise WarmUnavailable("nobody hears this any more")
 
-    with pytest.raises(Unavailable, match=r"given up after 0\.01 s"):
+    with pytest.raises(Unavailable, match=r"abandoned after 0\.01 s"):
         await work.within(0.01, slow())
     assert (len(work), tidied.is_set()) == (0, False)
     await work.finish(1)

@@ -42,14 +42,14 @@ def test_the_sample_is_whole() -> None:
 @pytest.mark.parametrize(
     ("second", "complaint"),
     [
-        (line("b")[:-9], "line 2: is not JSON, or was cut off"),
-        (b"[1]", 'line 2: needs the form {"id"'),
+        (line("b")[:-9], "line 2: is not JSON, or is truncated"),
+        (b"[1]", 'line 2: must have the form {"id"'),
         (b'{"id": "b", "messages": []}', "line 2: 'b' has no list of messages"),
-        (b'{"id": "", "messages": []}', "line 2: needs the form"),
+        (b'{"id": "", "messages": []}', "line 2: must have the form"),
         (line("b", {"role": "user"}, {"role": "wizard"}), r"line 2: messages\.1\.role"),
         (line("b", {"role": "user", "content": 7}), r"line 2: messages\.0\.content"),
         (b'{"id": "b", "messages": ["hi"]}', r"line 2: messages\.0: "),
-        (line("a"), "line 2: the id 'a' was there before"),
+        (line("a"), "line 2: the id 'a' occurs twice"),
         (b"\xff\xfe", "line 2: is not JSON"),
         (b'{"id": "b", "messages": [{"role": "user", "content": "\xff"}]}', "line 2: is not JSON"),
     ],

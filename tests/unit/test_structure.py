@@ -54,7 +54,6 @@ OUTSIDE = {"port", "cold", "programs", "adapters"}
 # A file that is longer carries its reason here.
 LONG = dict.fromkeys(
     [
-        "adapters.opperator.bridge",
         "conversation.agent_state",
         "store.fleet",
         "warm.lease",
@@ -62,7 +61,6 @@ LONG = dict.fromkeys(
         "conversation.turn",
         "conversation.window",
         "events.handlers",
-        "programs.servers",
         "records.history",
         "records.record",
         "records.schema",
@@ -98,9 +96,10 @@ def tree(module: Path) -> ast.Module:
 
 @cache
 def imports(module: Path) -> list[str]:
-    """Everything imported anywhere in the file, inside functions too."""
+    """Everything imported anywhere in the file, inside functions too; of the package, what its stub says it offers."""
+    stub = module.with_suffix(".pyi")
     found: list[str] = []
-    for node in ast.walk(tree(module)):
+    for node in ast.walk(tree(stub if stub.exists() else module)):
         if isinstance(node, ast.Import):
             found += (each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
-"""Lines in and lines out of a process. Law: who writes never waits for who reads, and no line stops the next."""
+"""Lines in and lines out of a process. Law: a writer never waits for the reader, and no line stops the next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Incoming:
         self._woken, self._waker = os.pipe()
 
     def __iter__(self) -> Iterator[bytes]:
-        """Each line without its end, but empty ones; one longer than MAX_LINE is passed over and told of."""
+        """Yield each line without its end. Skips empty ones, and, with a report, those longer than MAX_LINE."""
         parts = list[bytes]()
         size = 0
         while chunk := self._chunk():
@@ -53,7 +53,7 @@ class Incoming:
             return b""
         try:
             return os.read(self._file, _CHUNK)
-        except OSError:  # the other side of a terminal or socket is gone
+        except OSError:  # the other end of a terminal or socket is closed
             return b""
 
     def close(self) -> None:
@@ -61,13 +61,13 @@ class Incoming:
         os.write(self._waker, b"x")
 
     def free(self) -> None:
-        """Give back what this holds, once nobody reads any more."""
+        """Close the descriptors that this opened, once nobody reads any more."""
         os.close(self._woken)
         os.close(self._waker)
 
 
 class Outgoing:
-    """Lines for a pipe, written by a thread: a reader that sleeps holds nobody up. `lost` is called if it is gone."""
+    """Lines for a pipe, written by a thread, so that a slow reader blocks nobody. `lost` is called if it is closed."""
 
     def __init__(self, target: Any, lost: Callable[[], None]) -> None:
         self._file = target.fileno()
@@ -87,7 +87,7 @@ class Outgoing:
                 self._changed.notify_all()
 
     def send_log(self, line: bytes) -> int:
-        """Send a line that may be lost, if very many wait; how many were, since the last that was not."""
+        """Send a line, or drop it if too many wait. Returns how many were dropped since the last that was sent."""
         with self._changed:
             if len(self._lines) >= _WAITING_LOGS:
                 self._dropped += 1
@@ -119,7 +119,7 @@ class Outgoing:
                 self._lines.popleft()
 
     def close(self, seconds: float) -> bool:
-        """Wait until all is written, at most so long; whether it was."""
+        """Wait until everything is written, at most so long; False if it was not."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -141,7 +141,7 @@ class Busy:
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until there is nothing; False if it took longer."""
+        """Wait until nothing is left; False if it took longer."""
         end = time.monotonic() + seconds
         with self._changed:
             return self._changed.wait_for(lambda: not self._count, max(0.0, end - time.monotonic()))
@@ -149,9 +149,9 @@ class Busy:
 
 @contextmanager
 def standard_streams() -> Iterator[tuple[Any, Any]]:
-    """Standard input and output for the caller alone: others' prints go to standard error, and they read nothing.
+    """Lend standard input and output to the caller alone: others print to standard error, and read nothing.
 
-    The process's own descriptors change, so that this is so for libraries in C and for commands that are run, too.
+    The process's own descriptors change, so that this holds for libraries in C and for child processes, too.
     """
     sys.stdout.flush()
     ours = [os.dup(0), os.dup(1)]

@@ -41,7 +41,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class NewConversation:
-    """A conversation was begun, or emptied with /clear."""
+    """A conversation was created, or emptied with /clear."""
 
     id: str
     is_clear: bool
@@ -49,7 +49,7 @@ class NewConversation:
 
 @dataclass(frozen=True, slots=True)
 class ConversationSwitched:
-    """The user went to a conversation, whose messages the daemon counted."""
+    """The user switched to a conversation; the daemon counted its messages."""
 
     id: str
     previous_id: str
@@ -80,7 +80,7 @@ class AgentDeactivated:
 
 @dataclass(frozen=True, slots=True)
 class DirectoryChanged:
-    """The user works from another folder."""
+    """The user changed to another folder."""
 
     old_path: str
     new_path: str
@@ -92,7 +92,7 @@ Lifecycle = (
 
 
 def read(line: bytes) -> Command | Lifecycle:
-    """What the daemon says. Raises InvalidValue, without repeating what stood there, if it is nothing known."""
+    """Parse a message of the daemon. Raises InvalidValue if it is malformed or of an unknown type."""
     try:
         message = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
@@ -107,7 +107,7 @@ def read(line: bytes) -> Command | Lifecycle:
     if not isinstance(data, dict):
         raise InvalidValue(f"{kind}: data is an object, not a {type(data).__name__}")
     if kind == "command":
-        # What is wrong with a command is told in its answer; without an id nobody could read that.
+        # What is wrong with a command is reported in the answer to its id; so the id alone is checked here.
         name, directory = (
             value if isinstance(value := data.get(key), str) else "" for key in ("command", "working_dir")
         )
@@ -167,7 +167,7 @@ _LIFECYCLE: dict[str, Callable[[Mapping[str, Any]], Lifecycle]] = {
 
 
 def ready(pid: int, version: str = "") -> bytes:
-    """The agent has begun, and hears."""
+    """The agent has started, and listens."""
     return _line("ready", {"pid": pid, **_given(version=version)})
 
 
@@ -199,7 +199,7 @@ def progress(id: str, text: str, fields: Mapping[str, Any]) -> bytes:
 
 
 def command_registry(commands: list[dict[str, Any]]) -> bytes:
-    """All commands that the agent offers; replaces what was told before."""
+    """All commands that the agent offers; replaces those that were sent before."""
     return _line("command_registry", {"commands": definitions(commands)})
 
 
@@ -220,7 +220,7 @@ def definitions(commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def system_prompt(prompt: str) -> bytes:
-    """How a model is told to be this agent."""
+    """The system prompt that makes a model this agent."""
     return _line("system_prompt", {"prompt": prompt})
 
 
@@ -235,7 +235,7 @@ def sidebar_section(id: str, title: str, content: str, collapsed: bool) -> bytes
 
 
 def sidebar_section_removal(id: str) -> bytes:
-    """A section is no more."""
+    """A section was removed."""
     return _line("sidebar_section_removal", {"section_id": id})
 
 

@@ -1,6 +1,6 @@
 """The command line; `shell` is where it starts."""
 
-from distributed_state.programs.cli import auditing, changing, looking, running, serving, showing, telling
+from distributed_state.programs.cli import auditing, changing, fleet, looking, running, sending, serving, showing
 from distributed_state.programs.cli.shell import main
 
-__all__ = ["auditing", "changing", "looking", "main", "running", "serving", "showing", "telling"]
+__all__ = ["auditing", "changing", "fleet", "looking", "main", "running", "sending", "serving", "showing"]

@@ -1,4 +1,4 @@
-"""The command that tells what happened. Law: a time is read as its writer meant it, or refused."""
+"""The audit trail as a command. Law: a time is read as its writer meant it, or refused."""
 
 from __future__ import annotations
 
@@ -12,28 +12,32 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from distributed_state import InvalidValue
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.cli.looking import plain, when
 from distributed_state.programs.cli.shell import app, err, open_store, out
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_WHEN = "so long ago, as 10m, 2h or 7d, or a date and time in ISO 8601, local unless it says otherwise"
+_WHEN = "an age, such as 10m, 2h or 7d, or a date and time in ISO 8601, local unless it has an offset"
 
 
 @app.command()
 def audit(
     context: typer.Context,
-    conversation: Annotated[str | None, typer.Option(help="Only what happened to this conversation.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Only what is about this, as user:u1 or client:web.")] = None,
-    type_: Annotated[str | None, typer.Option("--type", help="conversation.deleted, or conversation.*")] = None,
-    since: Annotated[str | None, typer.Option(help=f"From then on: {_WHEN}.")] = None,
-    until: Annotated[str | None, typer.Option(help="Before then.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many; without --after the newest.")] = 100,
-    after: Annotated[str | None, typer.Option(help="Go on behind this cursor, or from the 'oldest'.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One CloudEvent a line.")] = False,
+    conversation: Annotated[str | None, typer.Option(help="Only events of this conversation.")] = None,
+    subject: Annotated[
+        str | None, typer.Option(help="Only events about this subject, such as user:u1 or client:web.")
+    ] = None,
+    type_: Annotated[
+        str | None, typer.Option("--type", help="Type of event, such as conversation.deleted or conversation.*")
+    ] = None,
+    since: Annotated[str | None, typer.Option(help=f"Events from then on: {_WHEN}.")] = None,
+    until: Annotated[str | None, typer.Option(help="Events before then.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events; without --after, the newest.")] = 100,
+    after: Annotated[str | None, typer.Option(help="Continue after this cursor, or start from the 'oldest'.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one CloudEvent per line.")] = False,
 ) -> None:
-    """List what happened on any replica, newest last.
+    """List events of all replicas from the archive, newest last.
 
     Example: [cyan]distributed-state audit --type "conversation.*" --since 10m[/]
     """
@@ -45,7 +49,7 @@ def audit(
             conversation=conversation, subject=subject, type=type_, since=begin, until=end, limit=limit, after=after
         )
     if as_json:
-        # ASCII: what a terminal would obey comes escaped.
+        # JSON in ASCII: control sequences that a terminal would obey are escaped.
         sys.stdout.writelines(json.dumps(event.to_dict()) + "\n" for event in events)
     else:
         table = Table("time", "type", "subject", "version", "by", "data")

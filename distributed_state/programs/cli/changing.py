@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from distributed_state import InvalidValue
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.cli.shell import Id, Scope, app, open_store, record_of
 
 
@@ -17,8 +17,8 @@ from distributed_state.programs.cli.shell import Id, Scope, app, open_store, rec
 def set_(
     context: typer.Context,
     id: Id,
-    key: Annotated[str, typer.Argument(help="The field.", show_default=False)],
-    value: Annotated[str, typer.Argument(help="Its value as JSON; a text needs quotes.", show_default=False)],
+    key: Annotated[str, typer.Argument(help="Name of the field.", show_default=False)],
+    value: Annotated[str, typer.Argument(help="Its value as JSON; text needs quotes.", show_default=False)],
     scope: Scope = "session",
 ) -> None:
     """Set one field and print the record's new version.
@@ -28,7 +28,7 @@ def set_(
     try:
         decoded = json.loads(value)
     except ValueError as error:
-        raise InvalidValue(f"{value!r} is not JSON ({error}); a text needs quotes: '\"text\"'") from error
+        raise InvalidValue(f"{value!r} is not JSON ({error}); text needs quotes: '\"text\"'") from error
     with open_store(context) as store:
         version = record_of(store, scope, id).set(key, decoded)
     typer.echo(version)
@@ -84,7 +84,7 @@ def forget(
 def export(
     context: typer.Context,
     id: Id,
-    output: Annotated[Path | None, typer.Option(help="File to write; without it, stdout.")] = None,
+    output: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
     scope: Scope = "session",
 ) -> None:
     """Write a record with its whole history as JSON lines.
@@ -103,10 +103,10 @@ def export(
 @app.command("import")
 def import_(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="What `export` wrote; - is stdin.", show_default=False)],
+    file: Annotated[Path, typer.Argument(help="File that `export` wrote; - is stdin.", show_default=False)],
     id: Annotated[str | None, typer.Option(help="Import under another id.")] = None,
 ) -> None:
-    """Bring an exported record back, with its versions and history, and print its id.
+    """Import an exported record with its versions and history, and print its id.
 
     Example: [cyan]distributed-state import user-123.jsonl --id user-123-copy[/]
     """
@@ -121,10 +121,10 @@ def import_(
 @app.command("reload-config")
 def reload_config(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="YAML, or JSON if it is called so.", show_default=False)],
-    agent: Annotated[str, typer.Option(help="Only for the agent of this name.")] = "",
+    file: Annotated[Path, typer.Argument(help="A YAML file, or JSON if its name ends so.", show_default=False)],
+    agent: Annotated[str, typer.Option(help="Only for the agent with this name.")] = "",
 ) -> None:
-    """Give every replica of the agents another config, without a restart.
+    """Replace the config of the running agents, on every replica, without a restart.
 
     Example: [cyan]distributed-state reload-config agents.yaml --agent note_agent[/]
     """

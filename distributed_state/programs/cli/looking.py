@@ -1,4 +1,4 @@
-"""Commands that look at what is kept. Law: they change nothing but which records are in Redis."""
+"""Commands that read. Law: they change nothing but which records are in Redis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from distributed_state import Change, NotFound
+import distributed_state
+from distributed_state.errors import NotFound
 from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store, out, print_json, record_of
 
 
@@ -18,7 +19,9 @@ from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store
 def get(
     context: typer.Context,
     id: Id,
-    key: Annotated[str | None, typer.Argument(help="One field; without it, all.", show_default=False)] = None,
+    key: Annotated[
+        str | None, typer.Argument(help="Name of a field; without it, all fields.", show_default=False)
+    ] = None,
     scope: Scope = "session",
 ) -> None:
     """Print a record's fields as JSON.
@@ -63,12 +66,14 @@ def history(
 @app.command()
 def sessions(
     context: typer.Context,
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows of a page.")] = 50,
-    after: Annotated[str | None, typer.Option(help="Go on behind this cursor of the page before.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
+    ] = None,
     scope: Scope = "session",
 ) -> None:
-    """List sessions, the last archived change first.
+    """List sessions, the most recently archived change first.
 
     Example: [cyan]distributed-state sessions --user u1[/]
     """
@@ -87,7 +92,7 @@ def sessions(
 
 @app.command()
 def doctor(context: typer.Context) -> None:
-    """Examine Redis, SQL and the archiver, and say what to change. Exit code 1 if anything needs it.
+    """Check Redis, SQL and the archiver, and advise what to change. Exit code 1 if anything is wrong.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents doctor[/]
     """
@@ -103,12 +108,12 @@ def doctor(context: typer.Context) -> None:
 
 
 def plain(text: str) -> str:
-    """Text that may hold anything, without what a terminal would obey."""
+    """Escape text that may hold anything: markup, and control sequences that a terminal would obey."""
     return escape(printable(text))
 
 
 def printable(text: str) -> str:
-    """The same where nothing reads markup."""
+    """Escape control sequences only, for output that is not parsed as markup."""
     return text if text.isprintable() else ascii(text)
 
 
@@ -117,7 +122,7 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
-def _what(change: Change) -> str:
+def _what(change: distributed_state.Change) -> str:
     parts = [f"{key} = {json.dumps(value)}" for key, value in change.set.items()]
     parts += [f"{key} deleted" for key in change.deleted]
     parts += [f"+ {message.role}: {json.dumps(message.content)}" for message in change.appended]

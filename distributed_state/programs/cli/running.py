@@ -14,31 +14,21 @@ from typing import Annotated, Any
 
 import typer
 
-from distributed_state import (
-    Agent,
-    AsyncAgent,
-    AsyncStateStore,
-    InvalidValue,
-    Reencrypted,
-    StateError,
-    StateStore,
-    Upcast,
-)
-from distributed_state.adapters.opperator.bridge import run as run_bridge
-from distributed_state.adapters.opperator.pipes import standard_streams
+import distributed_state
+from distributed_state.errors import InvalidValue, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
 
 
 @app.command()
 def archiver(
     context: typer.Context,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two lines of progress.")] = 10.0,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between lines of progress.")] = 10.0,
     metrics_port: Annotated[
         int | None,
-        typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Serve Prometheus metrics there."),
+        typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Port for Prometheus metrics."),
     ] = None,
 ) -> None:
-    """Carry commits from Redis to SQL until SIGTERM or Ctrl-C. Several share the work.
+    """Archive commits from Redis to SQL until SIGTERM or Ctrl-C. Several archivers share the partitions.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents archiver[/]
     """
@@ -52,9 +42,7 @@ def archiver(
         signal.signal(number, stop)
     with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
-            from distributed_state.store.metrics import serve
-
-            stack.enter_context(serve(store, metrics_port))
+            stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
         typer.echo("archiving")
         said = 0.0
         while not stopping:
@@ -68,18 +56,18 @@ def archiver(
 @app.command()
 def reencrypt(
     context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count, and change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
 ) -> None:
-    """Encrypt everything anew under the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
+    """Re-encrypt everything with the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
 
-    What is done already is skipped, so it may be broken off and repeated, beside workers however busy. Exit code 1 if a
-    record cannot be decrypted.
+    What has that key already is skipped, so the command may be interrupted and repeated, while workers run. Exit code 1
+    if a record cannot be decrypted.
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
-    done = Reencrypted()
+    done = distributed_state.Reencrypted()
 
-    def show(now: Reencrypted) -> None:
+    def show(now: distributed_state.Reencrypted) -> None:
         nonlocal done
         done = now
         err.print(f"{done.records} records, {done.values} values", highlight=False)
@@ -88,7 +76,7 @@ def reencrypt(
         with open_store(context) as store:
             done = store.reencrypt(dry_run=dry_run, progress=show)
     finally:
-        what = "to encrypt anew" if dry_run else "encrypted anew"
+        what = "to re-encrypt" if dry_run else "re-encrypted"
         counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
         typer.echo(f"{counts}, {done.failed} records unreadable")
     if done.failed:
@@ -97,7 +85,7 @@ def reencrypt(
 
 @app.command()
 def migrate(context: typer.Context) -> None:
-    """Bring the SQL schema up to date. Safe while others do the same; stores also do it when they open.
+    """Migrate the SQL schema to the latest version. Safe while others do the same; stores also do it when they open.
 
     Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
     """
@@ -108,22 +96,22 @@ def migrate(context: typer.Context) -> None:
 @app.command()
 def upcast(
     context: typer.Context,
-    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; found from this folder.")],
+    schema: Annotated[str, typer.Argument(help="The schema, as module:NAME; imported from the current folder.")],
     scope: Scope = "session",
-    user: Annotated[str | None, typer.Option(help="Only this user's.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check.")] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="End after bringing up so many.")] = None,
+    user: Annotated[str | None, typer.Option(help="Only records of this user.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count and check; change nothing.")] = False,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after upcasting this many.")] = None,
 ) -> None:
-    """Bring records up to a schema's version, beside the workers. End it and run it again as you like.
+    """Upcast records to a schema's version while workers run. It may be interrupted and run again.
 
-    Every record of the scope is taken to be of this schema. Exit code 1 if any failed; those stay as they are.
+    Every record of the scope has to be of this schema. Exit code 1 if any failed; those stay as they are.
 
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
     wanted = _named(schema)
-    sofar = Upcast()
+    sofar = distributed_state.Upcast()
 
-    def show(now: Upcast) -> None:
+    def show(now: distributed_state.Upcast) -> None:
         nonlocal sofar
         if now.failed > sofar.failed and len(now.failures) == now.failed:
             err.print(now.failures[-1], style="red", markup=False, highlight=False)
@@ -143,15 +131,17 @@ def upcast(
 @app.command()
 def replay(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="Conversations as JSON lines; without it, a sample.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Conversations as JSON lines; by default a sample.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
     kill: Annotated[int, typer.Option(min=0, help="How many workers to kill in the middle of a turn.")] = 0,
-    in_process: Annotated[bool, typer.Option("--in-process", help="Threads on the embedded store, no server.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Replay the file so many times.")] = 1,
-    seed: Annotated[int | None, typer.Option(help="Choose the same victims again.")] = None,
-    url: Annotated[str | None, typer.Option(help="Servers to use; without it, one is started.")] = None,
-    archive: Annotated[str | None, typer.Option(help="SQL database to use; without it, a SQLite file.")] = None,
-    namespace: Annotated[str | None, typer.Option(help="Without it, a new one.")] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Use threads and the embedded store; no server.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="How many times to replay the file.")] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random choice of workers to kill.")] = None,
+    url: Annotated[str | None, typer.Option(help="Redis or Valkey to use; by default one is started.")] = None,
+    archive: Annotated[str | None, typer.Option(help="SQL database to use; by default a SQLite file.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace to use; by default a new one.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep logs and databases in this folder.")] = None,
     report: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:
@@ -190,48 +180,52 @@ def replay(
 @app.command()
 def opperator(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; found from this folder.")],
-    client: Annotated[str, typer.Option(help="The daemon's name in events; by default user and host.")] = "",
+    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; imported from the current folder.")],
+    client: Annotated[str, typer.Option(help="The client named in events; by default user and host.")] = "",
     config: Annotated[
         Path | None, typer.Option(help="The agent's config, YAML or JSON; SIGHUP reads it again.")
     ] = None,
 ) -> None:
-    """Run an agent under an Opperator daemon: its JSON lines come on stdin and go on stdout.
+    """Run an agent under an Opperator daemon, which it talks to in JSON lines on stdin and stdout.
 
-    What the daemon tells of conversations becomes events of the whole fleet, and the agent's notes, sections and
-    commands are those of every other replica. Ends with stdin, or with SIGTERM.
+    What the daemon reports about conversations is published to the whole fleet, and the agent shares its state with
+    every other replica. Ends at the end of stdin, or with SIGTERM.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
     my_agent:NoteAgent[/]
     """
+    from distributed_state.adapters.opperator import bridge
+    from distributed_state.adapters.opperator.pipes import standard_streams
+
     for handler in logging.getLogger().handlers:
-        # What the agent logs goes to the daemon as messages; here only what those do not tell.
+        # The agent's log goes to the daemon as messages; only tracebacks, which those lack, are printed here too.
         handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
     with standard_streams() as (stdin, stdout):
         kind = _named(agent)
-        if not isinstance(kind, type) or not issubclass(kind, (Agent, AsyncAgent)):
+        if not isinstance(kind, type) or not issubclass(kind, (distributed_state.Agent, distributed_state.AsyncAgent)):
             raise InvalidValue(f"{agent!r} is no subclass of Agent or AsyncAgent")
-        if issubclass(kind, AsyncAgent):
-            run_bridge(kind(lambda: AsyncStateStore.open(**context.obj), config=config), stdin, stdout, client=client)
+        if issubclass(kind, distributed_state.AsyncAgent):
+            asyncio_agent = kind(lambda: distributed_state.AsyncStateStore.open(**context.obj), config=config)
+            bridge.run(asyncio_agent, stdin, stdout, client=client)
         else:
             with open_store(context) as store:
-                run_bridge(kind(store, config=config), stdin, stdout, client=client)
+                bridge.run(kind(store, config=config), stdin, stdout, client=client)
 
 
 def _named(place: str) -> Any:
-    """What `module:NAME` names, as seen from the present folder."""
+    """Import what `module:NAME` names, with the current folder on the path."""
     module, _, name = place.partition(":")
     sys.path.insert(0, "")
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidValue(f"{place!r} is not found as module:NAME from this folder: {error}") from error
+        raise InvalidValue(f"{place!r} is not found as module:NAME from the current folder: {error}") from error
 
 
-def _progress(store: StateStore) -> str:
+def _progress(store: distributed_state.StateStore) -> str:
     try:
         stats = store.stats()
     except StateError as error:
-        # An archiver outlives its servers' restarts.
+        # An archiver goes on while its servers restart.
         return f"waiting: {error}"
     return f"{stats['archived']} commits archived here, {stats['unarchived']} waiting"

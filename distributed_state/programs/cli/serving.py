@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from distributed_state import AsyncStateStore
+import distributed_state
 from distributed_state.errors import ConfigurationError
 from distributed_state.programs.cli.shell import app
 
@@ -20,29 +20,34 @@ def _option(name: str, help: str, **limits: Any) -> Any:
 @app.command()
 def serve(
     context: typer.Context,
-    host: Annotated[str, _option("HOST", "Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
-    port: Annotated[int, _option("PORT", "0 is any that is free.", min=0, max=65535)] = 8080,
-    wait: Annotated[float, _option("WAIT", "Seconds to wait for Redis and SQL at the start.", min=0)] = 60.0,
-    drain: Annotated[float, _option("DRAIN", "Seconds that running requests have at the end.", min=0)] = 15.0,
+    host: Annotated[str, _option("HOST", "Address to listen on; 0.0.0.0 is every interface.")] = "127.0.0.1",
+    port: Annotated[int, _option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535)] = 8080,
+    wait: Annotated[float, _option("WAIT", "Seconds to wait for Redis and SQL at startup.", min=0)] = 60.0,
+    drain: Annotated[float, _option("DRAIN", "Seconds that running requests get at shutdown.", min=0)] = 15.0,
     notice: Annotated[
-        float, _option("NOTICE", "Seconds that /readyz says so before connections are refused.", min=0)
+        float,
+        _option("NOTICE", "Seconds at shutdown during which /readyz fails before connections are refused.", min=0),
     ] = 1.0,
-    timeout: Annotated[float, _option("TIMEOUT", "Seconds for one request.", min=0.1)] = 30.0,
+    timeout: Annotated[float, _option("TIMEOUT", "Seconds that a request may take.", min=0.1)] = 30.0,
     busy: Annotated[
-        float, _option("BUSY", "Seconds that a turn waits for another one of its conversation.", min=0)
+        float, _option("BUSY", "Seconds that a turn waits for another turn of its conversation.", min=0)
     ] = 10.0,
-    max_body: Annotated[int, _option("MAX_BODY", "Bytes of a request's body.", min=1)] = 4 * 2**20,
-    max_requests: Annotated[int, _option("MAX_REQUESTS", "Requests at once; more are answered 429.", min=1)] = 512,
-    max_streams: Annotated[int, _option("MAX_STREAMS", "Readers of events at once.", min=0)] = 512,
-    heartbeat: Annotated[float, _option("HEARTBEAT", "Seconds of silence in a stream of events.", min=0.1)] = 15.0,
+    max_body: Annotated[int, _option("MAX_BODY", "Largest request body in bytes.", min=1)] = 4 * 2**20,
+    max_requests: Annotated[int, _option("MAX_REQUESTS", "Concurrent requests; more are answered 429.", min=1)] = 512,
+    max_streams: Annotated[
+        int, _option("MAX_STREAMS", "Concurrent event streams; more are answered 429.", min=0)
+    ] = 512,
+    heartbeat: Annotated[
+        float, _option("HEARTBEAT", "Seconds between heartbeats on a silent event stream.", min=0.1)
+    ] = 15.0,
     slow: Annotated[
-        float, _option("SLOW", "A reader of events that takes nothing for so many seconds is disconnected.", min=0.1)
+        float, _option("SLOW", "Seconds after which an event stream whose client reads nothing is closed.", min=0.1)
     ] = 10.0,
-    access_log: Annotated[bool, _option("ACCESS_LOG", "A line of JSON on stdout for each request.")] = False,
+    access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as a line of JSON on stdout.")] = False,
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
 
-    One process, one store; run several behind a load balancer. It authenticates nobody: what is in front of it does.
+    One process serves one store; run several behind a load balancer. It does not authenticate: the proxy in front must.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents serve --port 8080[/]
     """
@@ -55,8 +60,8 @@ def serve(
         slow=slow, notice=notice, drain=drain,
     )  # fmt: skip
 
-    async def opened() -> AsyncStateStore:
-        return await AsyncStateStore.open(**context.obj)
+    async def opened() -> distributed_state.AsyncStateStore:
+        return await distributed_state.AsyncStateStore.open(**context.obj)
 
     service.serve(
         opened,
@@ -65,5 +70,5 @@ def serve(
         wait=wait,
         limits=limits,
         access_log=access_log,
-        told=lambda line: typer.echo(line),
+        report=lambda line: typer.echo(line),
     )

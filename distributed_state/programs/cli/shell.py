@@ -1,4 +1,8 @@
-"""The command `distributed-state`. Law: it uses what any program may use, and an error is one line on stderr."""
+"""The command `distributed-state`. Laws: it uses what any program may use; an error is one line on stderr.
+
+Commands name what they need of the package as `distributed_state.StateStore`, which is loaded as they run, so that
+`--help` and a mistyped option are answered without Redis' and SQL's libraries.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import metadata
 from types import FrameType
 from typing import Annotated, Any
 
@@ -16,23 +19,26 @@ import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
-from distributed_state import InvalidValue, Record, StateError, StateStore
-from distributed_state.values.model import SCOPES
+import distributed_state
+from distributed_state.errors import InvalidValue, StateError
 
+_HELP = (
+    "State for agents that run on many servers: read it, change it, archive it, and watch it survive killed workers."
+)
 app = typer.Typer(
-    help="State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills.",
+    help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Without emoji: the record "session:a:" is none.
+# Without emoji: rich would read the record "session:a:" as one.
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
 
-_URL = "Redis or Valkey; without it, the embedded store of this folder."
-_ARCHIVE = "SQL database, as postgresql+psycopg://... or sqlite:///..."
-_NAMESPACE = "Which of several stores on the same servers."
+_URL = "Redis or Valkey; by default the embedded store of the current folder."
+_ARCHIVE = "SQL database, such as postgresql+psycopg://... or sqlite:///..."
+_NAMESPACE = "Namespace of the store, if several share the servers."
 Url = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_URL", help=_URL)]
 Archive = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_ARCHIVE", help=_ARCHIVE)]
 Namespace = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_NAMESPACE", help=_NAMESPACE)]
@@ -42,6 +48,8 @@ Scope = Annotated[str, typer.Option(help="Kind of record: session, user, app or 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata
+
         typer.echo(metadata.version("distributed-state"))
         raise typer.Exit
 
@@ -53,13 +61,13 @@ def options(
     archive: Archive = None,
     namespace: Namespace = None,
     log_level: Annotated[
-        str, typer.Option(envvar="DISTRIBUTED_STATE_LOG_LEVEL", help="debug to critical.")
+        str, typer.Option(envvar="DISTRIBUTED_STATE_LOG_LEVEL", help="debug, info, warning, error or critical.")
     ] = "warning",
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """State for agents that run on many servers: look at it, move it, archive it, and try how it survives kills."""
+    """Read the options that all commands share."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter(f"{log_level!r} is none of debug, info, warning, error, critical")
@@ -68,15 +76,17 @@ def options(
 
 
 @contextmanager
-def open_store(context: typer.Context, **settings: Any) -> Iterator[StateStore]:
+def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_state.StateStore]:
     """Open the store that the options name, for the time of one command."""
-    # A command that comes and goes is no replica of the fleet.
-    with StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
+    # No heartbeat: a command that lasts a moment is not a replica of the fleet.
+    with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
         yield store
 
 
-def record_of(store: StateStore, scope: str, id: str) -> Record:
+def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distributed_state.Record:
     """Return a record of any scope. Raises InvalidValue for a scope that does not exist."""
+    from distributed_state.values.model import SCOPES
+
     if scope not in SCOPES:
         raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
     return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that gives its records
@@ -88,16 +98,16 @@ def print_json(value: Any) -> None:
 
 
 class _Terminated:
-    """SIGTERM as a Ctrl-C with an exit code of its own: on that asyncio cancels, by other exceptions it breaks."""
+    """SIGTERM as a Ctrl-C with exit code 143: asyncio cancels its tasks on KeyboardInterrupt, and on nothing else."""
 
     def __init__(self) -> None:
-        self.heard = False
-        # What a shell starts in the background has SIGINT ignored, and asyncio would leave it so.
+        self.received = False
+        # A shell starts background jobs with SIGINT ignored, and asyncio would leave it ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, self._hear)
+        signal.signal(signal.SIGTERM, self._receive)
 
-    def _hear(self, _: int, frame: FrameType | None) -> None:
-        self.heard = True
+    def _receive(self, _: int, frame: FrameType | None) -> None:
+        self.received = True
         interrupted = signal.getsignal(signal.SIGINT)
         assert callable(interrupted)
         interrupted(signal.SIGINT, frame)
@@ -106,7 +116,7 @@ class _Terminated:
 def main() -> None:
     """Run the command."""
     terminated = _Terminated()
-    # Lone surrogates are legal in our values and unprintable; JSON writes them as this does.
+    # Values may hold lone surrogates, which cannot be printed; they are escaped as in JSON.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a real stdout is a TextIOWrapper
     try:
         app()
@@ -114,5 +124,5 @@ def main() -> None:
         err.print(f"error: {error}", style="red", markup=False, highlight=False)
         sys.exit(1)
     finally:
-        if terminated.heard:
+        if terminated.received:
             sys.exit(128 + signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Commands that show how it works, to newcomers. Law: a show is real, verifies itself, and leaves nothing running."""
+"""Demos for newcomers. Law: a demo is real, verifies itself, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.console import Console
 
 from distributed_state.programs.cli.shell import app, out, print_json
 
+_HELP = "Watch it work: real servers and processes, in this terminal, verified at the end."
 demo = typer.Typer(
-    help="Watch it work: real servers and processes, in this terminal, verified at the end.",
+    help=_HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -22,25 +23,25 @@ app.add_typer(demo, name="demo")
 
 @demo.callback()
 def _demos() -> None:
-    """Watch it work: real servers and processes, in this terminal, verified at the end."""
+    """Make `lifecycle` a subcommand, though it is the only one."""
 
 
 @demo.command()
 def lifecycle(
     context: typer.Context,
-    url: Annotated[str | None, typer.Option(help="Servers to use; without it, one is started.")] = None,
-    archive: Annotated[str | None, typer.Option(help="SQL database to use; without it, a SQLite file.")] = None,
+    url: Annotated[str | None, typer.Option(help="Redis or Valkey to use; by default one is started.")] = None,
+    archive: Annotated[str | None, typer.Option(help="SQL database to use; by default a SQLite file.")] = None,
     pause: Annotated[
-        float | None, typer.Option(min=0, help="Seconds between two steps; by default 0.8 on a terminal, else 0.")
+        float | None, typer.Option(min=0, help="Seconds between steps; by default 0.8 on a terminal, else 0.")
     ] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep notes, logs and the database in this folder.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print nothing but the result, as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False,
 ) -> None:
-    """Show what three replicas hear of conversations created, switched, cleared and deleted, one killed meanwhile.
+    """Run three replicas that create, switch, clear and delete conversations, and kill one of them meanwhile.
 
-    Each replica is a process that runs the same agent. What one does, the hooks of all are told; the one that was
-    killed comes back and is told what it missed. At the end each one's notes are compared with the stream of events
-    and with SQL. Takes less than half a minute; exit code 1 if anything differs.
+    Each replica is a process that runs the same agent. What one does runs the hooks of all; the one that was killed
+    comes back and receives the events that it missed. At the end the events that each received are compared with the
+    stream and with SQL. Takes less than half a minute; exit code 1 if anything differs.
 
     Example: [cyan]distributed-state demo lifecycle[/]
     """

@@ -38,12 +38,12 @@ class Plan:
         if self.archive == "memory":
             raise InvalidValue("an archive in memory is one process's own; name a database, or none")
         if self.keep is not None and any((self.keep / f"{name}.jsonl").exists() for name in NAMES):
-            raise InvalidValue(f"{self.keep} holds the notes of an earlier run; name another folder")
+            raise InvalidValue(f"{self.keep} holds the logs of an earlier run; name another folder")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What became of one replica. `missed` events came while it was dead and reached it later."""
+    """The result of one replica. `missed` events happened while it was dead and reached it later."""
 
     name: str
     lives: int
@@ -56,7 +56,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result. `differences` is empty if every replica saw what it should have."""
+    """The result. `differences` is empty if every replica received what it should have."""
 
     namespace: str
     steps: list[dict[str, str]]
@@ -71,7 +71,7 @@ class Report:
 
 
 def lifecycle(plan: Plan, screen: Screen) -> Report:
-    """Show it all, and verify it."""
+    """Run the demo, and verify it."""
     began = time.monotonic()
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(plan.keep))
@@ -84,7 +84,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
         screen.open({each.name: each.of(notebook.START)[-1]["pid"] for each in them}, server, archive)
         show = Show(them, screen, plan)
         show.run()
-        with screen.waiting("comparing what each replica noted with the stream and with SQL"):
+        with screen.waiting("comparing what each replica received with the stream and with SQL"):
             heard = {each.id for each in store.audit(after="oldest", limit=_MOST)}
             them.until(lambda: all(heard <= _ids(each) for each in them), plan.patience)
             them.end()
@@ -116,7 +116,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
 
 @dataclass(slots=True)
 class Show:
-    """The course of the demo."""
+    """The demo as it runs."""
 
     fleet: Fleet
     screen: Screen
@@ -126,15 +126,15 @@ class Show:
     missed: set[str] = field(default_factory=set)
 
     def run(self) -> None:
-        """All acts."""
-        self.screen.act("What one replica does, all hear")
+        """Run all parts."""
+        self.screen.act("What one replica does reaches all")
         for step in TOGETHER:
             self._perform(step)
-        self.screen.act(f"{VICTIM} is killed, the others go on")
+        self.screen.act(f"{VICTIM} is killed, the others continue")
         self._kill()
         for step in AWAY:
             self._perform(step)
-        self.screen.act(f"{VICTIM} comes back and hears what it missed")
+        self.screen.act(f"{VICTIM} restarts and receives what it missed")
         self._come_back()
         for step in AGAIN:
             self._perform(step)
@@ -148,7 +148,7 @@ class Show:
     def _kill(self) -> None:
         victim = self.fleet.replicas[VICTIM]
         pid = victim.of(notebook.START)[-1]["pid"]
-        self._announce(VICTIM, "is killed, and cannot tell anybody", f"kill -9 {pid}")
+        self._announce(VICTIM, "is killed without a chance to say so", f"kill -9 {pid}")
         victim.kill()
         marks = self._marks()
         with self.screen.waiting("the others notice by its heartbeat"):
@@ -157,7 +157,7 @@ class Show:
     def _come_back(self) -> None:
         victim = self.fleet.replicas[VICTIM]
         others = [each for each in self.fleet if each.alive]
-        self._announce(VICTIM, "starts again, from the position that it noted", "Agent(store, since=position)")
+        self._announce(VICTIM, "restarts from the position in its log", "Agent(store, since=position)")
         before = _ids(victim)
         start = len(victim.of(notebook.HOOK))
         events = {each["id"]: each["type"] for other in others for each in other.of(notebook.EVENT)}
@@ -180,12 +180,12 @@ class Show:
         self.screen.step(len(self.steps), who, words, code)
 
     def _marks(self) -> dict[str, tuple[int, int]]:
-        """How much each that is alive has told so far."""
+        """Count what each living replica has logged so far."""
         living = [each for each in self.fleet if each.alive]
         return {each.name: (len(each.of(notebook.HOOK)), len(each.of(notebook.EVENT))) for each in living}
 
     def _gather(self, marks: dict[str, tuple[int, int]], hook: str) -> None:
-        """Wait until each has run the hook and noted the event, and show it."""
+        """Wait until each has run the hook and logged the event, and show it."""
 
         def new(each: Replica) -> list[dict[str, Any]]:
             return each.of(notebook.HOOK)[marks[each.name][0] :]

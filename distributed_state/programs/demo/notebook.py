@@ -1,4 +1,4 @@
-"""What a replica of the demo notes, in a file of its own. Law: a line is whole, or it was never written."""
+"""The log that each replica of the demo writes to its file. Law: an incomplete line counts as not written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOOK = "hook"
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """An event as a replica heard it."""
+    """An event that a replica received."""
 
     id: str
     type: str
@@ -33,7 +33,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """All that one replica noted, in all its lives. `models` is what it was configured with, one after another."""
+    """The whole log of one replica, over its restarts. `models` are the values of its config, in order."""
 
     name: str
     heard: tuple[Heard, ...] = ()
@@ -43,7 +43,7 @@ class Account:
 
 
 def account(name: str, lines: Iterable[dict[str, Any]]) -> Account:
-    """Read the lines of a notebook."""
+    """Parse the lines of a log."""
     heard = []
     called = []
     models = []
@@ -63,11 +63,11 @@ def account(name: str, lines: Iterable[dict[str, Any]]) -> Account:
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The whole lines of a notebook; none if there is no file."""
+    """Return the complete lines of a log; none if there is no file."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def position(lines: Iterable[dict[str, Any]]) -> str | None:
-    """Where whoever wrote this goes on: behind the last event noted. None if it was never there."""
+    """Return the position after the last event in a log, None if there is none."""
     return next((line["position"] for line in reversed(list(lines)) if "position" in line), None)

@@ -1,4 +1,4 @@
-"""What the lifecycle demo shows, step by step. Law: a step is one value, in words, as code and as an order."""
+"""The steps of the lifecycle demo. Law: a step is one value: in words, as code, and as the command to a replica."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VICTIM = "cleo"
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something that one replica does. `hook` is what runs then on each that is alive, "" if it is no event."""
+    """Something that one replica does. `hook` then runs on each that is alive; "" if the step causes no event."""
 
     who: str
     words: str

@@ -18,7 +18,7 @@ _INDENT = 4
 
 
 class Screen:
-    """Shows what is done, and beneath it what each replica heard."""
+    """Shows each step, and beneath it the hooks that it ran on each replica."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -26,7 +26,7 @@ class Screen:
         self._colours: dict[str, str] = {}
 
     def waiting(self, words: str) -> AbstractContextManager[Any]:
-        """Tell what is waited for, on a terminal."""
+        """Show a spinner with these words, on a terminal, while the block runs."""
         return self._console.status(words)
 
     def open(self, pids: Mapping[str, int], server: str, archive: str) -> None:
@@ -34,16 +34,16 @@ class Screen:
         self._colours = dict(zip(pids, _COLOURS, strict=True))
         words = "Three replicas of one agent, a process each: "
         names = Text(", ").join(Text(f"{name} ({pid})", self._colours[name]) for name, pid in pids.items())
-        self._print(Text(words) + names + Text(f". All that they share is {server} and {archive}."))
-        self._print(Text("What one of them does, and beneath it the hooks that this ran on each:"))
+        self._print(Text(words) + names + Text(f". They share {server} and {archive}, and nothing else."))
+        self._print(Text("Each step, and beneath it the hooks that it ran on each replica:"))
 
     def act(self, title: str) -> None:
-        """Begin a part, with the columns' heads."""
+        """Start a part of the demo, with the heads of the columns."""
         self._print(Text(""), Rule(Text(title, "bold"), style="dim", align="left"))
         self._print(self._columns({name: [Text(name, f"bold {colour}")] for name, colour in self._colours.items()}))
 
     def step(self, number: int, who: str, words: str, code: str) -> None:
-        """Say what a replica does."""
+        """Show what a replica does."""
         line = Text(f"{number:>2}  ") + Text(who, f"bold {self._colours[who]}") + Text(f" {words}")
         shown = Text(code, "dim")
         self._print(Text(""))
@@ -53,22 +53,22 @@ class Screen:
             self._print(line, Padding(shown, (0, 0, 0, _INDENT)))
 
     def heard(self, hooks: Mapping[str, Sequence[dict[str, Any]] | None]) -> None:
-        """Show what hooks ran on each; None for who is dead."""
+        """Show the hooks that ran on each replica; None for one that is dead."""
         dead = [Text("(dead)", "dim")]
-        self._print(self._columns({n: dead if told is None else self._lines(n, told) for n, told in hooks.items()}))
+        self._print(self._columns({n: dead if ran is None else self._lines(n, ran) for n, ran in hooks.items()}))
 
     def caught_up(self, name: str, missed: int, model: str, hooks: Sequence[dict[str, Any]]) -> None:
-        """Show what a replica heard that was away."""
+        """Show the events that a replica missed and received after its restart."""
         lines = [Text(f"missed {missed} events:", "bold"), *self._lines(name, hooks)]
-        lines += [Text("and its config, at once", self._colours[name]), Text(f"  model {model}", "dim")]
+        lines += [Text("and the current config", self._colours[name]), Text(f"  model {model}", "dim")]
         self._print(self._columns({each: lines if each == name else [] for each in self._colours}))
-        words = "(What happened to one conversation keeps its order; between two there is none.)"
+        words = "(Events of one conversation keep their order; those of two have none.)"
         self._print(Padding(Text(words, "dim"), (0, 0, 0, _INDENT)))
 
     def close(self, report: Any) -> None:
-        """The summary, and the verdict."""
+        """Show the summary and the result."""
         table = Table(
-            "replica", "lives", "events heard", "missed, caught up", "hooks run", "ended", box=None, pad_edge=False
+            "replica", "starts", "events received", "missed, caught up", "hooks run", "ended", box=None, pad_edge=False
         )
         for column in table.columns[1:]:
             column.justify = "right"
@@ -77,7 +77,9 @@ class Screen:
             ended = "cleanly" if each.exit_code == 0 else f"with {each.exit_code}"
             name = Text(each.name, self._colours[each.name])
             table.add_row(name, str(each.lives), heard, str(each.missed), str(each.hooks), ended)
-        self._print(Text(""), Rule(Text("What each replica saw", "bold"), style="dim", align="left"), table, Text(""))
+        self._print(
+            Text(""), Rule(Text("What each replica received", "bold"), style="dim", align="left"), table, Text("")
+        )
         for text in report.differences:
             self._print(Text(text, "red"))
         count = len(report.differences)
@@ -85,17 +87,17 @@ class Screen:
         if count:
             self._print(Text(f"NOT VERIFIED in {took}: {count} difference{'s' if count > 1 else ''}", "bold red"))
         else:
-            heard = f"each replica heard all {len(report.events)} events once, those of a conversation in order"
+            heard = f"each replica received all {len(report.events)} events once, those of a conversation in order"
             words = f"VERIFIED in {took}: {heard}, ran its hooks in that order too, and SQL holds the same events."
             self._print(Text(words, "bold green"))
 
     def _lines(self, name: str, hooks: Iterable[dict[str, Any]]) -> list[Text]:
         return [
             line
-            for told in hooks
+            for ran in hooks
             for line in (
-                Text(told["hook"], self._colours[name]),
-                *(Text(f"  {words}", "dim") for words in _in_words(told["hook"], told["given"], told["found"])),
+                Text(ran["hook"], self._colours[name]),
+                *(Text(f"  {words}", "dim") for words in _in_words(ran["hook"], ran["given"], ran["found"])),
             )
         ]
 

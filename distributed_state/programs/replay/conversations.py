@@ -20,7 +20,7 @@ from distributed_state.values.model import Message
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What was said, turn by turn: a user's message and everything up to the next one."""
+    """A conversation by turns: a user's message and everything up to the next one."""
 
     id: str
     turns: tuple[tuple[Message, ...], ...]
@@ -55,7 +55,7 @@ def parse_conversations(lines: Iterable[bytes], place: str) -> list[Conversation
             continue
         conversation = _conversation(line, f"{place}, line {number}")
         if conversation.id in found:
-            raise InvalidValue(f"{place}, line {number}: the id {conversation.id!r} was there before")
+            raise InvalidValue(f"{place}, line {number}: the id {conversation.id!r} occurs twice")
         found[conversation.id] = conversation
     if not found:
         raise InvalidValue(f"{place}: holds no conversation")
@@ -66,9 +66,9 @@ def _conversation(line: bytes, place: str) -> Conversation:
     try:
         fields = json.loads(line)
     except ValueError as error:
-        raise InvalidValue(f"{place}: is not JSON, or was cut off: {error}") from error
+        raise InvalidValue(f"{place}: is not JSON, or is truncated: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("id"), str) or not fields["id"]:
-        raise InvalidValue(f'{place}: needs the form {{"id": "...", "messages": [...]}}')
+        raise InvalidValue(f'{place}: must have the form {{"id": "...", "messages": [...]}}')
     if not isinstance(fields.get("messages"), list) or not fields["messages"]:
         raise InvalidValue(f"{place}: {fields['id']!r} has no list of messages")
     return Conversation(fields["id"], cut([_message(one, place, at) for at, one in enumerate(fields["messages"])]))

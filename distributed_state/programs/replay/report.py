@@ -1,4 +1,4 @@
-"""What a replay came to. Law: every figure is counted or measured in the run that it reports."""
+"""The report of a replay. Law: every figure is counted or measured in the run that it reports."""
 
 from __future__ import annotations
 

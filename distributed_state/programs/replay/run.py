@@ -27,7 +27,7 @@ from distributed_state.programs.servers import redis_server
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to replay, where and how roughly."""
+    """What to replay, where, and how many workers to kill."""
 
     conversations: Sequence[Conversation]
     url: str | None = None
@@ -45,7 +45,7 @@ class Plan:
         if self.in_process and (self.kills or self.url):
             raise InvalidValue("in one process there is no worker to kill and no server; leave out --kill and --url")
         if self.archive == "memory":
-            raise InvalidValue("an archive in memory is gone with its process; name a database, or none")
+            raise InvalidValue("an archive in memory is lost with its process; name a database, or none")
 
 
 def replay(plan: Plan, console: Console) -> Report:
@@ -70,7 +70,7 @@ def replay(plan: Plan, console: Console) -> Report:
             start = time.monotonic()
             store.archive()
             lag = time.monotonic() - start
-        # Opened anew: nothing of what it answers can come from the hot tier of the store that wrote.
+        # A new store: nothing that it answers can come from the hot tier of the store that wrote.
         with StateStore.open(**settings, archiver=False) as store, console.status("reading back from SQL"):
             found = verify(store, plan.conversations, tally.acks)
         messages = sum(len(conversation.messages) for conversation in plan.conversations)
@@ -109,7 +109,7 @@ def _refuse_to_mix(store: StateStore, plan: Plan) -> None:
 
 @contextmanager
 def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
-    """The settings that all stores of this replay share, with a server of our own if none is named."""
+    """The settings that all stores of this replay share, with a new server if none is named."""
     settings: dict[str, Any] = {"archive": plan.archive or f"sqlite:///{folder / 'archive.db'}"}
     # On servers that hold other data too, every replay has a namespace of its own.
     settings["namespace"] = plan.namespace or f"replay-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""The store over HTTP, for workers in containers: `distributed-state serve`. A program beside the core."""
+"""The store over HTTP, for workers in containers: `distributed-state serve`."""
 
 from distributed_state.programs.service.app import Service
 from distributed_state.programs.service.limits import Limits

@@ -1,4 +1,4 @@
-"""Answers as JSON. Law: which status an error has is said here, in one table, and nowhere else."""
+"""Responses as JSON. Law: one table maps errors to statuses, and it is here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from distributed_state.errors import (
 
 log = logging.getLogger(__name__)
 
-# The nearest class that an error is of counts. What is not here is a fault of the worker or of what is stored: 500.
+# The most specific class counts. Any other error is a fault of the worker or of the stored data: 500.
 STATUS: dict[type[BaseException], int] = {
     AccessDenied: 403,
     NotFound: 404,
@@ -41,7 +41,7 @@ STATUS: dict[type[BaseException], int] = {
     InvalidValue: 422,
     Locked: 423,
     Backpressure: 429,
-    Fenced: 503,  # the lease was lost, nothing was written: to be repeated
+    Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
@@ -49,7 +49,7 @@ _HTTP = {404: "NotFound", 405: "MethodNotAllowed"}
 
 
 def encode(value: Any) -> bytes:
-    """JSON text of what the store gave."""
+    """Encode a value of the store as JSON."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -58,12 +58,12 @@ def encode(value: Any) -> bytes:
 
 
 def answer(value: Any, status: int = 200) -> Response:
-    """An answer that went well."""
+    """The response to a request that succeeded."""
     return Response(encode(value), status, media_type="application/json")
 
 
 def refusal(error: Exception) -> Response:
-    """The answer to a request that raised this."""
+    """The response to a request that raised this error."""
     if isinstance(error, HTTPException):
         name = _HTTP.get(error.status_code, "HTTPException")
         message = error.detail
@@ -71,9 +71,9 @@ def refusal(error: Exception) -> Response:
         return _refused(name, message, status, dict(error.headers or {}))
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     if isinstance(error, DurabilityUnknown) and error.request_id is not None:
-        status = 503  # applied in part: the same request, repeated under its id, completes it. Without one: not again
+        status = 503  # applied in part: a retry under the same id completes it; without an id it must not be retried
     if not isinstance(error, StateError):
-        # What went wrong inside is for the log: its text may hold anything.
+        # An unexpected error is for the log alone: its text may hold anything.
         log.error("a request failed", exc_info=error)
         return _refused("InternalError", "the worker failed; its log says how", 500, {})
     if status == 500:
@@ -87,5 +87,5 @@ def _refused(name: str, message: str, status: int, headers: dict[str, str]) -> R
     if status in _LATER:
         response.headers["Retry-After"] = "1"
     if status == 413:
-        response.headers["Connection"] = "close"  # the rest of the body is not worth reading
+        response.headers["Connection"] = "close"  # so that the rest of the body need not be read
     return response

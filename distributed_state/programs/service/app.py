@@ -85,22 +85,22 @@ class Service:
         streams = Gauge(f"{prefix}_event_streams", "Readers of events.", registry=self.registry)
         streams.set_function(lambda: len(self._streams))
 
-    # Its life
+    # Lifecycle
 
     def begin(self, store: AsyncStateStore) -> None:
-        """Serve this store from now on; until then every answer is 503, but that of /healthz."""
+        """Serve this store from now on; until then every answer but that of /healthz is 503."""
         self._probes = probes(store, self.limits.check)
         self.registry.register(collector(store))
         self.store = store
 
     async def leave(self) -> None:
-        """Let whoever asks know that this worker ends, and serve for a moment more."""
+        """Fail /readyz, so that load balancers send no more requests, and serve for a moment more."""
         self.draining = True
         if self.store is not None:
             await asyncio.sleep(self.limits.notice)
 
     async def drain(self) -> None:
-        """End the streams of events, and let the requests that run end. To be called when no more come."""
+        """End the streams of events, and wait for the running requests. Call it when no more are accepted."""
         for stream in self._streams:
             stream.end()
         await self._work.finish(self.limits.drain)
@@ -113,7 +113,7 @@ class Service:
         began = time.perf_counter()
         try:
             response = await self._served(served, request)
-        except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is none of ours
+        except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
             response = refusal(error)
         took = time.perf_counter() - began
         self._requests.labels(request.method, path, response.status_code).inc()
@@ -122,9 +122,9 @@ class Service:
 
     async def _served(self, served: Served, request: Request) -> Response:
         if self.store is None:
-            raise Unavailable("this worker is starting: it waits for Redis and SQL")
+            raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
         if len(self._work) >= self.limits.requests:
-            raise Backpressure(f"this worker serves {self.limits.requests} requests already")
+            raise Backpressure(f"this worker already serves {self.limits.requests} requests")
         actor = requests.header(request, "x-actor")
         with self.store.acting_as(actor) if actor else contextlib.nullcontext():
             return await self._work.within(self.limits.request, served(self.store, self.limits, request))
@@ -148,11 +148,11 @@ class Service:
         return self._sent(request, refusal(error), 0.0)
 
     async def _events(self, store: AsyncStateStore, limits: Limits, request: Request) -> Response:
-        """GET /events?types=conversation.*&since= and the header Last-Event-ID, which counts more."""
+        """GET /events?types=conversation.*&since= and the header Last-Event-ID, which takes precedence."""
         if self.draining:
-            raise Unavailable("this worker ends")
+            raise Unavailable("this worker is stopping")
         if len(self._streams) >= limits.streams:
-            raise Backpressure(f"this worker has {limits.streams} readers of events already")
+            raise Backpressure(f"this worker already has {limits.streams} event streams")
         types = [each for given in request.query_params.getlist("types") for each in given.split(",") if each]
         since = requests.header(request, "last-event-id") or request.query_params.get("since") or None
         stream = EventStream(store.events(*types, since=since), limits, self._streams.discard)
@@ -164,22 +164,22 @@ class Service:
             raise
         return stream
 
-    # Of the worker itself
+    # The worker itself
 
     async def _healthz(self, request: Request) -> Response:
         return answer({"status": "alive"})
 
     async def _readyz(self, request: Request) -> Response:
-        """GET /readyz, or ?need=redis for a fleet that is to serve what is in Redis while SQL is away."""
+        """GET /readyz, or ?need=redis for a fleet that serves what is in Redis while SQL is unavailable."""
         needed = request.query_params.get("need", "redis,sql").split(",")
         if not self._probes or self.draining:
             return answer({"status": "draining" if self.draining else "starting"}, 503)
         try:
             asked = {name: self._probes[name] for name in needed}
         except KeyError as error:
-            return refusal(InvalidValue(f"need is made of redis and sql, not {error.args[0]!r:.40}"))
-        found = await asyncio.gather(*(probe.complaint() for probe in asked.values()))
-        said = {name: complaint or "answers" for name, complaint in zip(asked, found, strict=True)}
+            return refusal(InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}"))
+        found = await asyncio.gather(*(probe.problem() for probe in asked.values()))
+        said = {name: problem or "answers" for name, problem in zip(asked, found, strict=True)}
         ready = not any(found)
         response = answer({"status": "ready" if ready else "not ready", **said}, 200 if ready else 503)
         if not ready:

@@ -1,4 +1,4 @@
-"""Whether this worker can serve. Law: asking costs a server at most one small question a second, however many ask."""
+"""Whether this worker can serve. Law: each server gets at most one small probe a second, however many ask."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from distributed_state.store.asyncio import AsyncStateStore
 
 
 class Probe:
-    """One server, asked now and then. A question that hangs is waited for again, and no second one is asked."""
+    """A probe of one server, its result cached. While one hangs, no second one is started."""
 
     def __init__(self, ask: Callable[[], Awaitable[Any]], seconds: float) -> None:
         self._ask = ask
         self._seconds = seconds
-        self._asking: asyncio.Task[str] | None = None
-        self._said = ""
+        self._running: asyncio.Task[str] | None = None
+        self._result = ""
         self._until = 0.0
 
-    async def complaint(self) -> str:
+    async def problem(self) -> str:
         """Why the server is not usable, "" if it is."""
         if time.monotonic() >= self._until:
-            if self._asking is None:
-                self._asking = asyncio.create_task(self._asked())
-            asking = self._asking
-            await asyncio.wait((asking,), timeout=self._seconds)
-            if asking.done():
-                self._said = asking.result()
-                self._asking = None
+            if self._running is None:
+                self._running = asyncio.create_task(self._probed())
+            running = self._running
+            await asyncio.wait((running,), timeout=self._seconds)
+            if running.done():
+                self._result = running.result()
+                self._running = None
             else:
-                self._said = f"no answer within {self._seconds:g} s"
+                self._result = f"no answer within {self._seconds:g} s"
             self._until = time.monotonic() + self._seconds
-        return self._said
+        return self._result
 
-    async def _asked(self) -> str:
+    async def _probed(self) -> str:
         try:
             await self._ask()
         except StateError as error:
@@ -45,9 +45,9 @@ class Probe:
 
     async def close(self) -> None:
         """Stop asking."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait((self._asking,))
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait((self._running,))
 
 
 def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:

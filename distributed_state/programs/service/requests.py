@@ -1,4 +1,4 @@
-"""What a client sent. Law: it is looked at before anything is asked of the store, and never read without a bound."""
+"""Parsing of requests. Law: all input is validated before the store is used, and none is read without a limit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_LAST = 10_000
 
 
 async def body(request: Request, limit: int, *allowed: str) -> dict[str, Any]:
-    """The JSON object that was sent, with no other fields than those allowed; without a body, an empty one."""
+    """Read the body, a JSON object with no other fields than those allowed; {} if there is none."""
     data = await _bytes(request, limit)
     try:
         # Not orjson: it reads large integers as floats, and a value must come back as it was sent.
@@ -41,7 +41,7 @@ async def _bytes(request: Request, limit: int) -> bytes:
                 raise TooLarge(f"the body is more than {limit} bytes")
             parts.append(part)
     except ClientDisconnect as error:
-        raise Unavailable("the client left before its request was whole") from error
+        raise Unavailable("the client disconnected before its request was complete") from error
     return b"".join(parts)
 
 
@@ -72,7 +72,7 @@ def messages(given: dict[str, Any], name: str = "messages") -> list[dict[str, An
 
 
 def number(request: Request, name: str, default: int, most: int) -> int:
-    """A whole number of the query."""
+    """An integer in the query."""
     given = request.query_params.get(name)
     if given is None:
         return default
@@ -82,7 +82,7 @@ def number(request: Request, name: str, default: int, most: int) -> int:
 
 
 def flag(request: Request, name: str) -> bool:
-    """A yes or no of the query."""
+    """A boolean in the query."""
     given = request.query_params.get(name, "false")
     if given not in ("true", "false"):
         raise InvalidValue(f"{name} is true or false, not {given!r:.40}")

@@ -1,6 +1,6 @@
 """A worker as a process. Law: SIGTERM ends it with code 0 and loses nothing acknowledged; a second one ends it at once.
 
-It listens from the first, so that whoever watches it sees that it is alive, and answers when Redis and SQL do.
+It listens from the start, so that its health can be probed, and serves once Redis and SQL answer.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _KEEP_ALIVE = 75  # longer than most proxies keep a connection: the side that se
 
 
 class Protocol(H11Protocol):
-    """A connection that a request can break off.
+    """A connection that a request can abort.
 
     Of h11, which costs a tenth of a millisecond more than httptools: that one knows no limit of a request's head, loses
-    the body of a request that would rather speak HTTP/2, and tells not every request of a connection that it is gone.
+    the body of a request that offers an upgrade to HTTP/2, and does not report every disconnect.
     """
 
     def connection_made(self, transport: Any) -> None:
@@ -47,7 +47,7 @@ class Protocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Leaves the signals to us: uvicorn would end by the signal, not with code 0."""
+    """Leaves signals to `serve`: uvicorn would die of the signal instead of exiting with code 0."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -63,14 +63,14 @@ def serve(
     wait: float = 60.0,
     limits: Limits | None = None,
     access_log: bool = False,
-    told: Callable[[str], None] = log.info,
+    report: Callable[[str], None] = log.info,
 ) -> None:
-    """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `told` hears which.
+    """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `report` is called with its URL.
 
     While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
     ConfigurationError at once. Uses uvloop if it is installed.
     """
-    # Else it would go wherever the level of all logging is `info`.
+    # Otherwise it would be written wherever the root logger's level is `info`.
     access.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
@@ -80,8 +80,8 @@ def serve(
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner, _listening(host, port) as listener:
-        if not runner.run(_run(open_store, listener, wait, limits or Limits(), told)):
-            # Some thread waits for a server that does not answer, and leaving in order would wait for that thread.
+        if not runner.run(_run(open_store, listener, wait, limits or Limits(), report)):
+            # A thread waits for a server that does not answer, and a normal exit would wait for that thread.
             sys.stdout.flush()
             os._exit(0)
 
@@ -91,14 +91,14 @@ async def _run(
     listener: socket.socket,
     wait: float,
     limits: Limits,
-    told: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> bool:
-    """Whether all was closed in order."""
+    """Serve until it is stopped; False if the store could not be closed in time."""
     stopping = asyncio.Event()
     service = Service(limits)
     store: AsyncStateStore | None = None
     closed = True
-    with _hearing(stopping):
+    with _stopping_on_signals(stopping):
         config = uvicorn.Config(
             service.app, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
             server_header=False, proxy_headers="FORWARDED_ALLOW_IPS" in os.environ, timeout_keep_alive=_KEEP_ALIVE,
@@ -110,14 +110,14 @@ async def _run(
             store = await _unless(stopping, open_patiently(open_store, wait))
             if store is not None:
                 service.begin(store)
-                # A full collection would look at all that was loaded until now, and nothing is answered meanwhile.
+                # A full garbage collection would scan everything loaded so far, and nothing is answered meanwhile.
                 gc.collect()
                 gc.freeze()
-                told(f"serving on {_shown(listener)}")
+                report(f"serving on {_shown(listener)}")
                 await _unless(stopping, asyncio.shield(serving))
         finally:
             if stopping.is_set():
-                told("draining")
+                report("draining")
             await service.leave()
             server.should_exit = True
             await service.drain()
@@ -125,7 +125,7 @@ async def _run(
             if store is not None:
                 closed = await _close(store, limits)
             if stopping.is_set():
-                told("stopped")
+                report("stopped")
     return closed
 
 
@@ -145,7 +145,7 @@ async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], w
 
 
 async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
-    """The result of this work, or None if we are to stop before it is done."""
+    """Return the work's result, or None if `stopping` is set before it is done."""
     task = asyncio.ensure_future(work)
     stop = asyncio.ensure_future(stopping.wait())
     try:
@@ -159,32 +159,32 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
 
 
 async def _close(store: AsyncStateStore, limits: Limits) -> bool:
-    """Whether it could be done in time; else leases run out by themselves, and another worker archives."""
+    """Close the store; False if it took too long: then leases expire, and another worker archives."""
     if store.settings.archiver:
         try:
             async with asyncio.timeout(limits.archive):
                 await store.tiers().archiver.drain()  # the service's own work: no policy is asked for it
         except (StateError, TimeoutError) as error:
-            log.warning("not all is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
+            log.warning("not everything is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
     closing = asyncio.create_task(store.close())
     done, _ = await asyncio.wait((closing,), timeout=limits.close)
     if not done:
-        log.warning("a server does not answer: ending without a word to it")
+        log.warning("a server does not answer: exiting without closing its connections")
     return bool(done)
 
 
 @contextmanager
-def _hearing(stopping: asyncio.Event) -> Iterator[None]:
-    """Stop at the first signal; the second is not to be outwaited by anything, so it ends the process itself."""
+def _stopping_on_signals(stopping: asyncio.Event) -> Iterator[None]:
+    """Set `stopping` at the first signal; the second ends the process at once, whatever is still waited for."""
     loop = asyncio.get_running_loop()
 
-    def heard(number: int, _: Any) -> None:
+    def received(number: int, _: Any) -> None:
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
         loop.call_soon_threadsafe(lambda: None)  # wakes the loop up
 
-    before = {number: signal.signal(number, heard) for number in _SIGNALS}
+    before = {number: signal.signal(number, received) for number in _SIGNALS}
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Events as server-sent events. Law: each carries the position behind it, so a reader that comes back misses nothing.
+"""Events as server-sent events. Law: each carries the position after it, so a client that reconnects misses nothing.
 
-A slow reader costs the events that its consumer holds, which are bounded; the others wait in Redis. One that takes
-nothing at all for a while is disconnected, and goes on from `Last-Event-ID` when it comes back. Source: the WHATWG
+For a slow client this process holds a bounded number of events; the others wait in Redis. A client that reads nothing
+for a while is disconnected, and continues from `Last-Event-ID` when it reconnects. Source: the WHATWG
 HTML standard, "Server-sent events".
 """
 
@@ -23,11 +23,11 @@ from distributed_state.values.results import Event
 log = logging.getLogger(__name__)
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
-TRANSPORT = "transport"  # in the state of a request: the connection, which ASGI itself cannot break off
+TRANSPORT = "transport"  # in the state of a request: the connection, which ASGI itself cannot abort
 
 
 class EventStream(Response):
-    """Writes events until the reader leaves, is too slow, or the worker ends. Closes the events."""
+    """Writes events until the client disconnects or is too slow, or the worker stops; then closes the subscription."""
 
     media_type = "text/event-stream"
 
@@ -38,15 +38,15 @@ class EventStream(Response):
         self._events = events
         self._limits = limits
         self._over = over
-        self._told = ""
+        self._sent_position = ""
         self._ended = False
 
     async def join(self) -> None:
-        """Begin to listen, before anything is answered: what cannot be is an error with a status of its own."""
+        """Subscribe before anything is answered, so that an error is answered with its own status."""
         await self._events.join()
 
     def end(self) -> None:
-        """Write no more. The reader comes back, here or elsewhere, with where it was."""
+        """End the stream. The client reconnects, here or to another worker, with its position."""
         self._ended = True
         self._events.end()
 
@@ -60,11 +60,11 @@ class EventStream(Response):
                 await self._write(send, block)
             await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
-            log.info("a reader of events took nothing for %g s and was disconnected", self._limits.slow)
+            log.info("a client of the event stream read nothing for %g s and was disconnected", self._limits.slow)
             transport = scope.get("state", {}).get(TRANSPORT)
             if transport is not None:
-                transport.abort()  # closing it would wait for the reader to take what is under way
-                await asyncio.wait((leaving,), timeout=1)  # or uvicorn would call the answer unfinished
+                transport.abort()  # closing it would wait for the client to read what is buffered
+                await asyncio.wait((leaving,), timeout=1)  # or uvicorn would log the response as incomplete
         finally:
             self._over(self)
             leaving.cancel()
@@ -75,10 +75,10 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": block, "more_body": True})
 
     async def _next(self) -> bytes | None:
-        """What to write next, None at the end."""
+        """Return what to write next, None at the end."""
         event = await self._readable(self._limits.heartbeat)
         if event is None:
-            # A position without an event moves a reader on past what it did not ask for.
+            # A position without an event moves a client on past events of other types.
             return None if self._ended else b":\n%b\n" % self._position().encode()
         parts = [self._shown(event)]
         size = len(parts[0])
@@ -91,22 +91,22 @@ class EventStream(Response):
         return b"".join(parts)
 
     async def _readable(self, timeout: float) -> Event | None:
-        """The next event. One that this worker cannot read is passed over: a reader would meet it again for ever."""
+        """Return the next event. A corrupt one is skipped: a client that reconnects would get the error forever."""
         while True:
             try:
                 return await self._events.next(timeout)
             except CorruptState as error:
-                log.error("an event is not shown: %s", error)
+                log.error("skipped a corrupt event: %s", error)
 
     def _shown(self, event: Event) -> bytes:
         return b"%bevent: %b\ndata: %b\n\n" % (self._position().encode(), event.type.encode(), encode(event.to_dict()))
 
     def _position(self) -> str:
-        """The line that tells where the reader is, if it does not know yet."""
+        """Return the line with the client's position, if it changed since the last one."""
         position = self._events.position
-        if position == self._told:
+        if position == self._sent_position:
             return ""
-        self._told = position
+        self._sent_position = position
         return f"id: {position}\n"
 
     async def _notice_leaving(self, receive: Receive) -> None:

@@ -1,6 +1,6 @@
-"""Requests under way. Law: each is answered in time; what one that was given up leaves is tidied up behind its answer.
+"""Running requests. Law: each is answered in time; one that was abandoned is cleaned up after its answer.
 
-A turn that is cancelled gives its lease back, which takes a while where Redis does not answer.
+A turn that is cancelled releases its lease, which takes a while if Redis does not answer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 from distributed_state.errors import Unavailable
 
 T = TypeVar("T")
-_TIDYING = 2.0
+_CLEANING_UP = 2.0
 
 
 class Work:
-    """The requests that are running, and those that are tidied up."""
+    """The requests that are running, and those that are being cleaned up."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -26,7 +26,7 @@ class Work:
         return len(self._waiting)
 
     async def within(self, seconds: float, work: Coroutine[Any, Any, T]) -> T:
-        """What the work comes to. Raises Unavailable after so many seconds, or when `finish` gives it up."""
+        """Return the work's result. Raises Unavailable after so many seconds, or when `finish` abandons it."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work)
         over = loop.create_future()
@@ -43,7 +43,7 @@ class Work:
                 task.cancel()
         if not task.done():
             raise Unavailable(
-                f"given up after {seconds:g} s or as the worker ends; a turn with a request_id may be repeated"
+                f"abandoned after {seconds:g} s or as the worker stops; a turn with a request_id may be repeated"
             )
         return task.result()
 
@@ -51,14 +51,14 @@ class Work:
         self._tasks.discard(task)
         _settle(over)
         if not task.cancelled():
-            task.exception()  # marked as seen: who asked may have been answered before
+            task.exception()  # marks it as retrieved: the client may have been answered before
 
     async def finish(self, seconds: float) -> None:
-        """Wait for what is running, at most so long; then give it up."""
+        """Wait for what is running, at most so long; then abandon it."""
         await self._ended(seconds)
         for over in list(self._waiting):
             _settle(over)
-        await self._ended(_TIDYING)
+        await self._ended(_CLEANING_UP)
 
     async def _ended(self, seconds: float) -> None:
         if self._tasks:

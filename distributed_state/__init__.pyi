@@ -1,0 +1,173 @@
+# What `__init__.py` offers, for type checkers and editors, which cannot follow names that are loaded on first use.
+
+from distributed_state.agents.agent import AsyncAgent
+from distributed_state.agents.blocking_agent import Agent, Host
+from distributed_state.agents.commands import CommandArgument
+from distributed_state.agents.display import LogLevel
+from distributed_state.agents.host import AsyncHost
+from distributed_state.agents.status import Limits, Status
+from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.conversation.context import Context
+from distributed_state.conversation.formats import (
+    from_anthropic,
+    from_langchain,
+    from_openai,
+    to_anthropic,
+    to_langchain,
+    to_openai,
+)
+from distributed_state.conversation.phases import DEFAULT, REASONING_MACHINE, TASK_MACHINE, StateMachine
+from distributed_state.conversation.ready_schemas import TaskState, UserState
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.tokens import tiktoken_counter
+from distributed_state.conversation.toolbox import TOOLBOX
+from distributed_state.conversation.tools import Tool, tool
+from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.typed_session import AsyncTypedSession
+from distributed_state.conversation.window import Summary, Window, truncate_history
+from distributed_state.conversation.workflow import Workflow
+from distributed_state.errors import (
+    AccessDenied,
+    Backpressure,
+    ColdUnavailable,
+    CommandFailed,
+    ConfigurationError,
+    Conflict,
+    CorruptState,
+    DecryptionFailed,
+    Deleted,
+    DurabilityUnknown,
+    Fenced,
+    Interrupted,
+    InvalidTransition,
+    InvalidValue,
+    Locked,
+    LockTimeout,
+    NotFound,
+    SchemaMismatch,
+    StateError,
+    TooLarge,
+    Unavailable,
+    WarmUnavailable,
+)
+from distributed_state.records.access import Policy, Request
+from distributed_state.records.record import AsyncRecord
+from distributed_state.records.schema import Schema
+from distributed_state.records.transaction import Transaction
+from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.settings import Settings
+from distributed_state.store import metrics as metrics
+from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.store.blocking import StateStore
+from distributed_state.store.blocking_contexts import Lease, Turn
+from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.store.doctor import Finding
+from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.upcasting import Upcast
+from distributed_state.values import merge
+from distributed_state.values.encryption import Encryption, KeyRing
+from distributed_state.values.model import Message
+from distributed_state.values.results import (
+    Change,
+    Checkpoint,
+    Event,
+    Lifetime,
+    Replica,
+    SessionInfo,
+    Snapshot,
+    Written,
+)
+from distributed_state.warm.lease import AsyncLease
+
+__all__ = [
+    "DEFAULT",
+    "REASONING_MACHINE",
+    "TASK_MACHINE",
+    "AccessDenied",
+    "Agent",
+    "AgentPhase",
+    "AgentState",
+    "AsyncAgent",
+    "AsyncHost",
+    "AsyncLease",
+    "AsyncRecord",
+    "AsyncSession",
+    "AsyncStateStore",
+    "AsyncTurn",
+    "AsyncTypedRecord",
+    "AsyncTypedSession",
+    "Backpressure",
+    "Change",
+    "Checkpoint",
+    "ColdUnavailable",
+    "CommandArgument",
+    "CommandFailed",
+    "ConfigurationError",
+    "Conflict",
+    "Context",
+    "CorruptState",
+    "DecryptionFailed",
+    "Deleted",
+    "DurabilityUnknown",
+    "Encryption",
+    "Event",
+    "Fenced",
+    "Finding",
+    "Host",
+    "InvalidTransition",
+    "Interrupted",
+    "InvalidValue",
+    "KeyRing",
+    "Lease",
+    "Limits",
+    "LockTimeout",
+    "LogLevel",
+    "Locked",
+    "Lifetime",
+    "Message",
+    "NotFound",
+    "Policy",
+    "Record",
+    "Reencrypted",
+    "Replica",
+    "Request",
+    "Role",
+    "Schema",
+    "SchemaMismatch",
+    "Session",
+    "SessionInfo",
+    "Settings",
+    "Snapshot",
+    "StateError",
+    "StateMachine",
+    "StateStore",
+    "Status",
+    "TOOLBOX",
+    "TaskState",
+    "Summary",
+    "TooLarge",
+    "Tool",
+    "ToolCall",
+    "Transaction",
+    "Turn",
+    "TypedRecord",
+    "TypedSession",
+    "Unavailable",
+    "UserState",
+    "Upcast",
+    "WarmUnavailable",
+    "Workflow",
+    "WorkingMemory",
+    "Written",
+    "tool",
+    "Window",
+    "from_anthropic",
+    "from_langchain",
+    "merge",
+    "from_openai",
+    "tiktoken_counter",
+    "to_anthropic",
+    "to_langchain",
+    "to_openai",
+    "truncate_history",
+]

@@ -1,0 +1,174 @@
+"""A server in a process of its own. Law: whoever starts it ends it and removes its files, however the block ends."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import random
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from distributed_state.errors import ConfigurationError
+
+_START_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+# Below the ports that systems lend to outgoing connections: otherwise a client that retries while its server is
+# down may be lent the server's own port, and the server could not come back.
+_PORTS = range(15_000, 32_000)
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on now."""
+    for port in random.SystemRandom().sample(_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ConfigurationError(f"none of 100 ports tried from {_PORTS.start} to {_PORTS.stop} is free")
+
+
+class Server(ABC):
+    """One child process that can be ended, frozen and started again on the same port and files."""
+
+    stop_signal = signal.SIGTERM
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.directory = directory
+        self.log = directory / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._owner = os.getpid()
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """The URL under which a store finds this server."""
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server. Raises ConfigurationError if it was stopped."""
+        if self._process is None:
+            raise ConfigurationError(f"the server on port {self.port} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is there; a paused server counts as running."""
+        return self._process is not None and self._process.poll() is None
+
+    @abstractmethod
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        """Start the process with its output going to `log`."""
+
+    @abstractmethod
+    def _answers(self) -> bool:
+        """Whether the server takes commands now. May raise OSError."""
+
+    def start(self) -> None:
+        """Start, or start again with the files that are there, and wait until the server answers."""
+        if self.running:
+            return
+        deadline = time.monotonic() + _START_SECONDS
+        self._spawn()
+        while not self._ready():
+            if not self.running:
+                if not self._may_try_again():
+                    raise ConfigurationError(f"the server on port {self.port} ended at once:\n{self._log_tail()}")
+                self._spawn()
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ConfigurationError(f"no answer from port {self.port} in {_START_SECONDS} s:\n{self._log_tail()}")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End it in the orderly way."""
+        if self.running:
+            self.resume()
+            self._send(self.stop_signal)
+            self._wait()
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would."""
+        if self.running:
+            self._send(signal.SIGKILL)
+            self._wait()
+
+    def pause(self) -> None:
+        """Freeze it with SIGSTOP: connections stay open and nothing answers."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._send(signal.SIGCONT)
+
+    def _processes(self) -> list[int]:
+        return [self.pid]
+
+    def _send(self, number: signal.Signals) -> None:
+        # A forked child inherits this object; the server is not its to end.
+        if os.getpid() != self._owner:
+            return
+        for pid in self._processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _spawn(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = self._launch(log.fileno())
+        atexit.unregister(self.kill)
+        atexit.register(self.kill)
+
+    def _wait(self) -> None:
+        if self._process is None or os.getpid() != self._owner:
+            return
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._send(signal.SIGKILL)
+            self._process.wait()
+        atexit.unregister(self.kill)
+
+    def _ready(self) -> bool:
+        try:
+            return self.running and self._answers()
+        except OSError:
+            return False
+
+    def _may_try_again(self) -> bool:
+        return False
+
+    def _log_tail(self, size: int = 1000) -> str:
+        return self.log.read_bytes()[-size:].decode("utf-8", "replace").strip() or "(its log is empty)"
+
+
+@contextmanager
+def working_folder(directory: Path | None) -> Iterator[Path]:
+    """This folder, made if need be, or one that goes at the end."""
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield directory
+        return
+    with tempfile.TemporaryDirectory(prefix="distributed-state-", ignore_cleanup_errors=True) as place:
+        yield Path(place)
+
+
+def launch(command: Sequence[str], cwd: Path, log: int, drop_root: bool = False) -> subprocess.Popen[bytes]:
+    """Start a server in a session of its own, as nobody if it must not be root."""
+    nobody = drop_root and os.geteuid() == 0
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        # Its own session: a Ctrl-C in the terminal is for us, who then end the server.
+        start_new_session=True,
+        user="nobody" if nobody else None,
+        extra_groups=[] if nobody else None,
+    )
