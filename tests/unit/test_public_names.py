@@ -58,7 +58,7 @@ def test_the_stub_is_the_package() -> None:
     ("written", "instead", "name"),
     [
         ('    "StateStore",\n', "", "StateStore"),
-        ("import Agent, Host\n", "import Agent, Agent as Host\n", "Host"),
+        ("import Host\n", "import Agent as Host\n", "Host"),
         ("distributed_state.store.doctor import Finding", "distributed_state.store.doctor import Found", "Finding"),
         ("from distributed_state.settings import Settings\n", "", "Settings"),
     ],
