@@ -26,7 +26,7 @@ def audit(connection: Connection, namespace: str, sought: Sought) -> list[Happen
 
 
 def event_archived(connection: Connection, namespace: str, partition: int, epoch: str, offset: int, id: str) -> bool:
-    """Whether this very event, one that was written alone, was archived, or set aside."""
+    """Whether this very event, one that was written alone, was archived, or quarantined."""
     e = events.c
     q = quarantine.c
     place = and_(e.namespace == namespace, e.partition == partition, e.epoch == epoch, e.offset == offset)

@@ -262,7 +262,7 @@ def entries(
 
 
 def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
-    """Whether this very change was archived, or set aside."""
+    """Whether this very change was archived, or quarantined."""
     c = changes.c
     q = quarantine.c
     query = select(c.event).where(c.namespace == namespace, c.record == record, c.version == version)

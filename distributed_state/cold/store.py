@@ -94,12 +94,12 @@ class ColdStore:
             return archive.archive(connection, self.namespace, batches, self.snapshot_every)
 
     def holds(self, record: str, version: int, event: str) -> bool:
-        """Whether this very change was archived, or set aside: at its version there may be another one."""
+        """Whether this very change was archived, or quarantined: at its version there may be another one."""
         with self._database.read() as connection:
             return history.holds(connection, self.namespace, record, version, event)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
-        """Whether this very event was archived, or set aside: at its offset there may be another one."""
+        """Whether this very event was archived, or quarantined: at its offset there may be another one."""
         with self._database.read() as connection:
             return auditing.event_archived(connection, self.namespace, partition, epoch, offset, id)
 
@@ -265,7 +265,7 @@ class ColdStore:
         with self._database.read() as connection:
             return inspection.quarantined(connection, self.namespace)
 
-    def aside(self) -> int:
+    def count_quarantined(self) -> int:
         """How many entries are in quarantine."""
         with self._database.read() as connection:
             return inspection.count(connection, self.namespace, quarantine)

@@ -130,7 +130,7 @@ FIGURES = (
     ),
     Figure(
         "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
-        lambda t: t.archiver.aside, together=max,
+        lambda t: t.archiver.quarantined, together=max,
     ),
     Figure(
         "expired_sessions", "counter", "Sessions ended by this replica because their time was over",

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _ENTRIES_A_PASS = 8000
 _BYTES_A_PASS = 32 * 2**20
 _BYTES_TOGETHER = 2**20
-_ASIDE_SECONDS = 15.0
+_QUARANTINED_SECONDS = 15.0
 _SHORTEST = 0.001
 
 
@@ -59,12 +59,12 @@ class Archiver:
         self.telemetry = warm.telemetry
         self.places: dict[int, PartitionState] = {}  # as last seen
         self.oldest: dict[int, int] = {}  # when the oldest entry on its way to SQL was written, in ms
-        self.aside: int | None = None  # how much SQL holds in quarantine; None: not asked yet
-        self._aside_at = 0.0
+        self.quarantined: int | None = None  # how many entries are, in SQL; None: not asked yet
+        self._quarantined_at = 0.0
 
     @property
     def mine(self) -> list[int]:
-        """The partitions that this replica takes care of now."""
+        """The partitions that this replica archives now."""
         return self._assignment.mine
 
     def begin(self) -> None:
@@ -83,7 +83,7 @@ class Archiver:
         """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""
         if await self.reach(names.partition, done.epoch, done.offset, event):
             return
-        # Somebody else went on past its offset: with it, or after Redis had lost it.
+        # Another archiver went on past its offset: with it, or after Redis had lost it.
         if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
             raise ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
 
@@ -151,7 +151,7 @@ class Archiver:
     # One pass
 
     async def _drive(self, partitions: Sequence[int]) -> Pass:
-        """One pass over those of the partitions that nobody else of this replica is at.
+        """One pass over those of the partitions that no other caller of this replica archives now.
 
         To be shielded: who waits for a pass waits for as long as it is noted here.
         """
@@ -277,7 +277,7 @@ class Archiver:
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
-                await self._look_aside()
+                await self._count_quarantined()
             except StateError as error:
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)
@@ -286,9 +286,9 @@ class Archiver:
                 # Together, commits are archived at a fraction of the cost.
                 await self._port.sleep(pause)
 
-    async def _look_aside(self) -> None:
-        """Count what SQL set aside, now and then, if anybody measures."""
+    async def _count_quarantined(self) -> None:
+        """Count what SQL holds in quarantine, now and then, if anybody measures."""
         now = self._port.monotonic()
-        if self.telemetry.measures and now >= self._aside_at:
-            self._aside_at = now + _ASIDE_SECONDS
-            self.aside = await self._port.sql(self._cold.aside)
+        if self.telemetry.measures and now >= self._quarantined_at:
+            self._quarantined_at = now + _QUARANTINED_SECONDS
+            self.quarantined = await self._port.sql(self._cold.count_quarantined)

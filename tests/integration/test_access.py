@@ -319,11 +319,11 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written"), OWN),
     "BATCH": {"on": WRITING, "versions": OWN},
     "CHANGES": dict.fromkeys(
-        ("append", "clear", "delete", "increment", "label", "leave", "lives", "phase", "put", "reserved", "set"),
+        ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
         WRITING,
     )
-    | dict.fromkeys(("set_many", "tell", "undelete", "wipe"), WRITING)
-    | dict.fromkeys(("copy", "draft", "fields"), OWN),
+    | dict.fromkeys(("set_many", "emit", "undelete", "wipe"), WRITING)
+    | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
     "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING),

@@ -233,7 +233,7 @@ if os.fork():
     os.wait()
     sys.exit(store.close())
 store.abandon()
-store.aside()
+store.count_quarantined()
 store.close()
 if sys.argv[2] == "dropped":
     del store
