@@ -1,4 +1,4 @@
-"""Redis' clock, as this replica knows it. Law: deadlines are compared by one clock, whatever the workers' own say.
+"""Redis' clock, as this replica estimates it. Law: deadlines are compared by one clock, whatever the workers' own say.
 
 Between two answers it goes on by this process's monotonic clock, which no setting of the time moves: a worker's wall
 clock may jump either way, and nothing ends sooner or later. The monotonic clock may stand still while a machine is

@@ -26,7 +26,7 @@ from distributed_state.warm.stream import Stream
 
 log = logging.getLogger(__name__)
 MAX_STATUS_BYTES = 16 * 1024
-_BEATS = 3  # so many without a word, and a replica counts as lost
+_BEATS = 3  # after so many missed beats a replica counts as lost
 _KEPT_MS = 3_600_000
 
 
@@ -66,7 +66,7 @@ class Presence:
         self._job: Job | None = None
 
     def begin(self) -> None:
-        """Tell of this replica from now on, unless that is switched off."""
+        """Report this replica from now on, unless that is switched off."""
         if self._every:
             self._job = self._port.spawn(self._run, "distributed-state-beat")
 
@@ -104,7 +104,7 @@ class Presence:
             await self._port.sleep(self._every)
 
     async def _beat(self) -> list[str]:
-        """Tell that we are there; the replicas that we see to be lost."""
+        """Report that we are there; the replicas that we see to be lost."""
         keys = self._keys
         replica = self._warm.replica
         stated = codec.encode(self._card(), "replica")
