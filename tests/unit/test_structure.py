@@ -56,7 +56,6 @@ LONG = dict.fromkeys(
     [
         "conversation.agent_state",
         "store.fleet",
-        "warm.lease",
         "conversation.agent_state",
         "conversation.turn",
         "conversation.window",
