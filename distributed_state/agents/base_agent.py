@@ -19,6 +19,8 @@ from distributed_state.agents.status import Limits, Status, memory_mb
 from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, InvalidValue, StateError
 from distributed_state.events import config as configs
 from distributed_state.port import Port
+from distributed_state.records.context import context_of
+from distributed_state.records.creation import initialize
 from distributed_state.tiers import actors
 from distributed_state.values import codec
 from distributed_state.values.model import Ref
@@ -194,7 +196,7 @@ class BaseAgent(Hooks, Visible):
             return found  # type: ignore[no-any-return]
 
         with self._signing():
-            return bool(await core(handle)._initialize(made, self._persistent_id))
+            return await initialize(context_of(core(handle)), made, self._persistent_id)
 
     async def _activate(self, client: str | None, conversation_id: str | None) -> Event:
         place = {"client": self._client if client is None else client}

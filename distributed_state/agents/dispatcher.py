@@ -16,6 +16,7 @@ from distributed_state.agents.hooks import call, is_defined
 from distributed_state.errors import ConfigurationError, Deleted, StateError, Unavailable
 from distributed_state.events import config
 from distributed_state.port import Port
+from distributed_state.records.context import context_of
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Event
 
@@ -299,10 +300,10 @@ class Hearing:
 
     async def spread(self, agent: BaseAgent) -> config.Spread | None:
         """The config that the fleet was given last, for this agent."""
-        handle = self._store.app(config.RECORD)
+        record = context_of(self._store.app(config.RECORD))
         # One look: with the version of a later one, what came in between would never be taken.
-        entry = await handle._entry(fresh=True)
-        return config.newest(handle._fields(entry), agent.name, entry.version)
+        entry = await record.read(fresh=True)
+        return config.newest(record.fields(entry), agent.name, entry.version)
 
     async def catch_up(self) -> None:
         """Take a config that was given to the fleet while nobody here heard."""

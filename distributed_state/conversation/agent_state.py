@@ -281,6 +281,17 @@ class AgentState(BaseModel):
             raise InvalidValue(f"a memory is a WorkingMemory, not {memory!r:.80}")
         return self.model_copy(update={"memory": memory, "updated_at": _now()})
 
+    @property
+    def saved(self) -> Saved | None:
+        """What the store is known to hold of this state; None for one that was neither loaded nor saved."""
+        return self._saved
+
+    def with_saved(self, saved: Saved) -> Self:
+        """The state, knowing what the store holds of it. For the store, which loads and saves it."""
+        state: Self = self.model_copy()
+        state.__pydantic_private__ = {"_saved": saved}
+        return state
+
     def _move(self, event: str, **fields: Any) -> Self:
         try:
             phase = DEFAULT.next(self.phase, event)

@@ -61,7 +61,7 @@ async def run(
     workflow: Workflow,
     text: str | None,
     request_id: str | None,
-    dress: Callable[[Any], Any],
+    wrap: Callable[[Any], Any],
     **lease: Any,
 ) -> AgentState:
     """Begin or go on with a session's task until it is done, has failed or waits for its user; the state then."""
@@ -74,10 +74,10 @@ async def run(
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
         async with turn:
             # Whoever else runs this session may have done the step meanwhile.
-            if state._saved is None or (state._saved.epoch, state._saved.version) != (turn.epoch, turn.version):
+            if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn)
             if _unfinished(state, workflow):
-                await _step(workflow, state, turn, dress)
+                await _step(workflow, state, turn, wrap)
         state = turn.state or state
     return state
 
@@ -95,7 +95,7 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
             if state is None:
                 raise NotFound(f"{session.ref.text[:200]}: there is no task to go on with")
             return state
-        following = await _told(turn, state, session.ref.id, text)
+        following = await _with_input(turn, state, session.ref.id, text)
         if following is None:
             assert state is not None
             log.info("%s: goes on in phase %s", session.ref.text[:200], state.phase)
@@ -107,7 +107,7 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
     return turn.state
 
 
-async def _told(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
+async def _with_input(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
     """The state with the user's input; None if it is in the middle of the task that this input began."""
     if state is None:
         return AgentState(session_id=session_id, history=tuple(await turn.messages())).new_task(text)
@@ -127,7 +127,7 @@ async def _loaded(turn: AsyncTurn) -> AgentState:
     return state
 
 
-async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dress: Callable[[Any], Any]) -> None:
+async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, wrap: Callable[[Any], Any]) -> None:
     number = turn.get(_NEXT, 0)
     turn.request_id = f"{state.session_id}/{number}"
     turn[_NEXT] = number + 1
@@ -141,7 +141,7 @@ async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dress: C
         )
     if inspect.iscoroutinefunction(step) and not turn.suspends:
         raise InvalidValue(f"the step of phase {state.phase!r} is a coroutine function, for asyncio only")
-    following = step(state, dress(turn))
+    following = step(state, wrap(turn))
     if inspect.isawaitable(following):
         following = await following
     if not isinstance(following, AgentState):

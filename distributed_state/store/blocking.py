@@ -25,13 +25,14 @@ from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncTransaction
 from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
 from distributed_state.settings import Settings
-from distributed_state.store.asyncio import AsyncStateStore, resolve
+from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.blocking_fleet import Events, Fleet
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, _record, _session
 from distributed_state.store.doctor import Finding
-from distributed_state.store.fleet import AsyncFleet
+from distributed_state.store.lifecycle import resolve
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
@@ -50,7 +51,7 @@ class Batch:
         return self._twin.versions
 
     def on(self, handle: Any) -> Any:
-        return self._twin.on(getattr(handle, "_twin", handle))
+        return self._twin.on(twin_of(handle))
 
     def __enter__(self) -> Self:
         return self
@@ -67,8 +68,7 @@ class StateStore(Fleet):
     def __init__(
         self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
     ) -> None:
-        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
-        self._twin.dress = _dress
+        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access, wrap=_wrap)
 
     @property
     def settings(self) -> Settings:
@@ -179,7 +179,7 @@ class StateStore(Fleet):
         return self._twin.acting_as(actor)
 
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
-        return finish(self._twin.get_many([handle._twin for handle in handles]))
+        return finish(self._twin.get_many([twin_of(each) for each in handles]))
 
     def batch(self) -> Batch:
         return Batch(self._twin.batch())
@@ -251,7 +251,7 @@ class StateStore(Fleet):
         return finish(self._twin.stats())
 
 
-def _dress(twin: AsyncSession | AsyncTurn) -> Session | Turn:
+def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:
     """What user code is given on this face."""
     return _session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 
@@ -260,7 +260,7 @@ def _share_docstrings() -> None:
     """The text of each method is written once, on the asyncio face."""
     pairs = (Lease, AsyncLease), (Record, AsyncRecord), (Session, AsyncSession), (StateStore, AsyncStateStore)
     typed = (TypedRecord, AsyncTypedRecord), (TypedSession, AsyncTypedSession), (Edit, AsyncEdit)
-    fleet = (Fleet, AsyncFleet), (Events, AsyncEvents)
+    fleet = (Fleet, AsyncStateStore), (Events, AsyncEvents)
     bodies = (Batch, AsyncBatch), (TransactionBody, AsyncTransaction), (Turn, AsyncTurn)
     for face, twin in (*pairs, *fleet, *typed, *bodies):
         face.__doc__ = _blocking(twin.__doc__ or "")

@@ -140,6 +140,10 @@ class Turn(MutableMapping[str, Any]):
         return self._twin.written
 
     @property
+    def answered_version(self) -> int:
+        return self._twin.answered_version
+
+    @property
     def outcome(self) -> Any:
         return self._twin.outcome
 

@@ -9,8 +9,9 @@ from typing import Any, Self, TypeVar, overload
 from distributed_state.events.config import Source
 from distributed_state.events.handlers import AsyncEvents, Handler
 from distributed_state.port.blocking import finish
+from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_records import Record
-from distributed_state.store.fleet import AsyncFleet
+from distributed_state.store.twins import twin_of
 from distributed_state.values.results import Event, Replica
 
 H = TypeVar("H", bound=Handler)
@@ -54,10 +55,10 @@ class Events:
 
 
 class Fleet:
-    _twin: AsyncFleet
+    _twin: AsyncStateStore
 
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
-        return finish(self._twin.emit(type, data, subject=subject._twin if isinstance(subject, Record) else subject))
+        return finish(self._twin.emit(type, data, subject=twin_of(subject)))
 
     def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
@@ -116,7 +117,7 @@ class Fleet:
         return finish(
             self._twin.audit(
                 conversation=conversation,
-                subject=subject._twin if isinstance(subject, Record) else subject,
+                subject=twin_of(subject),
                 type=type,
                 since=since,
                 until=until,

@@ -15,11 +15,13 @@ from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.window import Strategy, Summarizer, Window
 from distributed_state.hot.cache import MISSING
 from distributed_state.port.blocking import finish
+from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
+from distributed_state.store.twins import twin_of
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Change, Checkpoint, Lifetime, Snapshot, Written
@@ -32,7 +34,7 @@ class Record:
 
     def __init__(self, twin: AsyncRecord) -> None:
         self._twin = twin
-        self._peek = twin._shortcut()
+        self._peek = context_of(twin).shortcut()
 
     @property
     def ref(self) -> Ref:
@@ -217,7 +219,7 @@ class Session(Record):
         return finish(self._twin.transition(event, machine=machine, set=set, append=append))
 
     def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
-        return finish(self._twin.context(last=last, beside=[each._twin for each in beside], counter=counter))
+        return finish(self._twin.context(last=last, beside=[twin_of(each) for each in beside], counter=counter))
 
     def load_state(self) -> AgentState | None:
         return finish(self._twin.load_state())

@@ -307,14 +307,14 @@ HANDLE, WRITING, STORE_USER = (
 UNASKED: dict[str, dict[str, str]] = {
     "STORE": dict.fromkeys(("session", "user", "app", "task"), HANDLE)
     | dict.fromkeys(("open", "close", "off", "ready", "invalidate", "acting_as", "settings", "replica"), LOCAL)
-    | dict.fromkeys(("hook", "tiers", "after_fork"), LOCAL),
-    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate"), LOCAL),
+    | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
+    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL),
     "TYPED": {},
     "VIEW": {"version": OPENING},
     "TURN": dict.fromkeys(
         ("version", "token", "epoch", "lost", "suspends", "repeated", "request_id", "session"), OPENING
     )
-    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written"), OWN),
+    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written", "answered_version"), OWN),
     "BATCH": {"on": WRITING, "versions": OWN},
     "CHANGES": dict.fromkeys(
         ("append", "clear", "delete", "increment", "label", "leave", "lives", "phase", "put", "reserved", "set"),
@@ -639,8 +639,8 @@ async def test_a_hot_read_does_not_get_past_the_policy(opener: Any) -> None:
 @pytest.mark.only(face="blocking")
 async def test_without_a_policy_the_hot_shortcut_is_what_it_was(opener: Any) -> None:
     free, (bound, _) = await opener(namespace=f"{opener.namespace}-b", archive="memory"), await guarded(opener)
-    assert free.session("s").it._peek.__name__ == "_peek"
-    assert bound.session("s").it._peek.__name__ != "_peek"
+    assert free.session("s").it._peek.__name__ == "peek"
+    assert bound.session("s").it._peek.__name__ != "peek"
 
 
 async def test_a_policy_that_fails_denies(opener: Any) -> None:

@@ -925,7 +925,7 @@ async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
-        port, cold = tiers(store).port, core(store)._cold
+        port, cold = tiers(store).port, core(store)._lifecycle.cold
         monotonic, load = port.monotonic, cold.load
         await store.session("s").set("n", 0)
         loss = proxy.lose(COMMIT.sha)
@@ -963,7 +963,7 @@ async def test_while_sql_cannot_say_whether_it_was_applied_a_write_is_not_repeat
         def away(*_: Any) -> int:
             raise ColdUnavailable("it is away")
 
-        core(store)._cold.applied = away
+        core(store)._lifecycle.cold.applied = away
         loss.go.set()
         with pytest.raises(DurabilityUnknown, match="only SQL knows: it is away"):
             await task

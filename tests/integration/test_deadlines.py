@@ -370,7 +370,7 @@ async def test_a_record_without_deadlines_pays_nothing(store: Any) -> None:
     entry = tiers(store).hot.entries["session:s"]
     assert entry.expires == NEVER
     assert b"#timed" not in entry.fields
-    assert core(session)._peek("n") == 1
+    assert core(session)._context.peek("n") == 1
 
 
 async def test_encrypted_and_typed_fields_have_deadlines_too(opener: Any) -> None:

@@ -65,7 +65,7 @@ async def test_a_handler_may_close_the_store(opener: Any, caplog: Any) -> None:
         await store.emit("a")
     await until(lambda: seen)
     assert time.monotonic() - began < 4
-    assert core(store)._cold is None
+    assert core(store)._lifecycle.cold is None
     assert not home.link.up
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 

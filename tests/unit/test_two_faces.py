@@ -39,7 +39,7 @@ PAIRS: list[tuple[type, type]] = [
 ]
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
-    AsyncStateStore: {"tiers", "after_fork", "hook", "dress"},
+    AsyncStateStore: {"tiers", "all_tiers", "hook"},
     AsyncLease: {"renewed", "lose", "acquire_and", "hand_over", "handed_over", "protect", "gone"},
     AsyncEdit: {"finish"},
     AsyncEvents: {"asks", "end", "join"},
