@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from operator import is_
 from typing import Any
 
-from distributed_state.conversation.agent_state import AgentState, Saved, ToolCall, WorkingMemory, valid
+from distributed_state.conversation.agent_state import AgentState, Saved, valid
 from distributed_state.conversation.phases import DEFAULT
+from distributed_state.conversation.working_memory import ToolCall, WorkingMemory
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.hot.cache import CachedRecord
 from distributed_state.records import messages

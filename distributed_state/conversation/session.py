@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from distributed_state.conversation import agent_state_storage, summaries
-from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.context import Context, look
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
 from distributed_state.conversation.tokens import Counter, estimate
-from distributed_state.conversation.tool_once import call_once
+from distributed_state.conversation.tool_once import call_once, request_of
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue
 from distributed_state.records import expiry, messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
@@ -225,4 +226,5 @@ class AsyncSession(AsyncRecord):
         A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
         changes nothing, and is not remembered: a call may be repeated until it works.
         """
-        return await call_once(self, tool, arguments, call_id, turn_id, wait, tools)
+        turn = self.turn(request_id=request_of(turn_id, call_id), wait=wait)
+        return await call_once(turn, tool, arguments, call_id, tools)

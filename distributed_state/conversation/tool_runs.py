@@ -11,8 +11,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from distributed_state.conversation.agent_state import ToolCall
 from distributed_state.conversation.tools import Scratch, Tool, chosen
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue, NotFound, StateError
 from distributed_state.port import Port
 from distributed_state.values import codec

@@ -14,7 +14,7 @@ from typing import Any, Self
 from zlib import crc32
 
 from distributed_state.conversation import agent_state_storage, remembered_requests, summaries
-from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.remembered_requests import name_of, remember, slot_of
 from distributed_state.conversation.tokens import Counter, estimate
@@ -22,6 +22,7 @@ from distributed_state.conversation.tool_runs import ToolRuns
 from distributed_state.conversation.tools import Scratch, Tool
 from distributed_state.conversation.turn_user import TurnUser
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.hot.cache import CachedRecord
 from distributed_state.records import messages

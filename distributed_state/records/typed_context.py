@@ -16,8 +16,10 @@ from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot.cache import MISSING, CachedRecord
 from distributed_state.records.context import RecordContext
 from distributed_state.records.sanitizing import Sanitizing
-from distributed_state.records.schema import M, Schema, TypedChanges, View
+from distributed_state.records.schema import M, Schema
 from distributed_state.records.store_context import StoreContext
+from distributed_state.records.typed_changes import TypedChanges
+from distributed_state.records.view import View
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.changes import Changes, add

@@ -19,7 +19,8 @@ from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
 from distributed_state.errors import InvalidValue
 from distributed_state.events.config import Source
-from distributed_state.events.handlers import AsyncEvents, Handler
+from distributed_state.events.consumer import AsyncEvents
+from distributed_state.events.handlers import Handler
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections
 from distributed_state.records import deletion, erasure
@@ -33,6 +34,7 @@ from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
 from distributed_state.store.fleet import Fleet
+from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.upcasting import Upcast, upcast_many
@@ -314,7 +316,7 @@ class AsyncStateStore:
 
         Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
         """
-        given = import_record.Import(lines, id, self._context.settings)
+        given = ImportedFile(lines, id, self._context.settings)
         self._context.allow("admin", given.ref, user=given.owner)
         return await import_record.import_(self._context.tiers(), given)
 

@@ -15,7 +15,7 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
-from distributed_state.events.handlers import AsyncEvents
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch

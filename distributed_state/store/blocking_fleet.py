@@ -7,7 +7,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from distributed_state.events.config import Source
-from distributed_state.events.handlers import AsyncEvents, Handler
+from distributed_state.events.consumer import AsyncEvents
+from distributed_state.events.handlers import Handler
 from distributed_state.port.blocking import finish
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_records import Record

@@ -17,7 +17,9 @@ from distributed_state.errors import (
 )
 from distributed_state.events import audit
 from distributed_state.events.config import RECORD, Source, field_of, of_fleet, told
-from distributed_state.events.handlers import AsyncEvents, Handler, Handling, checked_subject, checked_type
+from distributed_state.events.consumer import AsyncEvents
+from distributed_state.events.handlers import Handler, Handling
+from distributed_state.events.naming import checked_subject, checked_type
 from distributed_state.records.context import RecordContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.store_context import StoreContext

@@ -27,7 +27,7 @@ from distributed_state.agents.agent import Agent, AsyncAgent, Host
 from distributed_state.agents.host import AsyncHost
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
-from distributed_state.events.handlers import AsyncEvents
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.transaction import AsyncTransaction

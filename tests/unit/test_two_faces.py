@@ -14,7 +14,7 @@ import pytest
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.typed_session import AsyncTypedSession
-from distributed_state.events.handlers import AsyncEvents
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.transaction import AsyncTransaction
