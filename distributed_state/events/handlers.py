@@ -13,6 +13,7 @@ from typing import Any
 from distributed_state.errors import CorruptState, InvalidValue, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.workers import HandlerWorker
 from distributed_state.values.results import Event
 from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.telemetry import Facts, observed
@@ -27,7 +28,7 @@ def _facts(_: Handling, event: Event) -> Facts:
     return {"partition": event.partition, "kind": event.type}
 
 
-class Handling:
+class Handling(HandlerWorker):
     """A handler and the job that hands events to it."""
 
     def __init__(self, tiers: Tiers, events: AsyncEvents, handler: Handler) -> None:
@@ -39,7 +40,7 @@ class Handling:
         )
         if self._awaits and not port.suspends:
             raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
-        self.handler = handler
+        super().__init__(handler, port.signal())
         self._events = events
         self._port = port
         self._feed = tiers.feed
@@ -48,12 +49,10 @@ class Handling:
         self._at: tuple[float, Event] | None = None  # since when which event is being handled
         self._noticed: Any = None
         self._feed.watching.append(self._notice_hanging)
-        self.joined = port.signal()
         self._idle = port.signal()
         self._idle.set()
         self._owner: object = None
         self._closing = False
-        self.handled = self.failed = self.slowed = 0
         self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
     async def _run(self) -> None:
