@@ -148,10 +148,10 @@ class AgentState(BaseModel):
             tool_calls=[call.to_request()],
             timestamp=moved.updated_at,
         )
-        told = Message(
+        answered = Message(
             role="tool", content=call.to_observation(), tool_call_id=call.call_id, timestamp=moved.updated_at
         )
-        return moved.with_messages(asked, told)
+        return moved.with_messages(asked, answered)
 
     def with_messages(self, *messages: Message | dict[str, Any]) -> Self:
         """The state with messages added to its history."""

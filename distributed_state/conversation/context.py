@@ -1,4 +1,4 @@
-"""What a model is told: the end of the conversation and what is known beside it. Law: one round trip at most."""
+"""What a model sees: the end of the conversation and what is known beside it. Law: one round trip at most."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class AsyncSession(AsyncRecord):
         messages of the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` what does not fit is given to `summarizer(messages, previous_summary)`, which returns
         text: from time to time, down to half of `max_tokens`, not with each message. The summary is stored with the
-        session by a commit of its own, made once however many replicas ask, and told on from there the next time. They
+        session by a commit of its own, made once however many replicas ask, and continued from there next time. They
         wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
         """
         bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
@@ -121,7 +121,7 @@ class AsyncSession(AsyncRecord):
     async def context(
         self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
     ) -> Context:
-        """Look at all that a model should be told: the last messages, the fields, and those of the records beside it.
+        """Look at all that a model should see: the last messages, the fields, and those of the records beside it.
 
         `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
         messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
@@ -149,7 +149,7 @@ class AsyncSession(AsyncRecord):
         return await agent_state_storage.save(self._context, state)
 
     async def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
-        """Tell every replica that a client goes on with this conversation; return the record's new version.
+        """Publish that a client goes on with this conversation; return the record's new version.
 
         One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
         number of messages shown, by default of those kept here, and the client. Which conversation a client is at is
@@ -180,9 +180,9 @@ class AsyncSession(AsyncRecord):
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
         What is not given is without end. One commit, in place of what was set before. At the end, or at most `sweep`
-        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is told with
-        the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading does
-        not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
+        seconds later (some 14 more if the replica that looked after it crashed), one `session.expired` is published,
+        with the `reason` "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading
+        does not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
         """
         self._context.allow("write", None)
         changes = self._context.changes()

@@ -52,7 +52,7 @@ class ToolRuns:
                     return known
                 raise InvalidValue(f"the id {call_id!r:.80} is that of another call of {known.tool_name} in this turn")
             bound = it.bind(given)
-        except Exception as error:  # noqa: BLE001 - the model is told, and may try something else
+        except Exception as error:  # noqa: BLE001 - the model sees it, and may try something else
             return self._failed(it.name, given, error, call_id)
         return await self._run(it, given, bound, call_id)
 

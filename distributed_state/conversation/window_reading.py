@@ -80,7 +80,7 @@ class StoredConversation:
         return len(self._known)
 
     def summary(self) -> Summary | None:
-        """The stored summary, if it tells of messages that are still shown."""
+        """The stored summary, if it stands for messages that are still shown."""
         data = self.entry.fields.get(SUMMARY)
         if data is None or not self.runs:
             return None

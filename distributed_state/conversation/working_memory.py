@@ -58,7 +58,7 @@ class ToolCall(BaseModel):
         return self.error is None
 
     def to_observation(self) -> str:
-        """What the model is told: the result as text or JSON, or the error."""
+        """What the model sees: the result as text or JSON, or the error."""
         if self.error is not None:
             return f"[Tool Error] {self.tool_name} failed: {self.error}"
         if self.result is None:
@@ -73,7 +73,7 @@ class ToolCall(BaseModel):
     def to_message(self) -> Message:
         """The answer to the model, a tool message; what the call was, its duration and error are in the metadata."""
         known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
-        failed = {} if self.succeeded else {"is_error": True}  # what to_anthropic and to_langchain tell the model
+        failed = {} if self.succeeded else {"is_error": True}  # what to_anthropic and to_langchain show the model
         return Message(
             role="tool",
             tool_call_id=self.call_id,

@@ -1,7 +1,7 @@
 """Consumers that share the events. Law: each partition is one member's, up to a position that Redis keeps.
 
-A member that takes too long for one event leaves its share, with that event, to the others: it may be handled twice,
-and none waits for ever behind a handler that hangs.
+A member that takes too long for one event leaves its partitions, with that event, to the others: it may be handled
+twice, and none waits for ever behind a handler that hangs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Group:
         self._tiers = tiers
         self._name = name
         self._subscription = subscription
-        self._shares = PartitionAssignment(
+        self._assignment = PartitionAssignment(
             tiers.port,
             tiers.warm,
             tiers.keys,
@@ -82,16 +82,16 @@ class Group:
             self._handed = None
             late = self._overdue
         if late is not None:
-            # Said even now, unless another member is past it: else one slow event would go round for ever.
+            # Noted even now, unless another member is past it: else one slow event would go round for ever.
             calls = [
                 (self._tiers.keys.group(at, self._name), str(behind).encode(), str(before).encode())
                 for at, (before, behind) in late.items()
             ]
-            await self._tiers.stream.advance(calls, self._shares.member)
+            await self._tiers.stream.advance(calls, self._assignment.member)
             self._overdue = None
 
     async def _lapse(self) -> None:
-        """If the consumer takes too long, leave its share to the other members until it is back."""
+        """If the consumer takes too long, leave its partitions to the other members until it is back."""
         with self._mutex:
             if self._handed is None or self._overdue is not None:
                 return
@@ -100,24 +100,24 @@ class Group:
                 return
             reached = self._subscription.handed_over()
             self._overdue = {at: (to, reached[at]) for at, to in waiting.before.items() if at in reached}
-        log.warning("group %s: an event was handled for %g s: its share goes to the others", self._name, self._limit)
+        log.warning("group %s: an event was handled for %g s: its partitions go to the others", self._name, self._limit)
         await self.save(waiting, now=True)
         self._drop(list(self._saved))
-        await self._shares.leave()
+        await self._assignment.leave()
 
     async def _hold(self) -> None:
-        """Take part in the sharing. What is to be given back is so only when the consumer is done with it."""
-        await self._shares.hold()
+        """Take or renew our partitions. What is to be given back is so only when the consumer is done with it."""
+        await self._assignment.hold()
         with self._mutex:
             left = self._left
             self._left = set()
-        await self._shares.give_back(left)
-        mine = set(self._shares.mine)
+        await self._assignment.give_back(left)
+        mine = set(self._assignment.mine)
         self._drop(self._saved.keys() - mine)
         with self._mutex:
             gained = sorted(mine - self._saved.keys() - self._left)
         await self._begin(gained)
-        excess = set(self._shares.excess)
+        excess = set(self._assignment.excess)
         if excess:
             with self._mutex:
                 self._leaving = excess
@@ -159,7 +159,7 @@ class Group:
         clock = self._tiers.port.monotonic()
         self._unsaved += 1
         rests = not len(self._subscription) or self._unsaved >= _TOGETHER or clock >= self._save_at + _SAVE_EVERY
-        over = clock >= self._shares.ends
+        over = clock >= self._assignment.ends
         if not (now or leaving or rests or over):
             return
         self._unsaved = 0
@@ -170,7 +170,7 @@ class Group:
         moved = {at: position for at, position in reached.items() if self._saved.get(at, position) != position}
         if moved:
             calls = [(self._tiers.keys.group(at, self._name), str(to).encode(), b"") for at, to in moved.items()]
-            kept = await self._tiers.stream.advance(calls, self._shares.member)
+            kept = await self._tiers.stream.advance(calls, self._assignment.member)
             with self._mutex:
                 self._saved.update({at: moved[at] for at in moved.keys() & self._saved.keys()})
             self._drop([at for at, ours in zip(moved, kept, strict=True) if not ours])
@@ -189,9 +189,9 @@ class Group:
             self._job = None
             if current is None:
                 await self.done()
-            # Patiently: what is not noted is handled again. The shares lapse by themselves.
+            # Patiently: what is not noted is handled again. The assignment lapses by itself.
             await self._tiers.warm.patiently(lambda: self.save(current, now=True))
             try:
-                await self._shares.leave()
+                await self._assignment.leave()
             except WarmUnavailable as error:
-                log.info("group %s: its shares are not given back and lapse: %s", self._name, error)
+                log.info("group %s: its partitions are not given back; the assignment lapses: %s", self._name, error)

@@ -50,7 +50,7 @@ async def plan(tiers: Tiers, names: RecordKeys, changes: Changes, before: float)
     opened = bool(kept) and present.fields.get(START, b"0") != end
     changes.reserved(START, b"%d" % kept[-1].start if opened else end)
     changes.reserved(SEGMENTS, message_ranges.dump(kept[:-1] if opened else kept))
-    changes.reserved(SUMMARY, None)  # it tells what they said
+    changes.reserved(SUMMARY, None)  # it holds what they said
     draft = changes.draft("cleanup")
     draft.expected = present.version
     draft.epoch = present.epoch

@@ -216,7 +216,7 @@ class AsyncRecord:
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` is for hooks, and told with a session's event: a
+        A deleted record begins again; its version goes on. `is_clear` is for hooks, and part of a session's event: a
         client cleared what nobody knew.
         """
         changes = self._context.changes()

@@ -59,7 +59,7 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def create(self, values: M | Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record as this model, checked as a whole, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts anew; its version goes on. `is_clear` as in other records.
+        A deleted record begins again; its version goes on. `is_clear` as in other records.
         """
         fields = self._context.schema.settle({} if values is None else values)
         changes = self._context.differences(fields, {})

@@ -103,7 +103,7 @@ class Workspace(MutableMapping[str, Any]):
         return draft
 
     def _notice(self, key: str, value: Any) -> None:
-        """A list or object that may have been changed in place; its deadline stays, unless it was set anew."""
+        """A list or object that may have been changed in place; its deadline stays, unless it was set again."""
         name = codec.encode_key(key)
         form = self.entry.form
         given = self.changes.fields.get(name)

@@ -271,8 +271,9 @@ class AsyncStateStore:
 
         One commit a step, so any worker goes on where another one died: call it again with the same `session_id`, and
         the same input or None. A new session, or one whose task is over, begins a new task with `user_input`; one that
-        waits takes it as the answer; one in the middle of another task is told it. With a `request_id` a request that
-        was taken before begins nothing. What a step raises is raised here, and the step may be run again.
+        waits takes it as the answer; one in the middle of another task gets it as a further message. With a
+        `request_id`, a request that was taken before begins nothing. What a step raises is raised here, and the step
+        may be run again.
         """
         session = self.session(session_id, user=user)
         return await workflow_run(session, workflow, user_input, request_id, self._context.wrap, wait=wait, ttl=ttl)
@@ -323,14 +324,14 @@ class AsyncStateStore:
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
     ) -> Reencrypted:
-        """Encrypt anew, under the current key, what is stored under another or, with `accept_plaintext`, not at all.
+        """Encrypt under the current key what is stored under another one or, with `accept_plaintext`, in plain text.
 
         History, messages, snapshots and events included; versions stay as they are. May run beside workers that write
         under the key already, however busy, and waits for none. It may be broken off and repeated: what is done is
         skipped. `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot
         be decrypted is left as it is and counted. Events that Redis keeps for consumers leave it, up to the last old
-        one: who has yet to read them is told by a `resync`, and `audit` finds them. Not reached are backups, logs of
-        Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
+        one: a consumer that has yet to read them gets a `resync`, and `audit` finds them. Not reached are backups, logs
+        of Redis and SQL, and of what was plain once a 32-bit checksum in the id of its event: `purge` removes those.
         """
         self._context.allow("admin")
         return await reencryption.reencrypt(self._context.tiers(), dry_run, progress)
@@ -389,7 +390,7 @@ class AsyncStateStore:
         """Figures of this replica, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer was told to resync.
+        than `slow_handler`, and how often a consumer got a `resync`.
         """
         self._context.allow("read")
         tiers = self._context.tiers()
@@ -399,7 +400,7 @@ class AsyncStateStore:
     # The fleet
 
     async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
-        """Tell every replica of something, and the archive; return the event as it was written.
+        """Publish an event to every replica and archive it; return the event as it was written.
 
         `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
         events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
@@ -407,7 +408,7 @@ class AsyncStateStore:
 
         Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
         `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
-        `change_directory` tell them. Told by the store itself:
+        `change_directory` publish them. Published by the store itself:
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
         about the record whose lock was lost, by a turn that another request took over, too.
         """
@@ -416,7 +417,7 @@ class AsyncStateStore:
     async def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Tell every replica that a client goes on with this agent, None: with none; return the event.
+        """Publish that a client goes on with this agent, None: with none; return the event.
 
         `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
         the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
@@ -426,7 +427,7 @@ class AsyncStateStore:
         )
 
     async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
-        """Tell every replica that a client's user works from this folder now; return the event.
+        """Publish that a client's user works from this folder now; return the event.
 
         `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
         the client's last such event, as SQL has it, unless `old_path` is given.
@@ -481,17 +482,17 @@ class AsyncStateStore:
         await self._fleet.ready()
 
     async def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as they told of themselves.
+        """List the replicas that have this namespace open, the oldest first, as they describe themselves.
 
-        Each tells every `beat` seconds, and is listed until it is closed, or silent for three times that; then it is
-        lost, and one of the others tells so by the event `replica.lost` within another `beat`.
+        Each sends a heartbeat every `beat` seconds, and is listed until it is closed, or silent for three times that;
+        then it is lost, and one of the others publishes `replica.lost` within another `beat`.
         """
         return await self._fleet.replicas()
 
     def announce(self, **fields: Any) -> None:
-        """Have this replica tell these JSON values as its `status`, which `replicas` lists, from its next beat on.
+        """Publish these JSON values as the `status` of this replica, which `replicas` lists, from its next beat on.
 
-        Fields told before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Fields announced before stay; None takes one away. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
         """
         self._fleet.announce(**fields)
 
@@ -523,7 +524,7 @@ class AsyncStateStore:
         type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
         give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
         none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
-        Raises ColdUnavailable if what was told so far cannot be archived.
+        Raises ColdUnavailable if what happened so far cannot be archived.
         """
         return await self._fleet.audit(
             conversation=conversation, subject=subject, type=type, since=since, until=until, limit=limit, after=after

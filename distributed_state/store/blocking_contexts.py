@@ -1,4 +1,4 @@
-"""What the blocking face enters with `with`. Law: one line a method, as in sync.py."""
+"""What the blocking face enters with `with`. Law: one line a method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blocking face of what a store tells of the fleet. Law: no logic here."""
+"""The blocking face of what a store does for the whole fleet. Law: no logic here."""
 
 from __future__ import annotations
 

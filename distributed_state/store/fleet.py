@@ -16,7 +16,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.events import audit
-from distributed_state.events.config import RECORD, Source, field_of, of_fleet, told
+from distributed_state.events.config import RECORD, Source, difference, field_of, of_fleet
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler, Handling
 from distributed_state.events.naming import checked_subject, checked_type
@@ -75,7 +75,7 @@ class Fleet:
                 if not await tiers.port.sql(tiers.cold.told, partition, epoch, offset, id):
                     raise ColdUnavailable(f"partition {partition}: Redis lost it before it was archived")
             except Unavailable as error:
-                raise DurabilityUnknown(f"event {id} is told, but not archived yet: {error}") from error
+                raise DurabilityUnknown(f"event {id} is written, but not archived yet: {error}") from error
         return Event(
             id=id, type=type, subject=text, time=time_ms / 1000, data=given, source=tiers.replica, sequence=offset,
             epoch=epoch, partition=partition, version=0, actor=unescape(actor),
@@ -84,7 +84,7 @@ class Fleet:
     async def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Tell that a client goes on with this agent: `agent.switched`."""
+        """Publish that a client goes on with this agent: `agent.switched`."""
         named = {"agent": agent, "previous_agent": previous_agent}
         self._check_client(client=client, conversation_id=conversation_id, **_given(named))
         if previous_agent is None:
@@ -93,7 +93,7 @@ class Fleet:
         return await self.emit("agent.switched", {**data, "client": client}, subject=f"client:{client}")
 
     async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
-        """Tell that a client's user works from this folder: `directory.changed`."""
+        """Publish that a client's user works from this folder: `directory.changed`."""
         self._check_client(client=client, new_path=new_path, **_given({"old_path": old_path}))
         if old_path is None:
             old_path = await self._last_of(client, "directory.changed", "new_path")
@@ -113,7 +113,7 @@ class Fleet:
         try:
             found = await audit.audit(self._store.tiers(), wanted)
         except Unavailable as error:
-            # Better unnamed than untold: agents that hear know whom the client had.
+            # Better without a name than not published: agents that hear it know whom the client had.
             log.warning("%s of client %.80r: what was before is not known: %s", type, client, error)
             return ""
         said = found[0].data.get(name) if found else None
@@ -171,7 +171,7 @@ class Fleet:
                 before = None  # of a key that is gone, or somebody else's: it is replaced
             changes = record.changes()
             changes.set(field, {"config": found, "time": tiers.clock.now()})
-            return changes, codec.encode(told(before, found, agent), "config")
+            return changes, codec.encode(difference(before, found, agent), "config")
 
         def draft(change: tuple[Changes, bytes]) -> Draft:
             changes, data = change

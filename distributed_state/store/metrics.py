@@ -1,6 +1,6 @@
 """Prometheus metrics of a store (extra `telemetry`). Law: a scrape asks no server; it shows what the store knows.
 
-What concerns partitions is told by the replica that archives them, so the sum over all replicas is the fleet's.
+What concerns partitions is reported by the replica that archives them, so the sum over all replicas is the fleet's.
 """
 
 from __future__ import annotations
@@ -141,13 +141,13 @@ FIGURES = (
     Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
     Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
     Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
-    Figure("events_waiting", "gauge", "Events that arrived and are not handed over yet", lambda t: t.feed.waiting),
+    Figure("events_waiting", "gauge", "Events that arrived and were not handed over yet", lambda t: t.feed.waiting),
     Figure(
         "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
         lambda t: t.feed.replayed,
     ),
     Figure(
-        "resyncs", "counter", "How often a consumer was told that events are missing and it has to reload",
+        "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
         lambda t: t.feed.resyncs,
     ),
     Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
@@ -211,8 +211,8 @@ class StoreCollector(Collector):
 def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None = None) -> StoreCollector:
     """Make the collector of a store, to be registered: `REGISTRY.register(collector(store))`. One store a registry.
 
-    From now on the store takes times. `by_partition` says whether journals and lags are also told one by one; without
-    it, if there are at most 64. Neither this nor a scrape asks any server.
+    From now on the store takes times. `by_partition` says whether journals and lags are also reported one by one;
+    without it, if there are at most 64. Neither this nor a scrape asks any server.
     """
     twin: AsyncStateStore = twin_of(store)
     few = twin.settings.partitions <= _MANY_PARTITIONS

@@ -882,7 +882,7 @@ async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(op
         store = await opener(url=proxy.url, archiver=False, partitions=1, timeout=0.5)
         await other.session("warm up").set("a", 1)
         session = store.session()
-        id = core(session)._ref.id  # its `id` would give it away
+        id = core(session)._context.ref.id  # its `id` would give it away
         delay = proxy.hold(COMMIT.sha)
         assert await session.append(message("once")) == 1
         assert delay.arrived.is_set()
@@ -1019,7 +1019,7 @@ async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_i
         await store.session("warm up").set("a", 1)
         await other.archive()
         session = store.session()
-        id = core(session)._ref.id  # its `id` would give it away
+        id = core(session)._context.ref.id  # its `id` would give it away
         loss = proxy.lose(COMMIT.sha)
         task = asyncio.ensure_future(session.append(message("first")))
         await until(loss.happened.is_set)
