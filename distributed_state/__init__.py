@@ -11,7 +11,8 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "agents.display": ("LogLevel",),
     "agents.host": ("AsyncHost",),
     "agents.status": ("Limits", "Status"),
-    "conversation.agent_state": ("AgentPhase", "AgentState", "Role", "ToolCall", "WorkingMemory"),
+    "conversation.agent_state": ("AgentPhase", "AgentState", "Role"),
+    "conversation.working_memory": ("ToolCall", "WorkingMemory"),
     "conversation.context": ("Context",),
     "conversation.formats": (
         "from_anthropic",

@@ -6,7 +6,7 @@ from distributed_state.agents.commands import CommandArgument
 from distributed_state.agents.display import LogLevel
 from distributed_state.agents.host import AsyncHost
 from distributed_state.agents.status import Limits, Status
-from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role, ToolCall, WorkingMemory
+from distributed_state.conversation.agent_state import AgentPhase, AgentState, Role
 from distributed_state.conversation.context import Context
 from distributed_state.conversation.formats import (
     from_anthropic,
@@ -26,6 +26,7 @@ from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.window import Summary, Window, truncate_history
 from distributed_state.conversation.workflow import Workflow
+from distributed_state.conversation.working_memory import ToolCall, WorkingMemory
 from distributed_state.errors import (
     AccessDenied,
     Backpressure,

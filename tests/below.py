@@ -57,7 +57,7 @@ def later(store: Any, seconds: float) -> None:
 @contextmanager
 def redis_of(store: Any) -> Iterator[Any]:
     """A plain client on the server of a store."""
-    connections = core(store)._connections
+    connections = core(store)._lifecycle.connections
     if connections.embedded:
         client = fakeredis.FakeRedis(server=connections._server)
     else:

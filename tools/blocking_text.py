@@ -305,8 +305,8 @@ class Writer:
         if not twins:
             return each.arg
         if _root(each.annotation) == "Iterable":
-            return f"[each._twin for each in {each.arg}]"
-        return f"{each.arg}._twin if isinstance({each.arg}, {self._rules.faces[twins[0]]}) else {each.arg}"
+            return f"[twin_of(each) for each in {each.arg}]"
+        return f"twin_of({each.arg})"
 
     def _names_twin(self, node: ast.expr) -> set[str]:
         return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in self._rules.faces}

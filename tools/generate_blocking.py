@@ -69,9 +69,9 @@ def as_record(twin: AsyncRecord) -> Record:
 ''',
     ),
     File(
-        "store.blocking_fleet",
-        "The blocking face of what a store hands out, and of what it tells of the fleet. Law: no logic here.",
-        ("events.handlers:AsyncEvents", "store.fleet:AsyncFleet"),
+        "store.blocking_events",
+        "The events of a store as they are read one by one, on the blocking face. Law: no logic here.",
+        ("events.consumer:AsyncEvents",),
     ),
     File(
         "store.blocking",
@@ -103,7 +103,9 @@ IMPORTS = {
     "here": f"from {PACKAGE}.{PORT} import here",
     "BlockingPort": f"from {PACKAGE}.{PORT} import BlockingPort",
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
-    "resolve": f"from {PACKAGE}.store.asyncio import resolve",
+    "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
+    "context_of": f"from {PACKAGE}.records.context import context_of",
+    "twin_of": f"from {PACKAGE}.store.twins import twin_of",
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
     "as_session": f"from {PACKAGE}.store.blocking_records import as_session",
@@ -115,7 +117,7 @@ WRAPPERS = {"AsyncSession": "as_session", "AsyncRecord": "as_record"}
 FROM_SOURCE = frozenset({"AsyncAgent"})
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
-    "AsyncStateStore": {"tiers", "after_fork", "hook", "__await__"},
+    "AsyncStateStore": {"all_tiers", "tiers", "after_fork", "hook", "__await__"},
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
     "AsyncEvents": {"asks", "end", "join"},
@@ -132,7 +134,6 @@ INNER = {
         "waiting",
         "wake",
     },
-    **{name: {"initialize_for"} for name in ("AsyncRecord", "AsyncSession", "AsyncTypedRecord", "AsyncTypedSession")},
 }
 # What is special, with the reason: the whole definition ...
 DEFINITIONS = {
@@ -140,13 +141,12 @@ DEFINITIONS = {
     ("AsyncRecord", "__init__"): """
 def __init__(self, twin: AsyncRecord) -> None:
     self._twin = twin
-    self._peek = twin._shortcut()
+    self._peek = context_of(twin).shortcut()
 """,
     # A store of this face makes its core itself, on the blocking port.
     ("AsyncStateStore", "__init__"): """
 def __init__(self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None) -> None:
-    self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
-    self._twin.wrap = _wrap
+    self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access, wrap=_wrap)
 """,
     # So does a host, of agents of its own face.
     ("AsyncHost", "__init__"): """
@@ -181,7 +181,7 @@ return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_stalen
     # The name of this class, not of the twin's.
     ("AsyncRecord", "__repr__"): 'return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"',
     # `on` takes any record as Any, so that its type does not say that it has a twin.
-    ("AsyncBatch", "on"): 'return self._twin.on(getattr(handle, "_twin", handle))',
+    ("AsyncBatch", "on"): "return self._twin.on(twin_of(handle))",
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """
 store = cls(

@@ -19,7 +19,7 @@ from distributed_state.agents.shutdown import Shutdown
 from distributed_state.agents.status import Status
 from distributed_state.agents.worker import Worker
 from distributed_state.errors import StateError
-from distributed_state.events.handlers import AsyncEvents
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.port import Job
 from distributed_state.store.services import Store, StoreServices
 from distributed_state.values.model import Ref

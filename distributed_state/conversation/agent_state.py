@@ -1,22 +1,18 @@
 """What an agent knows while it works. Law: values are frozen; a transition returns a new one.
 
-All of it is JSON and comes back from JSON as it was. Where a value is kept is said in `saving`.
+All of it is JSON and comes back from JSON as it was. Where a value is kept is said in `agent_state_storage`.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self
 from uuid import uuid4
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     ValidationError,
@@ -24,6 +20,7 @@ from pydantic import (
 )
 
 from distributed_state.conversation.phases import DEFAULT
+from distributed_state.conversation.working_memory import FROZEN, ToolCall, WorkingMemory, now, text_of
 from distributed_state.errors import InvalidTransition, InvalidValue
 from distributed_state.values import codec
 from distributed_state.values.model import Message, Ref
@@ -67,122 +64,8 @@ _METHODS = {
 }
 
 
-def _as_json(value: Any) -> Any:
-    codec.encode(value)
-    return value
-
-
 def _as_id(value: str) -> str:
     return Ref("session", value).id
-
-
-def _now() -> float:
-    return datetime.now(UTC).timestamp()
-
-
-def _text(value: Any, name: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidValue(f"{name} is a str, not {value!r:.80}")
-    return value
-
-
-Json = Annotated[Any, AfterValidator(_as_json)]
-_FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ToolCall(BaseModel):
-    """One call of a tool and what came of it. `result` is any JSON value; `timestamp` is in seconds since 1970."""
-
-    model_config = _FROZEN
-
-    call_id: str = Field(default_factory=lambda: f"call_{uuid4().hex}", min_length=1)
-    tool_name: str = Field(min_length=1)
-    arguments: Annotated[dict[str, Any], AfterValidator(_as_json)] = Field(default_factory=dict)
-    result: Json = None
-    error: str | None = None
-    duration_ms: float | None = None
-    timestamp: float = Field(default_factory=_now)
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the tool returned."""
-        return self.error is None
-
-    def to_observation(self) -> str:
-        """What the model is told: the result as text or JSON, or the error."""
-        if self.error is not None:
-            return f"[Tool Error] {self.tool_name} failed: {self.error}"
-        if self.result is None:
-            return f"{self.tool_name} returned nothing"
-        return self.result if isinstance(self.result, str) else codec.encode(self.result).decode().strip()
-
-    def to_request(self) -> dict[str, Any]:
-        """The call as an assistant message's `tool_calls` holds it, in the OpenAI chat format."""
-        arguments = codec.encode(self.arguments).decode().strip()
-        return {"id": self.call_id, "type": "function", "function": {"name": self.tool_name, "arguments": arguments}}
-
-    def to_message(self) -> Message:
-        """The answer to the model, a tool message; what the call was, its duration and error are in the metadata."""
-        known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
-        failed = {} if self.succeeded else {"is_error": True}  # what to_anthropic and to_langchain tell the model
-        return Message(
-            role="tool",
-            tool_call_id=self.call_id,
-            content=self.to_observation(),
-            timestamp=self.timestamp,
-            metadata={"tool_call": {**known, "duration_ms": self.duration_ms}, **failed},
-        )
-
-
-class WorkingMemory(BaseModel):
-    """The notepad of one task: its goal (or `current_goal`), the plan, what is done, notes, and the tools called."""
-
-    model_config = _FROZEN
-
-    goal: str = Field(default="", validation_alias=AliasChoices("goal", "current_goal"))
-    plan_steps: tuple[str, ...] = ()
-    completed_steps: tuple[str, ...] = ()
-    notes: Annotated[dict[str, Any], AfterValidator(_as_json)] = Field(default_factory=dict)
-    tool_calls: tuple[ToolCall, ...] = ()
-
-    @property
-    def current_goal(self) -> str:
-        """The goal."""
-        return self.goal
-
-    def plan(self, *steps: str) -> Self:
-        """The memory with a new plan, nothing of which is done."""
-        for step in steps:
-            _text(step, "a step")
-        return self.model_copy(update={"plan_steps": steps, "completed_steps": ()})
-
-    def complete(self, step: str) -> Self:
-        """The memory with a step done. Raises InvalidValue if it is not pending."""
-        if step not in self.pending_steps():
-            raise InvalidValue(f"step {step!r:.80} is not pending; pending are {list(self.pending_steps())!r:.200}")
-        return self.model_copy(update={"completed_steps": (*self.completed_steps, step)})
-
-    def pending_steps(self) -> tuple[str, ...]:
-        """The steps of the plan that are left, in order. A step planned twice is to be completed twice."""
-        done = Counter(self.completed_steps)
-        done.subtract(self.plan_steps)
-        left = []
-        for step in reversed(self.plan_steps):
-            if done[step] < 0:
-                done[step] += 1
-                left.append(step)
-        return tuple(reversed(left))
-
-    def note(self, key: str, value: Any) -> Self:
-        """The memory with a note, any JSON value, added or replaced."""
-        codec.encode(value, f"note {_text(key, 'the name of a note')!r:.80}")
-        return self.model_copy(update={"notes": {**self.notes, key: value}})
-
-    def record_tool_call(self, call: ToolCall) -> Self:
-        """The memory with one more call."""
-        if not isinstance(call, ToolCall):
-            raise InvalidValue(f"a tool call is a ToolCall, not {call!r:.80}")
-        return self.model_copy(update={"tool_calls": (*self.tool_calls, call)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +90,7 @@ class AgentState(BaseModel):
     they are saved.
     """
 
-    model_config = _FROZEN
+    model_config = FROZEN
 
     session_id: Annotated[str, AfterValidator(_as_id)] = Field(default_factory=lambda: uuid4().hex)
     phase: str = Field(default="idle", min_length=1)
@@ -216,8 +99,8 @@ class AgentState(BaseModel):
     iteration: int = Field(default=0, ge=0)
     final_answer: str | None = None
     error_message: str | None = None
-    created_at: float = Field(default_factory=_now)
-    updated_at: float = Field(default_factory=_now)
+    created_at: float = Field(default_factory=now)
+    updated_at: float = Field(default_factory=now)
     _saved: Saved | None = PrivateAttr(default=None)
 
     @classmethod
@@ -227,7 +110,7 @@ class AgentState(BaseModel):
 
     def new_task(self, text: str) -> Self:
         """Begin the next task of the conversation: the memory is empty but for the goal, iterations count from 0."""
-        memory = WorkingMemory(goal=_text(text, "the user's input"))
+        memory = WorkingMemory(goal=text_of(text, "the user's input"))
         begun = self._move("new_task", memory=memory, iteration=0, final_answer=None, error_message=None)
         return begun.with_messages(Message(role="user", content=text, timestamp=begun.updated_at))
 
@@ -249,37 +132,48 @@ class AgentState(BaseModel):
 
     def to_done(self, answer: str) -> Self:
         """End with an answer, which becomes the last message."""
-        done = self._move("task_complete", final_answer=_text(answer, "an answer"))
+        done = self._move("task_complete", final_answer=text_of(answer, "an answer"))
         return done.with_messages(Message(role="assistant", content=answer, timestamp=done.updated_at))
 
     def to_error(self, message: str) -> Self:
         """End without an answer."""
-        return self._move("fail", error_message=_text(message, "an error message"))
+        return self._move("fail", error_message=text_of(message, "an error message"))
 
     def record_observation(self, thought: str, call: ToolCall) -> Self:
         """Add a finished call to memory and to history, as the assistant's message that asks and the tool's answer."""
         moved = self._move("step_complete", memory=self.memory.record_tool_call(call))
         asked = Message(
             role="assistant",
-            content=_text(thought, "a thought") or None,
+            content=text_of(thought, "a thought") or None,
             tool_calls=[call.to_request()],
             timestamp=moved.updated_at,
         )
-        told = Message(
+        answered = Message(
             role="tool", content=call.to_observation(), tool_call_id=call.call_id, timestamp=moved.updated_at
         )
-        return moved.with_messages(asked, told)
+        return moved.with_messages(asked, answered)
 
     def with_messages(self, *messages: Message | dict[str, Any]) -> Self:
         """The state with messages added to its history."""
         added = [each if isinstance(each, Message) else codec.as_message(each) for each in messages]
-        return self.model_copy(update={"history": (*self.history, *added), "updated_at": _now()})
+        return self.model_copy(update={"history": (*self.history, *added), "updated_at": now()})
 
     def with_memory(self, memory: WorkingMemory) -> Self:
         """The state with another memory: `state.with_memory(state.memory.note("city", "Oslo"))`."""
         if not isinstance(memory, WorkingMemory):
             raise InvalidValue(f"a memory is a WorkingMemory, not {memory!r:.80}")
-        return self.model_copy(update={"memory": memory, "updated_at": _now()})
+        return self.model_copy(update={"memory": memory, "updated_at": now()})
+
+    @property
+    def saved(self) -> Saved | None:
+        """What the store is known to hold of this state; None for one that was neither loaded nor saved."""
+        return self._saved
+
+    def with_saved(self, saved: Saved) -> Self:
+        """The state, knowing what the store holds of it. For the store, which loads and saves it."""
+        state: Self = self.model_copy()
+        state.__pydantic_private__ = {"_saved": saved}
+        return state
 
     def _move(self, event: str, **fields: Any) -> Self:
         try:
@@ -288,7 +182,7 @@ class AgentState(BaseModel):
             possible = dict.fromkeys(_METHODS[each] for each in DEFAULT.events(self.phase))
             text = f"{error}; possible methods of the state: {', '.join(possible) or 'none'}"
             raise InvalidTransition(text, phase=self.phase, event=event) from None
-        known = {"iteration": self.iteration + 1, "updated_at": _now()}
+        known = {"iteration": self.iteration + 1, "updated_at": now()}
         return self.model_copy(update={**known, **fields, "phase": phase})
 
     @field_serializer("history")

@@ -11,18 +11,18 @@ from collections.abc import Awaitable, Callable
 from operator import is_
 from typing import Any
 
-from distributed_state.conversation.agent_state import AgentState, Saved, ToolCall, WorkingMemory, valid
+from distributed_state.conversation.agent_state import AgentState, Saved, valid
 from distributed_state.conversation.phases import DEFAULT
+from distributed_state.conversation.working_memory import ToolCall, WorkingMemory
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.records import history as record_history
+from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
-from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, Message
-from distributed_state.warm.answers import Committed, Draft
 
 _MEMORY = ("goal", "plan_steps", "completed_steps")
 _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
@@ -35,13 +35,13 @@ _ABSENT: Any = object()
 # Loading
 
 
-async def load(tiers: Tiers, names: RecordKeys) -> AgentState | None:
+async def load(context: RecordContext) -> AgentState | None:
     """The state as it was last saved, with the version that the next save expects."""
-    entry, history = await record_history.messages(tiers, names, None, fresh=True)
-    return read(names, entry, history)
+    entry, history = await messages.messages(context.tiers, context.keys, None, fresh=True)
+    return read(context.keys, entry, history)
 
 
-def told(state: AgentState | None) -> tuple[str, ...]:
+def shown(state: AgentState | None) -> tuple[str, ...]:
     """What a state shows of its record, as a policy is asked for it."""
     if state is None:
         return ()
@@ -71,18 +71,11 @@ def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> Agen
 
 def saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
     """The state, knowing that this version of its record holds it."""
-    state = state.model_copy()
-    state._saved = Saved(
-        names.ref.text,
-        epoch,
-        version,
-        _fields(state),
-        state.phase,
-        state.history,
-        dict(state.memory.notes),
-        state.memory.tool_calls,
+    notes = dict(state.memory.notes)
+    tool_calls = state.memory.tool_calls
+    return state.with_saved(
+        Saved(names.ref.text, epoch, version, _fields(state), state.phase, state.history, notes, tool_calls)
     )
-    return state
 
 
 def _fields(state: AgentState) -> dict[str, Any]:
@@ -101,26 +94,21 @@ def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
         raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
     if state.session_id != names.ref.id:
         raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
-    base = state._saved
+    base = state.saved
     if base is None or base.record != names.ref.text:
         return Saved(names.ref.text, "", 0, {}, None, (), {}, ()), True
     return base, False
 
 
-async def save(
-    tiers: Tiers,
-    names: RecordKeys,
-    changes: Callable[[], Changes],
-    commit: Callable[[Draft], Awaitable[Committed]],
-    state: AgentState,
-) -> AgentState:
+async def save(context: RecordContext, state: AgentState) -> AgentState:
     """Write what changed since the state was loaded, if the record did not change meanwhile; the state as saved."""
+    names = context.keys
     base, new = known(names, state)
 
     async def once() -> AgentState:
         nonlocal base
         assert base is not None
-        change = changes()
+        change = context.changes()
         whole = put(change, state, base)
         if not change:
             return state
@@ -128,15 +116,15 @@ async def save(
         draft.expected = base.version
         draft.epoch = base.epoch
         try:
-            done = await commit(draft)
+            done = await context.commit(draft)
         except Conflict as conflict:
             if new:
-                entry, history = await record_history.messages(tiers, names, None, fresh=True)
+                entry, history = await messages.messages(context.tiers, names, None, fresh=True)
                 base = before(names, entry, history, conflict)
             raise
         return saved(whole, names, done.epoch, done.version)
 
-    return await (write_path.until_no_conflict(tiers, once) if new else once())
+    return await (write_path.until_no_conflict(context.tiers, once) if new else once())
 
 
 def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
@@ -145,6 +133,19 @@ def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause
         text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
         raise InvalidValue(text) from cause
     return Saved(names.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
+
+
+async def base_for(
+    names: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
+) -> Saved:
+    """What a turn that began with this entry saves a state on. Raises Conflict if it was loaded from another one."""
+    base, new = known(names, state)
+    if new:
+        return before(names, entry, await history())
+    if (base.epoch, base.version) != (entry.epoch, entry.version):
+        text = f"{names.ref.text[:200]}: the state was loaded at version {base.version}, the turn at {entry.version}"
+        raise Conflict(text, version=entry.version)
+    return base
 
 
 def put(change: Changes, state: AgentState, base: Saved) -> AgentState:

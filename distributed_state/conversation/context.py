@@ -1,19 +1,18 @@
-"""What a model is told: the end of the conversation and what is known beside it. Law: one round trip at most."""
+"""What a model sees: the end of the conversation and what is known beside it. Law: one round trip at most."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from distributed_state.conversation.tokens import Counter, counted
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.records import history
+from distributed_state.records import messages as shown_messages
+from distributed_state.records.context import RecordContext
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges
-from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, Message
 
 _OWN = ("agent.", "workflow.")
@@ -47,42 +46,35 @@ class Context:
         return [*([Message(role="system", content=text)] if text else []), *self.messages]
 
 
-class Handle(Protocol):
-    """What a look needs of a record."""
-
-    _names: RecordKeys
-
-    def _fields(self, entry: CachedRecord) -> dict[str, Any]: ...
-
-
-async def look(tiers: Tiers, handles: Sequence[Handle], last: int, counter: Counter) -> Context:
+async def look(contexts: Sequence[RecordContext], last: int, counter: Counter) -> Context:
     """The session, which comes first, and the others: what is not hot comes in one exchange."""
     if type(last) is not int or last < 0:
         raise InvalidValue(f"last is an int from 0 on, not {last!r}")
-    entries = await read_path.read_many(tiers, [handle._names for handle in handles])
-    shown = [_shown(handle, entry) for handle, entry in zip(handles, entries, strict=True)]
-    messages = tuple(await _messages(tiers, handles[0]._names, entries[0], last))
+    session = contexts[0]
+    entries = await read_path.read_many(session.tiers, [each.keys for each in contexts])
+    shown = [_shown(each, entry) for each, entry in zip(contexts, entries, strict=True)]
+    messages = tuple(await _messages(session, entries[0], last))
     stored = None if entries[0].deleted else entries[0].fields.get(PHASE)
     phase = None if stored is None else stored.decode("utf-8", "surrogatepass")
-    facts = {handle._names.ref.text: fields for handle, fields in zip(handles[1:], shown[1:], strict=True)}
+    facts = {each.text: fields for each, fields in zip(contexts[1:], shown[1:], strict=True)}
     rendered = _render(shown[0], phase, facts)
     head = [Message(role="system", content=rendered)] if rendered else []
     tokens = sum(counted(counter, message) for message in (*head, *messages))
     return Context(messages, shown[0], phase, facts, tokens)
 
 
-def _shown(handle: Handle, entry: CachedRecord) -> dict[str, Any]:
-    return {key: value for key, value in sorted(handle._fields(entry).items()) if not key.startswith(_OWN)}
+def _shown(context: RecordContext, entry: CachedRecord) -> dict[str, Any]:
+    return {key: value for key, value in sorted(context.fields(entry).items()) if not key.startswith(_OWN)}
 
 
-async def _messages(tiers: Tiers, names: RecordKeys, entry: CachedRecord, last: int) -> list[Message]:
+async def _messages(context: RecordContext, entry: CachedRecord, last: int) -> list[Message]:
     if entry.deleted:
         return []
-    runs = message_ranges.last(message_ranges.segments(names.ref.text, entry.fields), last)
+    runs = message_ranges.last(message_ranges.segments(context.text, entry.fields), last)
     if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
-        entry = await read_path.load_whole(tiers, names, entry)
-        runs = message_ranges.last(message_ranges.segments(names.ref.text, entry.fields), last)
-    return await history.visible(tiers, names, entry, runs)
+        entry = await read_path.load_whole(context.tiers, context.keys, entry)
+        runs = message_ranges.last(message_ranges.segments(context.text, entry.fields), last)
+    return await shown_messages.visible(context.tiers, context.keys, entry, runs)
 
 
 def _render(fields: dict[str, Any], phase: str | None, facts: dict[str, dict[str, Any]]) -> str:
@@ -102,12 +94,3 @@ def _odd(key: str) -> bool:
 
 def _json(value: Any) -> str:
     return codec.encode(value).decode().strip()
-
-
-def checked(handles: Iterable[Any]) -> list[Any]:
-    """Raise InvalidValue unless these are records of a store."""
-    handles = list(handles)
-    for handle in handles:
-        if not hasattr(handle, "_names"):
-            raise InvalidValue(f"a context takes records of a store, as store.user('u1'), not {handle!r:.80}")
-    return handles

@@ -6,7 +6,7 @@ made on, in the same atomic step as the write.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -14,13 +14,10 @@ from typing import Any
 
 from distributed_state.errors import Conflict, Deleted, InvalidTransition, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.changes import Changes
-from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, Message
-from distributed_state.warm.answers import Committed, Draft
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +138,7 @@ DEFAULT = StateMachine(
 
 
 async def transition(
-    tiers: Tiers,
-    names: RecordKeys,
-    changes: Callable[[], Changes],
-    commit: Callable[[Draft], Awaitable[Committed]],
+    context: RecordContext,
     event: str,
     *,
     machine: StateMachine,
@@ -155,18 +149,18 @@ async def transition(
     if not isinstance(machine, StateMachine):
         raise InvalidValue(f"machine is a StateMachine, not {machine!r:.80}")
     messages = tuple(append)
-    entry = await read_path.read(tiers, names)
+    entry = await read_path.read(context.tiers, context.keys)
     if entry.deleted or event not in machine.events(_phase(_raw(entry), machine)):
         # Hot may be a moment behind: only the server's word refuses.
-        entry = await read_path.read(tiers, names, fresh=True)
+        entry = await read_path.read(context.tiers, context.keys, fresh=True)
     if entry.deleted:
-        raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}")
+        raise Deleted(f"{context.text[:200]}: deleted at version {entry.version}")
     raw = _raw(entry)
 
     async def once() -> str:
         nonlocal raw
         following = machine.next(_phase(raw, machine), event)
-        change = changes()
+        change = context.changes()
         change.set_many(set)
         for message in messages:
             change.append(message)
@@ -174,14 +168,14 @@ async def transition(
         draft = change.draft("transition")
         draft.expectations.append((PHASE, raw))
         try:
-            await commit(draft)
+            await context.commit(draft)
         except Conflict as conflict:
             if conflict.found:
                 raw = conflict.found[0]
             raise
         return following
 
-    return await write_path.until_no_conflict(tiers, once)
+    return await write_path.until_no_conflict(context.tiers, once)
 
 
 def _raw(entry: CachedRecord) -> bytes | None:

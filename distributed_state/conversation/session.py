@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from distributed_state.conversation import agent_state_storage
-from distributed_state.conversation.agent_state import AgentState, ToolCall
-from distributed_state.conversation.context import Context, checked, look
+from distributed_state.conversation import agent_state_storage, summaries
+from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation.context import Context, look
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
 from distributed_state.conversation.tokens import Counter, estimate
-from distributed_state.conversation.tool_once import call_once
+from distributed_state.conversation.tool_once import call_once, request_of
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
-from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window, of_session
+from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue
-from distributed_state.records import expiry, history
+from distributed_state.records import expiry, messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
+from distributed_state.records.context import context_of
+from distributed_state.records.messages import Page
 from distributed_state.records.record import AsyncRecord
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.model import MAX_ID_BYTES, PHASE, Message
@@ -49,10 +52,10 @@ class AsyncSession(AsyncRecord):
         Raises InvalidValue for what is no message, TooLarge beyond `max_message_bytes`; then none is added. One that
         names no `timestamp` has that of its commit when it is read.
         """
-        changes = self._changes()
+        changes = self._context.changes()
         for message in messages:
             changes.append(message)
-        return (await self._commit(changes.draft("append"))).version
+        return (await self._context.commit(changes.draft("append"))).version
 
     async def messages(
         self,
@@ -72,16 +75,16 @@ class AsyncSession(AsyncRecord):
         `order="desc"` is the newest: `messages(limit=20, order="desc", before=oldest.number)` is the page before, and
         `messages(last=20, before=oldest.number)` the same with the oldest first. A page costs what it holds.
         """
-        page = history.Page(last=last, limit=limit, before=before, after=after, order=order).checked()
-        self._allow("read", MESSAGES)
-        asks = self._asks(fresh, max_staleness)
-        return (await history.chosen(self._home.tiers(), self._names, page, fresh=asks))[1]
+        page = Page(last=last, limit=limit, before=before, after=after, order=order).checked()
+        self._context.allow("read", MESSAGES)
+        asks = self._context.must_ask(fresh, max_staleness)
+        return (await messages.chosen(self._context.tiers, self._context.keys, page, fresh=asks))[1]
 
     async def message(self, number: int, *, fresh: bool = False, max_staleness: float | None = None) -> Message:
         """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
-        self._allow("read", MESSAGES)
-        asks = self._asks(fresh, max_staleness)
-        return await history.message(self._home.tiers(), self._names, number, fresh=asks)
+        self._context.allow("read", MESSAGES)
+        asks = self._context.must_ask(fresh, max_staleness)
+        return await messages.message(self._context.tiers, self._context.keys, number, fresh=asks)
 
     async def window(
         self,
@@ -109,15 +112,15 @@ class AsyncSession(AsyncRecord):
         wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may write.
         """
         bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer, wait)
-        self._allow("read", MESSAGES)
+        self._context.allow("read", MESSAGES)
         if strategy == "summarize":
-            self._allow("lock", None)
-            self._allow("write", MESSAGES)
-        return await of_session(self._home.tiers(), self._names, bounds, self._changes, self._commit)
+            self._context.allow("lock", None)
+            self._context.allow("write", MESSAGES)
+        return await summaries.of_session(self._context, bounds)
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set. Options as in `get`."""
-        entry = await self._entry(self._asks(fresh, max_staleness), MOVES)
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), MOVES)
         data = None if entry.deleted else entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
@@ -138,13 +141,9 @@ class AsyncSession(AsyncRecord):
         No phase counts as the machine's initial one. If somebody moved it first, the event is judged again from where
         it is now. Raises InvalidTransition, and nothing is written, if it is not allowed there.
         """
-        self._allow("read", MOVES)
-        self._allow("write", MOVES)
-        tiers = self._home.tiers()
-        extra = set or {}
-        return await transition(
-            tiers, self._names, self._changes, self._commit, event, machine=machine, set=extra, append=append
-        )
+        self._context.allow("read", MOVES)
+        self._context.allow("write", MOVES)
+        return await transition(self._context, event, machine=machine, set=set or {}, append=append)
 
     async def context(
         self, *, last: int = 20, beside: Iterable[AsyncRecord] = (), counter: Counter = estimate
@@ -159,17 +158,17 @@ class AsyncSession(AsyncRecord):
         `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
         messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
         """
-        handles: list[AsyncRecord] = [self, *checked(beside)]
-        for handle in handles:
-            handle._allow("read", None)
-        self._allow("read", MESSAGES, MOVES)
-        return await look(self._home.tiers(), handles, last, counter)
+        contexts = [self._context, *(context_of(each, "a context") for each in beside)]
+        for each in contexts:
+            each.allow("read", None)
+        self._context.allow("read", MESSAGES, MOVES)
+        return await look(contexts, last, counter)
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
-        self._allow("read", None)
-        state = await agent_state_storage.load(self._home.tiers(), self._names)
-        self._allow("read", *agent_state_storage.told(state))
+        self._context.allow("read", None)
+        state = await agent_state_storage.load(self._context)
+        self._context.allow("read", *agent_state_storage.shown(state))
         return state
 
     async def save_state(self, state: AgentState) -> AgentState:
@@ -179,10 +178,10 @@ class AsyncSession(AsyncRecord):
         the record changed meanwhile; InvalidValue for the state of another session, one that this session holds a
         successor of already, a history that is not the stored one and more, or a value that is not valid.
         """
-        return await agent_state_storage.save(self._home.tiers(), self._names, self._changes, self._commit, state)
+        return await agent_state_storage.save(self._context, state)
 
     async def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
-        """Tell every replica that a client goes on with this conversation; return the record's new version.
+        """Publish that a client goes on with this conversation; return the record's new version.
 
         One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
         number of messages shown, by default of those kept here, and the client. Which conversation a client is at is
@@ -193,20 +192,21 @@ class AsyncSession(AsyncRecord):
                 raise InvalidValue(f"{name} is a str of at most {MAX_ID_BYTES} characters, not {value!r:.80}")
         if message_count is not None and (type(message_count) is not int or message_count < 0):
             raise InvalidValue(f"message_count is an int from 0 on or None, not {message_count!r:.80}")
-        self._allow("write", VERSION)
-        entry = await self._entry(field=VERSION)
-        changes = self._changes()
+        self._context.allow("write", VERSION)
+        entry = await self._context.read(field=VERSION)
+        changes = self._context.changes()
         count = message_count
         if count is None:
-            count = 0 if entry.deleted else message_ranges.count(message_ranges.segments(self._text, entry.fields))
-        place = {"conversation_id": self._ref.id, "previous_id": previous_id}
+            runs = [] if entry.deleted else message_ranges.segments(self._context.text, entry.fields)
+            count = message_ranges.count(runs)
+        place = {"conversation_id": self._context.ref.id, "previous_id": previous_id}
         changes.emit("conversation.switched", {**place, "message_count": count, "client": client})
-        return (await self._commit(changes.draft("switch"))).version
+        return (await self._context.commit(changes.draft("switch"))).version
 
     async def lifetime(self) -> Lifetime:
         """Read how long the session lives: what is set, and when it ends if nobody writes any more. Asks the server."""
-        self._allow("read", VERSION)
-        return await expiry.read(self._home.tiers(), self._names)
+        self._context.allow("read", VERSION)
+        return await expiry.read(self._context.tiers, self._context.keys)
 
     async def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
@@ -216,10 +216,10 @@ class AsyncSession(AsyncRecord):
         with the `reason`, "idle" or "lifetime"; the session is as a deleted one then, and its history stays. Reading
         does not keep it alive. Who holds its `lock()`, or is in a turn, is waited for.
         """
-        self._allow("write", None)
-        changes = self._changes()
+        self._context.allow("write", None)
+        changes = self._context.changes()
         changes.set_lifetime(field_ttl.span_ms("idle", idle), field_ttl.span_ms("lifetime", lifetime))
-        return (await self._commit(changes.draft("lifetime"))).version
+        return (await self._context.commit(changes.draft("lifetime"))).version
 
     def turn(
         self,
@@ -246,7 +246,9 @@ class AsyncSession(AsyncRecord):
         After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
         time counts. Of one `slot` only the last request is remembered, else of each id.
         """
-        return AsyncTurn(self, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot)
+        return AsyncTurn(
+            self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot
+        )
 
     async def call(
         self,
@@ -273,4 +275,5 @@ class AsyncSession(AsyncRecord):
         A name stands for the one of `tools` that has it. A failure, the model's included, is in what comes back,
         changes nothing, and is not remembered: a call may be repeated until it works.
         """
-        return await call_once(self, tool, arguments, call_id, turn_id, wait, tools)
+        turn = self.turn(request_id=request_of(turn_id, call_id), wait=wait)
+        return await call_once(turn, tool, arguments, call_id, tools)

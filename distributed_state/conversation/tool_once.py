@@ -4,45 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import ValidationError
 
-from distributed_state.conversation.agent_state import ToolCall
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue
-
-
-class Session(Protocol):
-    """What a call needs of its session."""
-
-    def turn(self, *, request_id: str | None = None, wait: float = 60.0) -> AsyncTurn:
-        """Begin a turn, as `session.turn` does."""
-        ...
 
 
 class _Failed(Exception):
     """Ends the turn of a tool that failed without a commit."""
 
 
-async def call_once(
-    session: Session,
-    tool: Tool | str,
-    arguments: dict[str, Any] | str | None,
-    call_id: str,
-    turn_id: str,
-    wait: float,
-    tools: Iterable[Tool],
-) -> ToolCall:
-    """Run a tool as a whole turn, or return what it returned when it ran before."""
+def request_of(turn_id: str, call_id: str) -> str:
+    """The request id of the turn that a call is. Raises InvalidValue."""
     for name, value in ("call_id", call_id), ("turn_id", turn_id):
         if not isinstance(value, str) or (name == "call_id" and not value):
             raise InvalidValue(f"{name} is a str{', and not empty' * (name == 'call_id')}, not {value!r:.80}")
+    # The length keeps ("a/b", "c") and ("a", "b/c") apart.
+    return f"{len(turn_id)}/{turn_id}/{call_id}"
+
+
+async def call_once(
+    turn: AsyncTurn, tool: Tool | str, arguments: dict[str, Any] | str | None, call_id: str, tools: Iterable[Tool]
+) -> ToolCall:
+    """Run a tool as this whole turn, of the request id above, or return what it returned when it ran before."""
     call: ToolCall | None = None
     with suppress(_Failed):
-        # The length keeps ("a/b", "c") and ("a", "b/c") apart.
-        async with session.turn(request_id=f"{len(turn_id)}/{turn_id}/{call_id}", wait=wait) as turn:
+        async with turn:
             if turn.repeated:
                 return _first(turn.outcome, tool, call_id)
             call = await turn.call(tool, arguments, call_id=call_id, tools=tools)

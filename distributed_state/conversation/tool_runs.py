@@ -11,8 +11,8 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from distributed_state.conversation.agent_state import ToolCall
 from distributed_state.conversation.tools import Scratch, Tool, chosen
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.errors import InvalidValue, NotFound, StateError
 from distributed_state.port import Port
 from distributed_state.values import codec
@@ -52,7 +52,7 @@ class ToolRuns:
                     return known
                 raise InvalidValue(f"the id {call_id!r:.80} is that of another call of {known.tool_name} in this turn")
             bound = it.bind(given)
-        except Exception as error:  # noqa: BLE001 - the model is told, and may try something else
+        except Exception as error:  # noqa: BLE001 - the model sees it, and may try something else
             return self._failed(it.name, given, error, call_id)
         return await self._run(it, given, bound, call_id)
 

@@ -1,6 +1,6 @@
 """Plain functions as tools of a model. Law: what a tool changes is kept if it returns, none of it if it fails.
 
-What a model got wrong (a name that no tool has, arguments that do not fit) is a failed call that tells the model what
+What a model got wrong (a name that no tool has, arguments that do not fit) is a failed call that says to the model what
 was expected; only what the program got wrong is raised.
 """
 

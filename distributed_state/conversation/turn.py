@@ -8,49 +8,36 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
+from functools import partial
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from zlib import crc32
 
-from distributed_state.conversation import agent_state_storage, user_effects
-from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation import agent_state_storage, remembered_requests, summaries
+from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.phases import DEFAULT, StateMachine
+from distributed_state.conversation.remembered_requests import name_of, remember, slot_of
 from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tool_runs import ToolRuns
 from distributed_state.conversation.tools import Scratch, Tool
-from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window, summarized
-from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Fenced, InvalidValue, StateError
+from distributed_state.conversation.turn_user import TurnUser
+from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
+from distributed_state.conversation.working_memory import ToolCall
+from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.records import history
-from distributed_state.records.access import MESSAGES, VERSION, Action
+from distributed_state.records import messages
+from distributed_state.records.access import MESSAGES, VERSION
+from distributed_state.records.context import RecordContext
 from distributed_state.records.transaction import Transaction
+from distributed_state.records.workspace import Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec, message_ranges
-from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import OWNER, REQUEST, SUMMARY, Message, Ref, unescape
+from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.results import Written
-from distributed_state.warm.answers import Draft
 
 BUSY = ("wait", "reject", "interrupt")
-
-
-class Handle(Protocol):
-    """What a turn needs of the session it is of."""
-
-    _names: RecordKeys
-    _owner: str
-    _actor: str
-
-    @property
-    def _home(self) -> Any: ...
-    def _changes(self) -> Changes: ...
-    def _sign(self, draft: Draft) -> Draft: ...
-    async def _ready(self, entry: CachedRecord) -> CachedRecord: ...
-    def _stamp(self, draft: Draft, entry: CachedRecord) -> Draft: ...
-    def _allow(self, action: Action, *fields: str | None) -> None: ...
+_NOT_OPEN = "this transaction is over; nothing can be changed through it any more"
 
 
 class AsyncTurn(Transaction):
@@ -85,7 +72,8 @@ class AsyncTurn(Transaction):
 
     def __init__(
         self,
-        handle: Handle,
+        session: Any,
+        context: RecordContext,
         *,
         request_id: str | None,
         busy: str,
@@ -95,32 +83,31 @@ class AsyncTurn(Transaction):
         slot: str | None = None,
     ) -> None:
         # `slot`: the name under which the answered request is remembered, if it is not its own
-        record_codec = handle._home.codec_of(handle._names.ref.text)
-        super().__init__(CachedRecord(record_codec, "", 0, {}, {}), handle._changes(), handle._allow)
-        self._over = True
+        super().__init__(Workspace(CachedRecord(context.codec, "", 0, {}, {}), context.changes(), context.allow))
+        self._workspace.closed = _NOT_OPEN
         self._entered = False
-        self._handle = handle
-        self._tiers = _tiers(handle)
+        self._context = context
+        self._tiers = context.tiers
         self.request_id = request_id
         self.repeated = False
-        self.written = None
-        self._request = REQUEST + b"#" + slot.encode() if slot else _request(request_id)
+        self.written: Written | None = None  # after the end: the version and the number of the first message
+        self._request = slot_of(slot) if slot else name_of(request_id)
         self._outcome: Any = None
-        self._answered = 0  # of a repeated request: the version that the first one's turn became
+        self._answered = 0
         self._pending: list[Message] = []
         self._moved: list[str] = []
         self._calls = ToolRuns(self._tiers.port, self._injected)
-        self._user: tuple[Any, Transaction] | None = None
         self._state: AgentState | None = None
         self._summary: bytes | None = None
-        self.session = handle._home.wrap(handle)
+        self.session: Any = context.store.wrap(session)
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
-        tag = secrets.token_hex(4) if request_id is None else f"{crc32(_request(request_id) or b''):x}"
+        tag = secrets.token_hex(4) if request_id is None else f"{crc32(name_of(request_id) or b''):x}"
         self._lease = self._tiers.lock(
-            handle._names, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
+            context.keys, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",
         )  # fmt: skip
+        self._user = TurnUser(context, self._lease.wait)
 
     @property
     def token(self) -> int:
@@ -130,7 +117,7 @@ class AsyncTurn(Transaction):
     @property
     def epoch(self) -> str:
         """The epoch of the version that this turn shows."""
-        return self._entry.epoch
+        return self._workspace.entry.epoch
 
     @property
     def suspends(self) -> bool:
@@ -153,27 +140,32 @@ class AsyncTurn(Transaction):
         return tuple(self._pending)
 
     @property
+    def answered_version(self) -> int:
+        """Of a repeated request: the version that the first one's turn became, else 0."""
+        return self._answered
+
+    @property
     def outcome(self) -> Any:
         """What the request came to, any JSON value: set it, and a repeated request finds it."""
         return self._outcome
 
     @outcome.setter
     def outcome(self, value: Any) -> None:
-        self._open()
+        self._workspace.open()
         codec.encode(value, "outcome")
         self._outcome = value
 
     def append(self, *messages: Message | dict[str, Any]) -> None:
         """Add messages to the conversation with this turn."""
         for message in messages:
-            stored = self._open().append(message)
+            stored = self._workspace.open().append(message)
             self._pending.append(stored if isinstance(stored, Message) else codec.as_message(stored))
 
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this turn."""
         if phase is None:
             raise InvalidValue("a turn moves to a phase; None is none")
-        self._open().phase(phase)
+        self._workspace.open().phase(phase)
         self._moved.append(phase)
 
     def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
@@ -192,14 +184,14 @@ class AsyncTurn(Transaction):
 
     async def _before(self, last: int | None) -> list[Message]:
         """The last messages, or all, as they were before this turn."""
-        self._allow("read", MESSAGES)
-        entry = self._entry
-        names = self._handle._names
+        self._context.allow("read", MESSAGES)
+        entry = self._workspace.entry
+        names = self._context.keys
         runs = message_ranges.segments(names.ref.text, entry.fields)
         runs = runs if last is None else message_ranges.last(runs, last)
         if any(n not in entry.messages for run in runs for n in range(run.start, run.stop)):
             entry = await read_path.load_whole(self._tiers, names, entry)
-        return await history.visible(self._tiers, names, entry, runs)
+        return await messages.visible(self._tiers, names, entry, runs)
 
     async def window(
         self,
@@ -215,26 +207,26 @@ class AsyncTurn(Transaction):
 
         A summary that has to be made is committed with this turn.
         """
-        self._allow("read", MESSAGES)
+        self._context.allow("read", MESSAGES)
         bounds = Bounds(max_tokens, keep_last, keep_system, counter, strategy, summarizer)
 
         async def look() -> CachedRecord:
-            it = self._entry
+            it = self._workspace.entry
             return it if self._summary is None else it.with_field(SUMMARY, self._summary)
 
         async def keep(entry: CachedRecord, data: bytes) -> None:
-            self._open().put(SUMMARY, data)
+            self._workspace.open().put(SUMMARY, data)
             self._summary = data
 
-        return await summarized(
-            self._tiers, self._handle._names, bounds, look=look, keep=keep, pending=tuple(self._pending)
+        return await summaries.summarized(
+            self._tiers, self._context.keys, bounds, look=look, keep=keep, pending=tuple(self._pending)
         )
 
     async def load_state(self) -> AgentState | None:
         """Read the agent's state as it was before this turn, None if none was saved."""
-        self._allow("read", None)
-        state = agent_state_storage.read(self._handle._names, self._entry, await self._before(None))
-        self._allow("read", *agent_state_storage.told(state))
+        self._context.allow("read", None)
+        state = agent_state_storage.read(self._context.keys, self._workspace.entry, await self._before(None))
+        self._context.allow("read", *agent_state_storage.shown(state))
         return state
 
     async def save_state(self, state: AgentState) -> None:
@@ -242,18 +234,10 @@ class AsyncTurn(Transaction):
 
         Raises Conflict if it was not loaded from what this turn began with, and what `session.save_state` raises.
         """
-        self._open()
-        names = self._handle._names
-        entry = self._entry
-        base, new = agent_state_storage.known(names, state)
-        if new:
-            base = agent_state_storage.before(names, entry, await self._before(None))
-        elif (base.epoch, base.version) != (entry.epoch, entry.version):
-            text = (
-                f"{names.ref.text[:200]}: the state was loaded at version {base.version}, the turn at {entry.version}"
-            )
-            raise Conflict(text, version=entry.version)
-        self._state = agent_state_storage.put(self._changes, state, base)
+        self._workspace.open()
+        entry = self._workspace.entry
+        base = await agent_state_storage.base_for(self._context.keys, entry, state, partial(self._before, None))
+        self._state = agent_state_storage.put(self._workspace.changes, state, base)
 
     @property
     def state(self) -> AgentState | None:
@@ -275,13 +259,13 @@ class AsyncTurn(Transaction):
         not run again. What the model got wrong is a failed call with an error for it to read: a name that no tool has,
         arguments that are no object or do not fit, an id that another call has. Errors of the store itself are raised.
         """
-        self._open()
+        self._workspace.open()
         return await self._calls.call(tool, arguments, call_id, tools)
 
     async def _injected(self, wants: frozenset[str]) -> dict[str, Any]:
         """What a tool is given by us; its changes are kept if it returns."""
         state = Scratch(self)
-        user = Scratch(await self._user_state()) if "user_state" in wants else None
+        user = Scratch(await self._user.workspace(self._workspace.entry)) if "user_state" in wants else None
         return {"state": state, "agent_state": state, "user_state": user, "session": self.session}
 
     @property
@@ -289,57 +273,18 @@ class AsyncTurn(Transaction):
         """The calls of this turn, in order."""
         return self._calls.all
 
-    async def _user_state(self) -> Transaction:
-        """The fields of the session's user, to be committed with this turn."""
-        if self._user is None:
-            self._user = await self._user_view()
-        return self._user[1]
-
-    async def _user_view(self) -> tuple[Any, Transaction]:
-        owner = self._handle._owner or self._entry.fields.get(OWNER, b"").decode()
-        if not owner:
-            raise InvalidValue(f"{self._handle._names.ref.text[:200]}: has no user; give `user=` with the session")
-        user = self._user_handle(unescape(owner))
-        entry = await read_path.read(self._tiers, user._names, fresh=True)
-        if entry.deleted:
-            raise Deleted(f"{user.ref.text[:200]}: deleted at version {entry.version}")
-        return user, Transaction(entry, user._changes(), user._allow)
-
-    def _user_handle(self, id: str) -> Any:
-        user = self._handle._home.user(id, actor=unescape(self._handle._actor))
-        user._allow("read", VERSION)
-        return user
-
-    async def _complete_earlier(self, effect: user_effects.Effect) -> None:
-        """Whatever the slot's last request left out: this one again, or one that this one takes the place of."""
-        try:
-            await self._complete(effect, doubted=True)
-        except StateError as error:
-            if not self.repeated:
-                raise
-            raise self._incomplete(effect, error, 0) from error
-
     async def __aenter__(self) -> Self:
-        names = self._handle._names
+        names = self._context.keys
         if self._entered:
             raise InvalidValue(f"{names.ref.text[:200]}: a turn is entered once; session.turn() makes another")
-        self._allow("lock", None)
-        self._allow("read", VERSION)
+        self._context.allow("lock", None)
+        self._context.allow("read", VERSION)
         try:
-            self._entry = await self._handle._ready(await read_path.hold(self._tiers, names, self._lease))
-            if self._entry.deleted:
-                raise Deleted(f"{names.ref.text[:200]}: deleted at version {self._entry.version}")
-            # Only what a request id names: any other field is what somebody wrote there.
-            answered = None if self._request is None else self._entry.fields.get(self._request)
-            if self._request is not None and answered is not None:
-                name = codec.decode_key(self._request)
-                before, outcome, request_id, effect = self._entry.codec.decode(answered, name)
-                if request_id == self.request_id:
-                    self.repeated = True
-                    self._outcome = outcome
-                    self._answered = before + 1
-                if effect:
-                    await self._complete_earlier(effect)
+            entry = await self._context.turn_begins(await read_path.hold(self._tiers, names, self._lease))
+            self._workspace.entry = entry
+            if entry.deleted:
+                raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}")
+            await self._look_for_answer(entry)
         except BaseException:
             await self._lease.release()
             raise
@@ -347,9 +292,23 @@ class AsyncTurn(Transaction):
         if self.repeated:
             await self._lease.release()
         else:
-            self._over = False
+            self._workspace.closed = ""
             self._lease.protect()
         return self
+
+    async def _look_for_answer(self, entry: CachedRecord) -> None:
+        """Whether this request was answered before; what that left undone is completed."""
+        found = None if self._request is None else remembered_requests.find(entry, self._request)
+        if found is None:
+            return
+        before, outcome, request_id, effect = found
+        if request_id == self.request_id:
+            self.repeated = True
+            self._workspace.closed = f"request {request_id!r:.200} was answered already: see `repeated` and `outcome`"
+            self._outcome = outcome
+            self._answered = before + 1
+        if effect:
+            await self._user.complete_earlier(effect, self.request_id, self.repeated)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -359,95 +318,41 @@ class AsyncTurn(Transaction):
         try:
             if error is None:
                 await self._commit()
-            self._over = True
+            self._workspace.closed = _NOT_OPEN
         except BaseException as failed:
             await self._lease.__aexit__(type(failed), failed, failed.__traceback__)
             raise
         await self._lease.__aexit__(kind, error, trace)
 
     async def _commit(self) -> None:
-        handle = self._handle
-        names = self._handle._names
-        effect = self._effect()
+        context = self._context
+        begun = self._workspace.entry
+        effect = self._user.effect(self.request_id)
         if self._request is not None and self.request_id is not None:
-            kept = [self._entry.version, self._outcome, self.request_id, effect]
-            user_effects.remember(self._tiers, self._changes, self._entry, self._request, kept)
-        draft = self._draft("turn")
+            kept = [begun.version, self._outcome, self.request_id, effect]
+            most = context.store.settings.remembered_requests
+            remember(most, self._workspace.changes, begun, self._request, kept)
+        draft = self._workspace.draft("turn")
         if effect:
-            self._tiers.leases.lock_value(names.ref.text)  # raises Fenced if the turn is over
+            self._tiers.leases.lock_value(context.text)  # raises Fenced if the turn is over
         if draft is None:
             if effect:
-                await user_effects.complete(self._tiers, self._user_handle(effect["user"]), effect, self._lease.wait)
+                await self._user.apply(effect)
             return
         # The lease is what keeps others out; what this task wrote beside the turn is no conflict.
         draft.expected = None
-        draft = handle._stamp(draft, self._entry)
-        signed = handle._sign(draft)
-        theirs = None
-        if self._user and effect:
-            theirs = await user_effects.prepare(self._tiers, *self._user, effect, self._lease.wait)
+        signed = context.sign(context.turn_ends(draft, begun))
+        theirs = await self._user.prepare(effect) if effect else None
         try:
-            done = await write_path.commit(self._tiers, names, signed, last=self._lease)
+            done = await write_path.commit(self._tiers, context.keys, signed, last=self._lease)
         except Fenced as error:
             raise self._tiers.leases.judge(self._lease, error) from None
         except DurabilityUnknown as error:
-            if error.version:  # else nobody knows whether it is applied, and its user is left alone
-                await self._follow(effect, theirs, error.version)
+            if effect and theirs and error.version:  # else nobody knows whether it is applied: its user is left alone
+                await self._user.follow(effect, theirs, error.version, self.request_id)
             raise
         self.written = Written(done.version, first_message=done.first_message)
         if self._state is not None:
-            self._state = agent_state_storage.saved(self._state, names, done.epoch, done.version)
-        await self._follow(effect, theirs, done.version)
-
-    async def _follow(self, effect: user_effects.Effect | None, theirs: Draft | None, version: int) -> None:
-        """What is applied of the turn is followed by its user's part; from here on it cannot be refused any more."""
+            self._state = agent_state_storage.saved(self._state, context.keys, done.epoch, done.version)
         if effect and theirs:
-            try:
-                await self._complete(effect, theirs)
-            except StateError as error:
-                raise self._incomplete(effect, error, version) from error
-
-    def _effect(self) -> user_effects.Effect | None:
-        """What this turn changes of its user."""
-        changed = user_effects.changed(self._user[1]) if self._user else {}
-        if self._user is None or not changed:
-            return None
-        user, view = self._user
-        mark = None if self.request_id is None else f"{self.request_id} {self._handle._names.ref.text}"
-        return {"user": user.ref.id, "version": view.version, "mark": mark, "fields": changed}
-
-    async def _complete(self, effect: user_effects.Effect, draft: Draft | None = None, **done: Any) -> None:
-        """Apply what a request changes of its user, if that was not done yet, on what is there now."""
-        user = self._user_handle(effect["user"])
-        wait = max(self._lease.wait, self._tiers.settings.retry_for)
-        await user_effects.complete(self._tiers, user, effect, wait, draft=draft, **done)
-
-    def _incomplete(self, effect: user_effects.Effect, error: StateError, version: int) -> DurabilityUnknown:
-        """What it comes to if that fails: the turn itself is applied, and must not seem to be refused."""
-        text = self._handle._names.ref.text[:200]
-        user = Ref("user", effect["user"]).text[:200]
-        rest = "it had no request id by which to complete it"
-        if self.request_id is not None:
-            rest = f"request {self.request_id!r:.80} has its outcome, and completes it when it is repeated"
-        said = f"{text}: the turn is applied, but not what it changes of {user}: {error}; {rest}"
-        return DurabilityUnknown(said, version=version, request_id=self.request_id)
-
-    def _open(self) -> Changes:
-        if self.repeated:
-            raise InvalidValue(f"request {self.request_id!r:.200} was answered already: see `repeated` and `outcome`")
-        return super()._open()
-
-
-def _tiers(handle: Handle) -> Tiers:
-    tiers: Tiers = handle._home.tiers()
-    return tiers
-
-
-def _request(request_id: str | None) -> bytes | None:
-    if request_id is None:
-        return None
-    if not isinstance(request_id, str) or not 0 < len(request_id.encode("utf-8", "surrogatepass")) <= 256:
-        raise InvalidValue(f"a request id is a str of 1 to 256 bytes, not {request_id!r:.80}")
-    if request_id[0] == "#":
-        raise InvalidValue(f"request id {request_id!r:.80}: those that begin with '#' are slots")
-    return REQUEST + request_id.encode("utf-8", "surrogatepass")
+            await self._user.follow(effect, theirs, done.version, self.request_id)

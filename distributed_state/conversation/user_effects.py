@@ -12,14 +12,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypedDict, TypeVar
 
+from distributed_state.conversation import remembered_requests
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, WarmUnavailable
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.records.transaction import _GONE as GONE
-from distributed_state.records.transaction import Transaction
+from distributed_state.records.context import RecordContext
+from distributed_state.records.workspace import GONE, Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.model import REQUEST
 from distributed_state.warm.answers import Draft
@@ -53,31 +52,31 @@ def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
 # In the user's record
 
 
-async def prepare(tiers: Tiers, user: Any, view: Transaction, effect: Effect, wait: float) -> Draft | None:
+async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: float) -> Draft | None:
     """The change of the user's record, as the server would carry it out now; None if there is nothing left to do.
 
     Raises what it would be refused for; LockTimeout if somebody else holds the record for longer than `wait` seconds.
     """
-    draft = _draft(tiers, user, view, effect)
+    draft = _draft(user, view, effect)
 
     async def once() -> None:
         nonlocal draft
         try:
             if draft is not None:
-                await write_path.check(tiers, user._names, draft)
+                await write_path.check(user.tiers, user.keys, draft)
         except Conflict:
-            draft = _draft(tiers, user, _anew(user, await _entry(tiers, user), effect), effect)
+            draft = _draft(user, _anew(user, await _entry(user), effect), effect)
             raise
         except DurabilityUnknown as error:
             # Of a write that would be true, but this is a question.
-            raise WarmUnavailable(f"{user.ref.text[:200]}: cannot be asked, nothing was written: {error}") from error
+            raise WarmUnavailable(f"{user.text[:200]}: cannot be asked, nothing was written: {error}") from error
 
-    await _when_free(tiers, user, wait, lambda: write_path.until_no_conflict(tiers, once))
+    await _when_free(user, wait, lambda: write_path.until_no_conflict(user.tiers, once))
     return draft
 
 
 async def complete(
-    tiers: Tiers, user: Any, effect: Effect, wait: float, *, draft: Draft | None = None, doubted: bool = False
+    user: RecordContext, effect: Effect, wait: float, *, draft: Draft | None = None, doubted: bool = False
 ) -> None:
     """Apply the effect on what is there now, if that was not done yet; `draft` is what was prepared.
 
@@ -89,71 +88,60 @@ async def complete(
         change = draft
         draft = None
         if change is None:
-            entry = await _entry(tiers, user)
-            if entry.deleted or (doubted and forgotten(effect, entry, tiers.settings.remembered_requests)):
+            entry = await _entry(user)
+            if entry.deleted or (doubted and forgotten(effect, entry, user.store.settings.remembered_requests)):
                 return
-            change = _draft(tiers, user, _anew(user, entry, effect), effect)
+            change = _draft(user, _anew(user, entry, effect), effect)
         if change is not None:
-            await write_path.commit(tiers, user._names, change)
+            await write_path.commit(user.tiers, user.keys, change)
 
     with suppress(Deleted):
-        await _when_free(tiers, user, wait, lambda: write_path.until_no_conflict(tiers, once))
+        await _when_free(user, wait, lambda: write_path.until_no_conflict(user.tiers, once))
 
 
-async def _when_free(tiers: Tiers, user: Any, wait: float, work: Callable[[], Awaitable[T]]) -> T:
+async def _when_free(user: RecordContext, wait: float, work: Callable[[], Awaitable[T]]) -> T:
     """Do it; if somebody else holds the user's record, when it is our turn to."""
     try:
         return await work()
     except Locked:
-        async with tiers.lock(user._names, wait=wait, ttl=_TTL):
+        async with user.tiers.lock(user.keys, wait=wait, ttl=_TTL):
             return await work()
 
 
-async def _entry(tiers: Tiers, user: Any) -> CachedRecord:
-    return await read_path.read(tiers, user._names, fresh=True)
+async def _entry(user: RecordContext) -> CachedRecord:
+    return await read_path.read(user.tiers, user.keys, fresh=True)
 
 
-def _anew(user: Any, entry: CachedRecord, effect: Effect) -> Transaction:
-    view = Transaction(entry, user._changes(), user._allow)
+def _anew(user: RecordContext, entry: CachedRecord, effect: Effect) -> Workspace:
+    view = Workspace(entry, user.changes(), user.allow)
     apply(effect["fields"], view)
     return view
 
 
-def _draft(tiers: Tiers, user: Any, view: Transaction, effect: Effect) -> Draft | None:
+def _draft(user: RecordContext, view: Workspace, effect: Effect) -> Draft | None:
     """The commit of the user's record; None if this request has changed it already."""
     if effect["mark"] is not None:
         request = REQUEST + effect["mark"].encode("utf-8", "surrogatepass")
-        if request in view._entry.fields:
+        if request in view.entry.fields:
             return None
-        remember(tiers, view._changes, view._entry, request, [view._entry.version])
-    draft = view._draft("turn")
-    return None if draft is None else user._sign(draft)
-
-
-def remember(tiers: Tiers, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
-    """Note that a request was answered, and make room for it."""
-    record_codec = entry.codec
-    changes.reserved(request, record_codec.encode(kept, codec.decode_key(request)))
-    known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
-    too_many = len(known) + 1 - tiers.settings.remembered_requests
-    if too_many > 0:
-        oldest = sorted(known, key=lambda name: int(record_codec.decode(known[name], codec.decode_key(name))[0]))
-        for name in oldest[:too_many]:
-            changes.reserved(name, None)
+        most = user.store.settings.remembered_requests
+        remembered_requests.remember(most, view.changes, view.entry, request, [view.entry.version])
+    draft = view.draft("turn")
+    return None if draft is None else user.sign(draft)
 
 
 # What becomes of fields
 
 
-def changed(view: Transaction) -> Effects:
+def changed(view: Workspace) -> Effects:
     """The fields that a view changes: what each was (`base`) and is to be (`mine`); a part is left out if absent."""
     found: Effects = {}
-    for key, base, mine in view._differences():
+    for key, base, mine in view.differences():
         found[key] = {name: value for name, value in (("base", base), ("mine", mine)) if value is not GONE}
     return found
 
 
-def apply(effects: Effects, view: Transaction) -> None:
+def apply(effects: Effects, view: Workspace) -> None:
     """Make these changes on a newer state: numbers add up, objects merge, lists grow; else the later one is right."""
     for key, parts in effects.items():
         if "mine" not in parts:

@@ -74,7 +74,7 @@ async def run(
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
         async with turn:
             # Whoever else runs this session may have done the step meanwhile.
-            if state._saved is None or (state._saved.epoch, state._saved.version) != (turn.epoch, turn.version):
+            if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn)
             if _unfinished(state, workflow):
                 await _step(workflow, state, turn, wrap)
@@ -95,7 +95,7 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
             if state is None:
                 raise NotFound(f"{session.ref.text[:200]}: there is no task to go on with")
             return state
-        following = await _told(turn, state, session.ref.id, text)
+        following = await _with_input(turn, state, session.ref.id, text)
         if following is None:
             assert state is not None
             log.info("%s: goes on in phase %s", session.ref.text[:200], state.phase)
@@ -107,7 +107,7 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
     return turn.state
 
 
-async def _told(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
+async def _with_input(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
     """The state with the user's input; None if it is in the middle of the task that this input began."""
     if state is None:
         return AgentState(session_id=session_id, history=tuple(await turn.messages())).new_task(text)

@@ -1,4 +1,4 @@
-"""The audit trail: events as SQL keeps them. Law: what was told before the call is found, or the call fails."""
+"""The audit trail: events as SQL keeps them. Law: what was published before the call is found, or the call fails."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sought(
 
 async def audit(tiers: Tiers, wanted: Sought) -> list[Event]:
     """The events asked for, oldest first."""
-    # All that is told of one subject is told in one partition.
+    # All events of one subject are in one partition.
     await tiers.archiver.drain(None if wanted.subject is None else [tiers.keys.partition_of(wanted.subject)])
     return [_event(tiers.codec_of(row.subject), row) for row in await tiers.port.sql(tiers.cold.audit, wanted)]
 

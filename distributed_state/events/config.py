@@ -54,7 +54,7 @@ def _spread(found: Any, version: int) -> Spread | None:
     return Spread(given, float(time), version) if isinstance(given, dict) and isinstance(time, (int, float)) else None
 
 
-def told(before: Any, found: dict[str, Any], agent: str) -> dict[str, Any]:
+def difference(before: Any, found: dict[str, Any], agent: str) -> dict[str, Any]:
     """What an event says of a new config. `before` is what the record held in its place."""
     given = before.get("config") if isinstance(before, dict) else None
     changed = _differing(given if isinstance(given, dict) else {}, found)
@@ -99,7 +99,7 @@ def _object(found: Any, place: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigurationError(f"{place}: holds no object whose names are texts, but a {type(found).__name__}")
     try:
-        # What every replica can be told, and compares with what it has: dates and the like of YAML are none.
+        # What every replica can be sent, and compares with what it has: dates and the like of YAML are none.
         value: dict[str, Any] = codec.decode(codec.encode(found, "config"))
     except StateError as error:
         raise ConfigurationError(f"{place}: {error}") from error

@@ -38,7 +38,7 @@ def finish(core: Coroutine[Any, Any, T]) -> T:
 
 
 def here() -> int:
-    """All blocking callers of a process share one set of tiers."""
+    """Each event loop has tiers of its own."""
     return 0
 
 

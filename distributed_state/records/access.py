@@ -82,7 +82,7 @@ class Guard:
 
 
 def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, str | None], None]:
-    """What a change has to be allowed, in order. Who is told a sum could read as well."""
+    """What a change has to be allowed, in order. Whoever gets a sum back has read the field."""
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in steps:
         if name[:2] == REQUEST or name in (TIMED, INITIALIZED):

@@ -8,11 +8,38 @@ from typing import Any
 
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import messages as shown_messages
+from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.context import RecordContext
+from distributed_state.tiers import read as read_path
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import codec, field_ttl
+from distributed_state.values import codec, field_ttl, message_ranges
 from distributed_state.values.model import PHASE, Message
 
 _PARTS = ("fields", "phase", "expires", "messages")
+
+
+async def export_state(context: RecordContext, *, messages: bool) -> dict[str, Any]:
+    """Read the state of a record, with its messages if asked."""
+    context.allow("read", MOVES, *([MESSAGES] if messages else []))
+    entry = await context.read(fresh=True)
+    if not messages:
+        return export(entry, context.fields(entry), None)
+    # One look at the record for both: a later one might show another conversation.
+    entry = await read_path.load_whole(context.tiers, context.keys, entry)
+    runs = message_ranges.segments(context.text, entry.fields)
+    shown = await shown_messages.visible(context.tiers, context.keys, entry, runs)
+    return export(entry, context.fields(entry), shown)
+
+
+async def restore_state(context: RecordContext, state: Mapping[str, Any]) -> int:
+    """Replace the state of a record; the new version."""
+    context.allow("write", None)
+    changes = context.changes()
+    clock = context.tiers.clock
+    await clock.know()
+    restore(changes, state, clock.now())
+    return (await context.commit(changes.draft("restore"))).version
 
 
 def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] | None) -> dict[str, Any]:

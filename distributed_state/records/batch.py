@@ -7,9 +7,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.errors import Conflict, StateError
-from distributed_state.records.home import StoreContext
-from distributed_state.records.transaction import Batch
+from distributed_state.records.context import RecordContext, context_of
+from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers.changes import Changes
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed
 
@@ -25,13 +26,10 @@ class AsyncBatch:
         version = batch.versions[session.ref]
     """
 
-    versions: dict[Ref, int]
-    """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
-
     def __init__(self, store: StoreContext) -> None:
         self._store = store
-        self._batch = Batch()
-        self.versions = {}
+        self._changes: dict[Ref, tuple[RecordContext, Changes]] = {}
+        self.versions: dict[Ref, int] = {}
 
     def on(self, handle: Any) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
@@ -39,7 +37,8 @@ class AsyncBatch:
         They have `set`, `set_many`, `delete`, `increment`, `append`, `phase` and `clear`. Raises InvalidValue for what
         is no record.
         """
-        return self._batch.on(handle)
+        context = context_of(handle, "a batch")
+        return self._changes.setdefault(handle.ref, (context, context.changes()))[1]
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,21 +48,20 @@ class AsyncBatch:
     ) -> None:
         if error is not None:
             return
-        drafts = self._batch._drafts()
-        for handle, draft in drafts:
-            handle._allow_steps(draft)
-            handle._own(draft)
-        attempts = [handle._attempt(draft) for handle, draft in drafts]
-        writes = [(handle._names, attempt) for (handle, _), attempt in zip(drafts, attempts, strict=True)]
+        drafts = [(context, changes.draft("batch")) for context, changes in self._changes.values() if changes]
+        for context, draft in drafts:
+            context.sign(draft)
+        attempts = [context.batched(draft) for context, draft in drafts]
+        writes = [(context.keys, attempt) for (context, _), attempt in zip(drafts, attempts, strict=True)]
         results = await write_path.commit_many(self._store.tiers(), writes)
         failed: StateError | None = None
-        for (handle, draft), attempt, result in zip(drafts, attempts, results, strict=True):
+        for (context, draft), attempt, result in zip(drafts, attempts, results, strict=True):
             if isinstance(result, Conflict) and attempt is not draft:
-                result = await _outcome(handle._send(draft))
+                result = await _outcome(context.send(draft))
             if isinstance(result, StateError):
                 failed = failed or result
             else:
-                self.versions[handle.ref] = result.version
+                self.versions[context.ref] = result.version
         if failed is not None:
             failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
             raise failed

@@ -51,7 +51,7 @@ async def erase(tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref],
     if entry.version and not entry.deleted:
         for hook in tuple(hooks):
             await hook(names.ref)
-    # Of the other partitions too: a fork that was made before this was asked for gets its share.
+    # Of the other partitions too: a fork that was made before this was asked for is erased as well.
     await tiers.archiver.drain()
     noted = await tiers.port.sql(tiers.cold.request, text)
     for _ in range(_ROUNDS):
@@ -89,7 +89,9 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
         draft = deletion.tombstone(tiers.settings, tiers.codec_of(each.record), FORGET if each.forks else ERASE)
-        draft.deleted = "revive"  # one that is deleted already gets another: it tells who is away of the end
+        draft.deleted = (
+            "revive"  # one that is deleted already gets another: replicas that are away learn of the end by it
+        )
         writes.append((names, draft))
     buried: dict[int, RecordKeys] = {}
     texts = []
@@ -112,15 +114,15 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     places = await patiently(tiers.warm.partitions.states, [tiers.keys.partition(each) for each in partitions])
     calls = []
     for names, version in done.items():
-        told = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
+        notice = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
         keys = [names.record, names.hydration, names.channel, names.event_keys[2]]
-        calls.append((DROP, keys, [version, told, names.text]))
+        calls.append((DROP, keys, [version, notice, names.text]))
     for answer in await patiently(tiers.port.scripts, calls):
         if isinstance(answer, StateError):
             raise answer
     for partition in partitions:
         keys_of = tiers.keys.partition(partition)
-        await patiently(tiers.stream.redact, keys_of, partial(_tells_of, last))
+        await patiently(tiers.stream.redact, keys_of, partial(_is_about, last))
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
         await patiently(tiers.warm.partitions.mark, keys_of, places[partition].epoch)
     await tiers.archiver.drain(partitions)
@@ -128,7 +130,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
         tiers.hot.forget(names.ref.text)
 
 
-def _tells_of(last: Mapping[bytes, int], head: bytes) -> bool:
+def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:
     """Whether an event is about one of these, but for their end, which every replica has to hear, and a new life."""
     _, type, subject, _, version, _ = head.split(b"\n")
     if subject not in last or int(version) > last[subject]:

@@ -8,7 +8,9 @@ from typing import Generic, TypeVar
 
 from distributed_state.errors import Conflict
 from distributed_state.records.access import VERSION
-from distributed_state.records.transaction import Handle, Transaction
+from distributed_state.records.context import RecordContext
+from distributed_state.records.transaction import Transaction, newest
+from distributed_state.records.workspace import Workspace
 from distributed_state.values import merge
 
 T = TypeVar("T")
@@ -19,32 +21,33 @@ class OptimisticRetry(Generic[T]):
 
     def __init__(
         self,
-        handle: Handle,
+        context: RecordContext,
         change: Callable[[Transaction], T | Awaitable[T]],
         policies: Mapping[str, merge.Merge] | None,
     ) -> None:
-        self._handle = handle
+        self._context = context
         self._change = change
         self._policies = None if policies is None else merge.check(policies)
-        self._refused: tuple[Transaction, T] | None = None
+        self._refused: tuple[Workspace, T] | None = None
 
     async def once(self) -> T:
         """Commit, or raise Conflict."""
+        context = self._context
         if self._refused is not None and self._policies is not None:
-            view, result = self._refused
-            draft = view._rebased(await self._handle._entry(True, VERSION), self._policies)
+            workspace, result = self._refused
+            draft = workspace.rebased(await context.read(True, VERSION), self._policies)
             if draft is not None:
-                await self._handle._commit(draft)
+                await context.commit(draft)
                 return result
         self._refused = None
-        view = Transaction(await self._handle._entry(True, VERSION), self._handle._changes(), self._handle._allow)
-        found = self._change(view)
+        workspace = await newest(context)
+        found = self._change(Transaction(workspace))
         result = await found if inspect.isawaitable(found) else found
-        draft = view._draft()
+        draft = workspace.draft()
         if draft is not None:
             try:
-                await self._handle._commit(draft)
+                await context.commit(draft)
             except Conflict:
-                self._refused = view, result
+                self._refused = workspace, result
                 raise
         return result

@@ -1,6 +1,7 @@
 """Records as a user meets them, asyncio face. Law: every method is one commit or one read; handles hold no state.
 
-A handle does no I/O when it is made and may be shared by tasks and threads.
+A handle does no I/O when it is made and may be shared by tasks and threads. This is the whole public face of a record,
+in one place; how each is done is in the modules beside it.
 """
 
 from __future__ import annotations
@@ -8,29 +9,25 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
-from distributed_state.errors import Conflict, CorruptState, InvalidValue
-from distributed_state.hot.cached_record import MISSING, CachedRecord
-from distributed_state.records.access import MOVES, VERSION, Action, written
-from distributed_state.records.home import StoreContext
-from distributed_state.records.lifecycle import AsyncLifecycle
+from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.records import backup, cleanup, creation, erasure, fork, history, in_place, rollback
+from distributed_state.records.access import MOVES, VERSION
+from distributed_state.records.context import RecordContext
 from distributed_state.records.optimistic_retry import OptimisticRetry
-from distributed_state.records.sanitizing import Sanitizing, sanitizer
+from distributed_state.records.sanitizing import Sanitizing
+from distributed_state.records.store_context import StoreContext
 from distributed_state.records.transaction import AsyncTransaction, Transaction
-from distributed_state.tiers import actors
 from distributed_state.tiers import commit as write_path
-from distributed_state.tiers import read as read_path
-from distributed_state.tiers.changes import Changes, add
-from distributed_state.values import codec, field_ttl
+from distributed_state.values import codec
 from distributed_state.values.merge import Merge
-from distributed_state.values.model import INITIALIZED, OWNER, PHASE, Message, Ref, escape
-from distributed_state.values.results import Written
-from distributed_state.warm.answers import Committed, Draft
+from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
+from distributed_state.values.results import Change, Checkpoint, Snapshot, Written
 from distributed_state.warm.lease import AsyncLease
 
 T = TypeVar("T")
 
 
-class AsyncRecord(AsyncLifecycle):
+class AsyncRecord:
     """A versioned map: the state of a user, an app, a task, or the fields of a session.
 
     Example::
@@ -48,7 +45,7 @@ class AsyncRecord(AsyncLifecycle):
 
     def __init__(
         self,
-        home: StoreContext,
+        store: StoreContext,
         ref: Ref,
         *,
         user: str | None = None,
@@ -57,25 +54,13 @@ class AsyncRecord(AsyncLifecycle):
         lifetime: tuple[int, int] = (0, 0),
         **options: Unpack[Sanitizing],
     ) -> None:
-        self._ref = ref
-        self._fresh = fresh
-        self._lifetime = lifetime
-        # Given the error, the field's name and the default, it returns what stands for a field that cannot be read.
-        self.unreadable: Callable[[CorruptState, str, Any], Any] | None = None
-        self._home = home
-        self._names = home.keys.of(ref)
-        self._text = ref.text
-        self._owner = "" if user is None else escape(Ref("user", user).id)
-        self._actor = actors.noted(actor)
-        chosen = sanitizer(options, home.clean, home.clean_messages)
-        self._prepare = chosen.field if chosen else None
-        self._prepare_message = chosen.message if chosen else None
+        self._context = RecordContext(store, ref, user=user, actor=actor, fresh=fresh, lifetime=lifetime, **options)
 
     @property
     def ref(self) -> Ref:
         """What the record is called: its scope and id. It can be a key of a dict, as in `batch.versions`."""
-        self._fresh = False  # whoever knows the id may write under it
-        return self._ref
+        self._context.unused = False  # whoever knows the id may write under it
+        return self._context.ref
 
     @property
     def id(self) -> str:
@@ -88,52 +73,18 @@ class AsyncRecord(AsyncLifecycle):
 
         Kept for the 10,000 records that used it last.
         """
-        return self._home.ephemeral.of(self._text)
+        return self._context.store.ephemeral.of(self._context.text)
 
-    def _allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
-        """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
-        if self._home.guard is not None:
-            actor = self._actor or actors.present()
-            for each in fields:
-                self._home.guard.ask(action, ref or self._ref, each, actor=actor, user=self._owner)
+    @property
+    def unreadable(self) -> Callable[[CorruptState, str, Any], Any] | None:
+        """What stands for a field that cannot be read: given the error, the field's name and the default, it says."""
+        return self._context.unreadable
 
-    def _allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
-        for action, each in written(draft.steps) if self._home.guard is not None else ():
-            self._allow(action, each, ref=ref)
+    @unreadable.setter
+    def unreadable(self, stand_in: Callable[[CorruptState, str, Any], Any] | None) -> None:
+        self._context.unreadable = stand_in
 
     # Reading
-
-    def _shortcut(self) -> Callable[[str], Any]:
-        """How the blocking face may look into hot: not at all where a policy has to be asked first."""
-        return self._peek if self._home.guard is None else lambda key: MISSING
-
-    def _peek(self, key: str) -> Any:
-        """The field if hot knows it, else MISSING. No I/O."""
-        hot = self._home.tiers().hot
-        entry = hot.entries.get(self._text)
-        if entry is None or hot.clock() >= hot.good_until:
-            return MISSING
-        entry.used = True
-        hot.hits += 1
-        try:
-            value = entry.values.get(key, MISSING)
-        except TypeError:
-            value = MISSING  # not even hashable: refused below
-        if value is MISSING and not entry.deleted and entry.expires == field_ttl.NEVER:
-            try:
-                return entry.value(key, MISSING)
-            except CorruptState:
-                return MISSING  # met again below
-        return value
-
-    async def _entry(self, fresh: bool = False, field: str | None = None) -> CachedRecord:
-        """The record, for one who wants to read this field of it; None: all of it."""
-        self._allow("read", field)
-        return await read_path.read(self._home.tiers(), self._names, fresh=fresh)
-
-    def _asks(self, fresh: bool, max_staleness: float | None) -> bool:
-        """Whether a read must ask the server, whatever hot holds."""
-        return fresh if max_staleness is None else not self._home.tiers().within(max_staleness) or fresh
 
     async def get(
         self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None
@@ -145,43 +96,25 @@ class AsyncRecord(AsyncLifecycle):
         `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be read, WarmUnavailable or
         ColdUnavailable if a server is away.
         """
-        entry = await self._entry(self._asks(fresh, max_staleness), key)
-        return default if entry.deleted else self._value(entry, key, default)
-
-    def _value(self, entry: CachedRecord, key: str, default: Any) -> Any:
-        try:
-            return entry.value(key, default)
-        except CorruptState as error:
-            if self.unreadable is None:
-                raise
-            return self.unreadable(error, key, default)
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), key)
+        return default if entry.deleted else self._context.value(entry, key, default)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there. `fresh` and `max_staleness` as in `get`."""
-        entry = await self._entry(self._asks(fresh, max_staleness), key)
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), key)
         return not entry.deleted and codec.encode_key(key) in entry.fields
 
     async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
-        return self._fields(await self._entry(self._asks(fresh, max_staleness)))
-
-    def _fields(self, entry: CachedRecord) -> dict[str, Any]:
-        fields = {} if entry.deleted else entry.all() if self.unreadable is None else self._each(entry)
-        self._allow("read", *fields)
-        return fields
-
-    def _each(self, entry: CachedRecord) -> dict[str, Any]:
-        """Every field of the user's, those that cannot be read as `unreadable` has them."""
-        names = [codec.decode_key(name) for name in entry.fields if name[:1] != b"#"]
-        return {name: self._value(entry, name, None) for name in names}
+        return self._context.fields(await self._context.read(self._context.must_ask(fresh, max_staleness)))
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
-        return (await self._entry(self._asks(fresh, max_staleness), VERSION)).version
+        return (await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since. Options as in `get`."""
-        entry = await self._entry(self._asks(fresh, max_staleness), VERSION)
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)
         return entry.version > 0 and not entry.deleted
 
     def invalidate(self, key: str | None = None) -> None:
@@ -191,60 +124,9 @@ class AsyncRecord(AsyncLifecycle):
         """
         if key is not None:
             codec.encode_key(key)
-        self._home.tiers().hot.forget(self._text)
+        self._context.tiers.hot.forget(self._context.text)
 
     # Changing
-
-    def _changes(self) -> Changes:
-        """Every change made through this handle begins here."""
-        record_codec = self._home.codec_of(self._text)
-        return Changes(self._home.settings, record_codec, self._prepare, self._prepare_message, self._now)
-
-    def _now(self) -> float:
-        return self._home.tiers().clock.now()
-
-    def _sign(self, draft: Draft) -> Draft:
-        """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
-        self._allow_steps(draft)
-        self._own(draft)
-        if self._fresh:
-            # The id was generated here, so the first write need not ask SQL. Only one write ever says so.
-            self._fresh = False
-            draft.creation = "*"
-        return draft
-
-    def _own(self, draft: Draft) -> Draft:
-        draft.owner = self._owner
-        draft.actor = self._actor
-        draft.lifetime = self._lifetime
-        return draft
-
-    async def _commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
-        self._sign(draft)
-        if expect_version is not None:
-            if type(expect_version) is not int or expect_version < 0:
-                raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
-            draft.expected = expect_version
-        return await self._send(draft)
-
-    async def _send(self, draft: Draft) -> Committed:
-        return await write_path.commit_and_sweep(self._home.tiers(), self._names, draft)
-
-    def _attempt(self, draft: Draft) -> Draft:
-        """The change as it goes into a batch; if it is another one and meets a Conflict, `_send` repeats it."""
-        return draft
-
-    async def _ready(self, entry: CachedRecord) -> CachedRecord:
-        """What a turn begins with, when it holds the record and read this."""
-        return entry
-
-    def _stamp(self, draft: Draft, entry: CachedRecord) -> Draft:
-        """The change as it ends a turn, which began with this and held the record since."""
-        return draft
-
-    def _counts(self, key: str) -> bool:
-        """Whether whole numbers are added to this field on the server."""
-        return not self._home.codec_of(self._text).covers(key)
 
     async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
         """Set one field and return the record's new version.
@@ -263,38 +145,38 @@ class AsyncRecord(AsyncLifecycle):
         hot. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value. `at`
         and `history` show it as it was written.
         """
-        changes = self._changes()
+        changes = self._context.changes()
         if ttl is not None:
-            await self._home.tiers().clock.know()
+            await self._context.tiers.clock.know()
         changes.set(key, value, ttl=ttl)
-        return (await self._commit(changes.draft("set"), expect_version)).version
+        return (await self._context.commit(changes.draft("set"), expect_version)).version
 
     async def set_many(
         self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
     ) -> int:
         """Set several fields in one commit and return the new version. Options and errors as in `set`."""
-        changes = self._changes()
+        changes = self._context.changes()
         if ttl is not None:
-            await self._home.tiers().clock.know()
+            await self._context.tiers.clock.know()
         changes.set_many(values, ttl=ttl)
-        return (await self._commit(changes.draft("set"), expect_version)).version
+        return (await self._context.commit(changes.draft("set"), expect_version)).version
 
     async def delete(self, key: str, *, expect_version: int | None = None) -> int:
         """Delete one field and return the new version. A field that is not there is no error.
 
         With `expect_version` Conflict, and nothing is written, if the record is at another version.
         """
-        changes = self._changes()
+        changes = self._context.changes()
         changes.delete(key)
-        return (await self._commit(changes.draft("delete"), expect_version)).version
+        return (await self._context.commit(changes.draft("delete"), expect_version)).version
 
     async def clear(self, *, messages: bool = False) -> int:
         """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
-        changes = self._changes()
+        changes = self._context.changes()
         changes.clear(messages=messages)
         changes.reserved(INITIALIZED, None)
         changes.emit("conversation.cleared", {"messages": messages})
-        return (await self._commit(changes.draft("clear"))).version
+        return (await self._context.commit(changes.draft("clear"))).version
 
     async def update(self, key: str, values: Mapping[str, Any]) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
@@ -306,28 +188,14 @@ class AsyncRecord(AsyncLifecycle):
         Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
         updates do not overwrite one another: this one is repeated on what the other left.
         """
-        if not isinstance(values, Mapping):
-            raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
-
-        def merged(stored: Any) -> Any:
-            if not isinstance(stored, dict):
-                raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not an object; set() replaces it")
-            return {**stored, **values}
-
-        return (await self._swap(key, "update", {}, merged))[1].version
+        return await in_place.update(self._context, key, values)
 
     async def append_to(self, key: str, *items: Any) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
 
         Raises InvalidValue if the field holds anything but a list.
         """
-
-        def longer(stored: Any) -> Any:
-            if not isinstance(stored, list):
-                raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a list; set() replaces it")
-            return [*stored, *items]
-
-        return (await self._swap(key, "append_to", [], longer))[1].version
+        return await in_place.append_to(self._context, key, items)
 
     async def increment(self, key: str, by: int | float = 1) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
@@ -335,43 +203,7 @@ class AsyncRecord(AsyncLifecycle):
         Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
         either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
-        codec.encode_key(key)
-        if isinstance(by, bool) or not isinstance(by, (int, float)):
-            raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
-        if type(by) is int and abs(by) < 10**15 and self._counts(key):
-            changes = self._changes()
-            changes.increment(key, by)
-            draft = changes.draft("increment")
-            try:
-                done = await self._commit(draft)
-                return (await write_path.sums(self._home.tiers(), self._names, draft, done, [key]))[key]
-            except Conflict:
-                pass  # what is stored is no plain integer: added here and swapped in
-        self._allow("read", key)
-        data, _ = await self._swap(key, "increment", 0, lambda stored: add(stored, by, key))
-        return self._home.codec_of(self._text).decode(data, key)  # type: ignore[no-any-return]  # what was just encoded
-
-    async def _swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
-        name = codec.encode_key(key)
-        record_codec = self._home.codec_of(self._text)
-        self._allow("write", key)
-
-        def changed(raw: bytes | None) -> Changes:
-            until = field_ttl.NEVER
-            if raw is not None and field_ttl.marked(raw):
-                until = field_ttl.split(raw)[0]
-                if until <= self._now():
-                    until = field_ttl.NEVER
-                    raw = None
-            changes = self._changes()
-            changes.set(key, change(empty if raw is None else record_codec.decode(raw, key)), until=until)
-            return changes
-
-        def draft(changes: Changes) -> Draft:
-            return self._own(changes.draft(kind))
-
-        changes, done = await write_path.swap(self._home.tiers(), self._names, name, changed, draft)
-        return changes.fields[name][2], done
+        return await in_place.increment(self._context, key, by)
 
     async def write(
         self,
@@ -397,7 +229,7 @@ class AsyncRecord(AsyncLifecycle):
         numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
         record is elsewhere.
         """
-        changes = self._changes()
+        changes = self._context.changes()
         if isinstance(delete, str):
             raise InvalidValue(f"delete takes several names, as [{delete!r}]")
         for key in delete:
@@ -413,11 +245,11 @@ class AsyncRecord(AsyncLifecycle):
         if expect_phase is not None:
             if not isinstance(expect_phase, str):
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
-            self._allow("read", MOVES)  # who learns that it is another one has read it
+            self._context.allow("read", MOVES)  # who learns that it is another one has read it
             draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
-        done = await self._commit(draft, expect_version)
-        tiers = self._home.tiers()
-        sums = await write_path.sums(tiers, self._names, draft, done, changes.sums) if increment else {}
+        done = await self._context.commit(draft, expect_version)
+        tiers = self._context.tiers
+        sums = await write_path.sums(tiers, self._context.keys, draft, done, changes.sums) if increment else {}
         return Written(done.version, sums, done.first_message)
 
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
@@ -426,18 +258,9 @@ class AsyncRecord(AsyncLifecycle):
         A deleted record starts again with these fields; its version goes on counting. `is_clear` is passed on with the
         event `conversation.created`, for hooks: a client cleared a conversation that nobody knew.
         """
-        changes = self._changes()
+        changes = self._context.changes()
         changes.set_many(values or {})
-        return (await self._commit(self._creation(changes, is_clear))).version
-
-    def _creation(self, changes: Changes, is_clear: bool) -> Draft:
-        if is_clear:
-            changes.emit("conversation.created", {"is_clear": True})
-        changes.undelete()
-        changes.reserved(OWNER, self._owner.encode() or None)  # not that of its former life
-        draft = changes.draft("create")
-        draft.deleted = "create"
-        return draft
+        return (await self._context.commit(creation.creation(self._context, changes, is_clear))).version
 
     def transaction(self) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.
@@ -449,7 +272,7 @@ class AsyncRecord(AsyncLifecycle):
 
         Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
         """
-        return AsyncTransaction(self)
+        return AsyncTransaction(self._context)
 
     async def apply(
         self, change: Callable[[Transaction], T | Awaitable[T]], *, merge: Mapping[str, Merge] | None = None
@@ -471,7 +294,8 @@ class AsyncRecord(AsyncLifecycle):
         policy, messages go after theirs. It runs again only where no merge can express it: a field without policy,
         one that a side deleted, a phase that was moved. What `change` read and left as it was is not looked at again.
         """
-        return await write_path.until_no_conflict(self._home.tiers(), OptimisticRetry(self, change, merge).once)
+        retry = OptimisticRetry(self._context, change, merge)
+        return await write_path.until_no_conflict(self._context.tiers, retry.once)
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False) -> AsyncLease:
         """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
@@ -486,8 +310,115 @@ class AsyncRecord(AsyncLifecycle):
         `advisory=True` they pass, only locks exclude each other. Waiters come in order. The task that holds it may
         nest.
         """
-        self._allow("lock", None)
-        return self._home.tiers().lock(self._names, wait=wait, ttl=ttl, advisory=advisory)
+        self._context.allow("lock", None)
+        return self._context.tiers.lock(self._context.keys, wait=wait, ttl=ttl, advisory=advisory)
+
+    async def initialize(
+        self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+    ) -> bool:
+        """Set the fields that are not there yet, once in the record's life; True if this call did it.
+
+        Example::
+
+            await record.initialize({"notes": [], "language": "en"})
+
+        One atomic commit: of many replicas one does it, and nothing that was set is overwritten. `defaults` may be a
+        function, called only while that is still to be done. After `clear()` it is to be done again.
+        """
+        return await creation.initialize(self._context, defaults)
+
+    async def export_state(self, *, messages: bool = False) -> dict[str, Any]:
+        """Read fields, phase and, if asked, all messages as one JSON object, for `restore_state`.
+
+        It holds `fields`, `phase`, `expires` (times in seconds since 1970) if a field has a deadline, `messages`.
+        """
+        return await backup.export_state(self._context, messages=messages)
+
+    async def restore_state(self, state: Mapping[str, Any]) -> int:
+        """Replace fields, and phase and messages if `state` holds them, in one commit; return the new version.
+
+        `state` is what `export_state` returned, or, without an entry `fields`, what `get_all` did, which has no
+        deadlines. Everything is checked first: InvalidValue names every entry that cannot be stored, and then nothing
+        is.
+        """
+        return await backup.restore_state(self._context, state)
+
+    async def cleanup(self, *, days: float) -> int:
+        """Hide the messages that were committed more than `days` days ago; return how many.
+
+        One commit, of a size that does not depend on the messages. The server's time of each commit counts, not
+        what a message says; history keeps the messages until `purge`. Where `purge`, or `erase` of the record that
+        messages were forked from, came first and left no commit of that age, nothing is known to be older, and nothing
+        is hidden.
+        """
+        return await cleanup.cleanup(self._context, days)
+
+    async def erase(self) -> bool:
+        """Remove the record for good: fields, messages, history, events, in every tier; False if there was nothing.
+
+        Forks stay, and keep what they share with it. Its versions are not used again; that the conversation is
+        deleted stays in Redis for replicas that are away, for `events_for` seconds. Raises Locked while somebody else
+        holds it. Once begun it is carried through by any replica that archives, even if this raises; called again it
+        goes on. A fork that was on its way meanwhile may go as well.
+        """
+        self._context.allow("admin", None)
+        return await erasure.erase(self._context.tiers, self._context.keys, self._context.store.deleting)
+
+    # The past
+
+    async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
+        """Read the changes between two versions (exclusive), oldest first: who, when, what.
+
+        Example::
+
+            for change in await record.history(after=10, limit=100):
+                print(change.version, change.time, change.actor, change.kind, change.set)
+
+        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
+        """
+        return await history.history(self._context, after, before, limit)
+
+    async def at(self, *, version: int) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        return await history.at(self._context, version)
+
+    async def checkpoint(self, label: str) -> int:
+        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+
+        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        """
+        changes = self._context.changes()
+        changes.label(label)
+        changes.emit("session.checkpoint", {"label": label})
+        return (await self._context.commit(changes.draft("checkpoint"))).version
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Read the named versions, oldest first. Raises ColdUnavailable rather than returning fewer."""
+        return await history.checkpoints(self._context)
+
+    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
+        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
+
+        Example::
+
+            await record.set("city", "Oslo")
+            await record.checkpoint("before the booking")
+            await record.set("city", "Bergen")
+            await record.rollback(label="before the booking")
+
+        Fields, messages and phase come back by a new commit; history is not rewritten. Brings a deleted record back.
+        A step is a commit that changed something of these, a deletion included: one after another, rollbacks of one
+        step go 3 -> 2 -> 1, for a rollback is a new version, but no step, nor is a checkpoint. What a rollback took
+        away comes back by `version`. Raises NotFound if there are not so many, Deleted where the record was deleted.
+        """
+        return await rollback.rollback(self._context, steps, label, version)
+
+    async def fork(self, new_id: str, *, version: int | None = None) -> int:
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
+
+        Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
+        """
+        return await fork.fork(self._context, new_id, version)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._text[:200]}>"
+        return f"<{type(self).__name__} {self._context.text[:200]}>"

@@ -18,24 +18,13 @@ from pydantic_core import PydanticSerializationError, SchemaValidator, core_sche
 
 from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.settings import Settings
-from distributed_state.tiers.changes import Changes
+from distributed_state.records.model_fields import check_same, complaint_of, fields_of, from_json, sentence, stored_name
+from distributed_state.records.view import View, holds_fields
 from distributed_state.values import codec
-from distributed_state.values.codec import Codec
-from distributed_state.values.model import SCHEMA, Message
+from distributed_state.values.model import SCHEMA
 
 M = TypeVar("M", bound=BaseModel)
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
-
-
-class View(CachedRecord):
-    """A record as another version of its schema than the stored one sees it."""
-
-    __slots__ = ("stored",)
-
-    def __init__(self, stored: CachedRecord, fields: dict[bytes, bytes]) -> None:
-        super().__init__(stored.codec, stored.epoch, stored.version, fields, stored.messages)
-        self.stored = stored
 
 
 class Schema(Generic[M]):
@@ -91,9 +80,9 @@ class Schema(Generic[M]):
                 if not callable(caster) or inspect.iscoroutinefunction(caster):
                     raise InvalidValue(f"{self}: the {way} version {step} is no plain function: {caster!r:.80}")
         model.model_rebuild()  # forward references, or an error that names the missing one
-        self._names = {_stored(model, name): name for name in model.model_fields}  # stored -> attribute
+        self._names = {stored_name(model, name): name for name in model.model_fields}  # stored -> attribute
         self._open = model.model_config.get("extra") == "allow"
-        self._core, self._definitions, self._config, self._together = _opened(model)
+        self._core, self._definitions, self._config, self._together = fields_of(model)
         self._validators: dict[str, SchemaValidator] = {}
 
     @staticmethod
@@ -119,9 +108,9 @@ class Schema(Generic[M]):
         try:
             checked = validator.validate_python(value)
             stored = self._dump(self.model.model_construct(**{key: checked}), {name}).get(key)
-            _same(key, checked, _from_json(validator.validate_json, validator.validate_python, stored))
+            check_same(key, checked, from_json(validator.validate_json, validator.validate_python, stored))
         except ValidationError as error:
-            raise InvalidValue(_complaint(error, (key,))[1]) from None
+            raise InvalidValue(complaint_of(error, (key,))[1]) from None
         return stored
 
     def countable(self, key: str) -> bool:
@@ -165,7 +154,7 @@ class Schema(Generic[M]):
         try:
             return self.parse(fields)
         except ValidationError as error:
-            field, complaint = _complaint(error)
+            field, complaint = complaint_of(error)
             if not fields:
                 text = f"{text[:200]}: holds no fields yet, and {self.model.__name__} does not come from defaults alone"
                 raise NotFound(f"{text}: {complaint}") from None
@@ -178,7 +167,7 @@ class Schema(Generic[M]):
         except ValidationError as error:
             for each in error.errors(include_url=False):
                 if each["loc"] and each["loc"][0] in keys:
-                    raise _corrupt(text, self, str(each["loc"][0]), _sentence(each), entry) from None
+                    raise _corrupt(text, self, str(each["loc"][0]), sentence(each), entry) from None
 
     def settle(self, values: M | Mapping[str, Any]) -> dict[str, Any]:
         """All fields as they are stored, of a model or of values for one. Raises InvalidValue."""
@@ -195,10 +184,10 @@ class Schema(Generic[M]):
             fields = self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
             back = self.parse(fields)  # nested models that were changed in place are only checked here
         except ValidationError as error:
-            raise InvalidValue(_complaint(error)[1]) from None
+            raise InvalidValue(complaint_of(error)[1]) from None
         for key in fields:
             name = self._names.get(key, key)
-            _same(key, getattr(model, name), getattr(back, name))
+            check_same(key, getattr(model, name), getattr(back, name))
         return fields
 
     def dump(self, model: M) -> dict[str, Any]:
@@ -207,7 +196,7 @@ class Schema(Generic[M]):
 
     def parse(self, fields: Mapping[str, Any]) -> M:
         """The model that these stored fields are. Raises pydantic's ValidationError."""
-        model: M = _from_json(self.model.model_validate_json, self.model.model_validate, fields)
+        model: M = from_json(self.model.model_validate_json, self.model.model_validate, fields)
         return model
 
     def _dump(self, model: M, names: set[str]) -> dict[str, Any]:
@@ -294,107 +283,9 @@ class Schema(Generic[M]):
         return fields
 
 
-class TypedChanges(Changes):
-    """Changes that a schema allows."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        record_codec: Codec,
-        schema: Schema[Any],
-        prepare: Callable[[str, Any], Any] | None = None,
-        prepare_message: Callable[[Message | dict[str, Any]], Message | dict[str, Any]] | None = None,
-        now: Callable[[], float] | None = None,
-    ) -> None:
-        def prepared(key: str, value: Any) -> Any:
-            return schema.prepare(key, value if prepare is None else prepare(key, value))
-
-        super().__init__(settings, record_codec, prepared, prepare_message, now)
-        self._schema = schema
-
-    def delete(self, key: str) -> None:
-        """Delete a field, unless the model cannot do without it."""
-        self._schema.deletable(key)
-        super().delete(key)
-
-    def increment(self, key: str, by: int) -> None:
-        """Add on the server, if the model takes any whole number for the field."""
-        if not self._schema.countable(key):
-            what = "is no int without limits that counts from 0, so the server cannot add to it unseen"
-            raise InvalidValue(f"{key!r}: {what}; use increment() or edit()")
-        super().increment(key, by)
-
-
-def holds_fields(entry: CachedRecord) -> bool:
-    """Whether there is anything to upcast."""
-    return not entry.deleted and any(name[:1] != b"#" for name in entry.fields)
-
-
 @lru_cache(maxsize=256)
 def _plain(model: type[M]) -> Schema[M]:
     return Schema(model)
-
-
-def _stored(model: type[BaseModel], name: str) -> str:
-    """The name under which a field is stored: its alias, if it has one."""
-    info = model.model_fields[name]
-    stored = info.alias or name
-    if info.validation_alias not in (None, stored) or info.serialization_alias not in (None, stored):
-        raise InvalidValue(f"{model.__name__}.{name}: is read under one alias and written under another; use `alias`")
-    codec.encode_key(stored)
-    return stored
-
-
-def _opened(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, bool]:
-    """The schemas of a model's fields, what they refer to, its config, and whether it validates fields together."""
-    core: Any = model.__pydantic_core_schema__
-    definitions: list[Any] = []
-    config = None
-    together = False
-    while core["type"] != "model-fields":
-        definitions = core.get("definitions", definitions)
-        config = core.get("config", config)
-        together = together or core["type"].startswith("function")
-        if core["type"] == "definition-ref":
-            reference = core["schema_ref"]
-            core = next(each for each in definitions if each.get("ref") == reference)
-        elif "schema" in core:
-            core = core["schema"]
-        else:
-            raise InvalidValue(f"{model.__name__}: has a core schema of its own, without fields")
-    return core["fields"], definitions, config, together
-
-
-def _from_json(read: Callable[[bytes], Any], take: Callable[[Any], Any], stored: Any) -> Any:
-    """Validate what is stored, as JSON: only there a strict model takes a date from text."""
-    try:
-        return read(codec.encode(stored))
-    except ValidationError as error:
-        if error.errors(include_url=False)[0]["type"] != "json_invalid":
-            raise
-    return take(stored)  # lone surrogates: JSON to us, not to pydantic's parser
-
-
-def _same(key: str, given: Any, back: Any) -> None:
-    """What a model hides or loses on the way to JSON must not be lost for good."""
-    if given != back:
-        kind = type(given).__name__
-        raise InvalidValue(f"{key}: this {kind} is not the same any more when the model has written it as JSON")
-
-
-def _complaint(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[str, str]:
-    """The first field at fault, and what to say."""
-    errors = error.errors(include_url=False)
-    more = f"; and {len(errors) - 1} more" if len(errors) > 1 else ""
-    first: Any = errors[0] | {"loc": (*place, *errors[0]["loc"])}
-    return str(first["loc"][0]) if first["loc"] else "", _sentence(first) + more
-
-
-def _sentence(error: Any) -> str:
-    # The type, not the value: what is stored here may be a secret, and errors are logged.
-    place = ".".join(map(str, error["loc"]))
-    given = "" if error["type"] == "missing" else f" (given a {type(error['input']).__name__})"
-    return f"{place}{': ' if place else ''}{error['msg']}{given}"
 
 
 def _corrupt(text: str, schema: Schema[Any], field: str, complaint: str, entry: CachedRecord) -> CorruptState:

@@ -1,58 +1,59 @@
-"""The store: opens and closes, hands out records, and does what concerns many of them.
+"""The store: opens and closes, hands out records, and does what concerns many of them or the whole fleet.
 
-Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together.
+Law: a method here is a line or two. This is the whole public face of a store, in one place; what each method does is
+done by its parts: `lifecycle`, `records`, `fleet`, and the modules beside them.
 """
 
 from __future__ import annotations
 
-import os
-import secrets
-import weakref
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager
-from functools import cache
 from types import TracebackType
-from typing import Any, Self
-
-import orjson
+from typing import Any, Self, TypeVar, Unpack, overload
 
 import distributed_state.port.asyncio as asyncio_face
-from distributed_state.cold.engine import parse_url
-from distributed_state.cold.store import ColdStore
 from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation.session import AsyncSession
+from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
-from distributed_state.errors import ConfigurationError, InvalidValue
-from distributed_state.port import Mutex, Port
-from distributed_state.port.connections import SCHEMES, Connections
+from distributed_state.errors import InvalidValue
+from distributed_state.events.config import Source
+from distributed_state.events.consumer import AsyncEvents
+from distributed_state.events.handlers import Handler
+from distributed_state.port import Port
+from distributed_state.port.connections import Connections
 from distributed_state.records import deletion, erasure
 from distributed_state.records.access import Guard, Policy
 from distributed_state.records.batch import AsyncBatch
-from distributed_state.records.ephemeral import Ephemeral
+from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
-from distributed_state.records.sanitizing import Clean, CleanMessage, sanitizer
+from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
+from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.settings import Settings
-from distributed_state.store import doctor, export, import_record, maintenance, reencryption
-from distributed_state.store.fleet import AsyncFleet
-from distributed_state.store.reaper import Reaper
+from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
+from distributed_state.store.fleet import Fleet
+from distributed_state.store.import_file import ImportedFile
+from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.upcasting import Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.assembly import Tiers, leave_mark
+from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
-from distributed_state.values.keys import Keys
 from distributed_state.values.model import Ref, escape
-from distributed_state.values.results import SessionInfo
+from distributed_state.values.results import Event, Replica, SessionInfo
 
-LAYOUT = 1
-EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
-_open_stores: weakref.WeakSet[AsyncStateStore] = weakref.WeakSet()
+H = TypeVar("H", bound=Handler)
 
 
-class AsyncStateStore(AsyncFleet):
+def _itself(twin: Any) -> Any:
+    return twin
+
+
+class AsyncStateStore:
     """Tiered state for agents: open one per process and share it. `StateStore` is the same for blocking code.
 
     Example::
@@ -77,28 +78,19 @@ class AsyncStateStore(AsyncFleet):
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
+        wrap: Callable[[Any], Any] = _itself,
     ) -> None:
-        self.settings = settings
-        self.keys = Keys(settings.namespace, settings.partitions)
+        # `wrap`: what user code is given in place of our own sessions and turns
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
-        self.codec_of: Callable[[str], Codec] = root.of
-        self.guard = None if access is None else Guard(access)
-        self._make_port = make_port
-        self._here = here
-        self._connections = Connections(settings.url, settings.timeout)
-        parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
-        self._homes: dict[Any, Tiers] = {}
-        self._cold: ColdStore | None = None
-        self._openings: set[object] = set()
-        self._mutex = Mutex()
-        self._layout: dict[str, Any] = {}
-        self.ephemeral = Ephemeral()
-        self.deleting: list[Callable[[Ref], Awaitable[None]]] = []  # awaited before this replica deletes a record
-        self.clean: Clean | None = None
-        self.clean_messages: CleanMessage | None = None
-        self.wrap: Callable[[Any], Any] = lambda twin: twin  # what user code is given in place of our own objects
-        self._unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
+        guard = None if access is None else Guard(access)
+        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, wrap)
+        self._context = self._lifecycle.context
+        self._fleet = Fleet(self._context)
+        self.settings = settings
+        self.keys = self._context.keys
+        self.ephemeral = self._context.ephemeral
+        self.deleting = self._context.deleting
 
     @classmethod
     def open(
@@ -136,87 +128,27 @@ class AsyncStateStore(AsyncFleet):
     def hook(self, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
         """Clean everything that is stored from now on."""
         sanitizer({}, clean, clean_messages)
-        self.clean = clean
-        self.clean_messages = clean_messages
+        self._context.clean = clean
+        self._context.clean_messages = clean_messages
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self._opened().__await__()
+        return self.__aenter__().__await__()
 
     async def __aenter__(self) -> Self:
-        return await self._opened()
+        await self._lifecycle.open()
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
 
-    async def _opened(self) -> Self:
-        if self._cold is None:
-            try:
-                await self._open_archive()
-                home = self._move_in()
-                await home.port.open()
-                await home.clock.know()
-            except BaseException:
-                await self.close()
-                raise
-        return self
+    async def close(self) -> None:
+        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
 
-    async def _open_archive(self) -> None:
-        port = self._make_port(self._connections)
-        try:
-            if not self._connections.embedded:
-                doctor.refuse(await doctor.check_server(port), self._connections.place)
-            opening = object()
-            self._openings.add(opening)
-            await port.sql(self._open_cold, opening)
-            await self._check_layout(port)
-            self._unusable = ""
-            _hear_forks()
-            _open_stores.add(self)
-        finally:
-            await port.close()
-
-    def _open_cold(self, opening: object) -> None:
-        """Open the archive, in a thread: it goes on when its caller is cancelled or interrupted."""
-        settings = self.settings
-        cold = ColdStore.open(
-            settings.archive or EMBEDDED_ARCHIVE,
-            settings.namespace,
-            migrate=settings.migrate,
-            snapshot_every=settings.snapshot_every,
-            alone=self._connections.embedded,
-        )
-        with self._mutex:
-            if opening in self._openings and self._cold is None:
-                self._cold = cold
-                return
-        cold.close()  # the caller has left, and cannot close what it never got; or another task was faster
-
-    async def _check_layout(self, port: Port) -> None:
-        """The namespace's Redis and SQL must have been together from the first."""
-        assert self._cold is not None
-        settings = self.settings
-        archive_id, partitions = await port.sql(self._cold.register, settings.partitions)
-        if partitions != settings.partitions:
-            raise ConfigurationError(
-                f"namespace {settings.namespace!r} has {partitions} partitions, not {settings.partitions}; "
-                "the number is fixed at its first use"
-            )
-        wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
-        self._layout = wanted
-        stored = await leave_mark(port.command, self.keys, wanted)
-        try:
-            found = dict(orjson.loads(stored)) if stored else wanted
-        except (ValueError, TypeError) as error:
-            raise ConfigurationError(f"{self._connections.place}: {self.keys.store!r} is not this package's") from error
-        for name, value in wanted.items():
-            if found.get(name) != value:
-                raise ConfigurationError(
-                    f"{self._connections.place}, namespace {settings.namespace!r}: {name} is {found.get(name)!r}, "
-                    f"expected {value!r}: they do not belong together (archive 'memory' is another "
-                    "one in each process); give the archive that this Redis had, or another namespace"
-                )
+        An embedded store archives what is left first. Harmless when it is closed already.
+        """
+        await self._lifecycle.close()
 
     @property
     def replica(self) -> str:
@@ -225,69 +157,104 @@ class AsyncStateStore(AsyncFleet):
 
     def tiers(self) -> Tiers:
         """The tiers of the running event loop."""
-        try:
-            return self._homes[self._here()]
-        except KeyError:
-            return self._move_in()
+        return self._lifecycle.tiers()
 
-    def _move_in(self) -> Tiers:
-        if self._unusable or self._cold is None:
-            raise ConfigurationError(f"this store cannot be used: {self._unusable}")
-        for loop in [loop for loop in list(self._homes) if getattr(loop, "is_closed", bool)()]:
-            self._homes.pop(loop, None)
-        port = self._make_port(self._connections)
-        home = Tiers(port, self.settings, self.keys, self.codec_of, self._cold, _replica(), self._layout)
-        # Threads of a forked child may come here at once; the first one's is everybody's.
-        kept = self._homes.setdefault(self._here(), home)
-        if kept is home:
-            home.presence.begin()
-            if self.settings.archiver:
-                home.archiver.begin()
-                reaper = Reaper(home)
-                home.workers.append(reaper)
-                reaper.begin()
-        return kept
+    def all_tiers(self) -> list[Tiers]:
+        """Those of every event loop, and of all threads that have none."""
+        return self._lifecycle.all_tiers()
 
-    async def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+    # Records
 
-        An embedded store archives what is left first. Harmless when it is closed already.
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: None = None,
+        **options: Unpack[SessionOptions],
+    ) -> AsyncSession: ...
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[SessionOptions],
+    ) -> AsyncTypedSession[M]: ...
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> AsyncSession:
+        """Return a conversation by its id, or a new one. No I/O.
+
+        Example::
+
+            session = store.session("c1", user="u1", idle=3600)
+
+        `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
+        `schema`, a pydantic model or a Schema of one, its fields are those of the model.
+
+        A session that begins with a commit through this handle ends after `idle` seconds without another, and at the
+        age of `lifetime` seconds (see `set_lifetime`); None is the store's `session_idle` and `session_lifetime`,
+        `math.inf` is without end.
+
+        What is stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any
+        depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
+        store's own hooks come after them.
         """
-        home = self._homes.pop(self._here(), None)
-        if home is not None:
-            if self._connections.embedded:
-                await home.archive_rest()
-            await home.close()
-        if not self._homes:
-            self._unusable = "it is closed"
-            await self._let_go()
+        return records.session(self._context, id, user, schema, options)
 
-    async def _let_go(self) -> None:
-        with self._mutex:
-            self._openings.clear()
-            cold = self._cold
-            self._cold = None
-        if cold is not None:
-            cold.close()
+    @overload
+    def user(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...
+    @overload
+    def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
+    def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
+        """Return the record of a user, across sessions. No I/O. `schema` and further options as for `session`."""
+        return records.record(self._context, Ref("user", id), id, schema, options)
 
-    def after_fork(self) -> None:
-        """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
-        for home in self._homes.values():
-            home.leases.abandoned = True
-            home.port.abandon()
-        self._homes.clear()
-        self.ephemeral.forget()
-        self.deleting.clear()
-        if self._cold is not None:
-            self._cold.abandon()
-        if self._connections.embedded:
-            self._unusable = "an embedded store belongs to the process that opened it, and this one is forked from it"
+    @overload
+    def app(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> AsyncRecord: ...
+    @overload
+    def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> AsyncTypedRecord[M]: ...
+    def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> AsyncRecord:
+        """Return the record that all users of an application share. No I/O. Options as for `session`."""
+        return records.record(self._context, Ref("app", id), None, schema, options)
+
+    @overload
+    def task(
+        self, id: str, *, user: str | None = None, schema: None = None, **options: Unpack[Options]
+    ) -> AsyncRecord: ...
+    @overload
+    def task(
+        self,
+        id: str,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[Options],
+    ) -> AsyncTypedRecord[M]: ...
+    def task(
+        self,
+        id: str,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncRecord:
+        """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
+        return records.record(self._context, Ref("task", id), user, schema, options)
 
     # Several records
 
     def invalidate(self) -> None:
         """Drop everything that this process keeps of records; the next reads ask the server. No I/O."""
-        self.tiers().hot.clear()
+        self._context.tiers().hot.clear()
 
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
         """Note `actor` with every change made inside `with`, by any handle that names no actor of its own.
@@ -311,11 +278,11 @@ class AsyncStateStore(AsyncFleet):
 
         A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
         """
-        many = list(handles)
-        for handle in many:
-            handle._allow("read", None)
-        entries = await read_path.read_many(self.tiers(), [handle._names for handle in many]) if many else []
-        return [handle._fields(entry) for handle, entry in zip(many, entries, strict=True)]
+        many = [context_of(each, "get_many") for each in handles]
+        for context in many:
+            context.allow("read", None)
+        entries = await read_path.read_many(self.tiers(), [each.keys for each in many]) if many else []
+        return [context.fields(entry) for context, entry in zip(many, entries, strict=True)]
 
     def batch(self) -> AsyncBatch:
         """Collect changes of many records; they are sent in one round trip at the end of `async with`.
@@ -329,7 +296,7 @@ class AsyncStateStore(AsyncFleet):
         One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part. At
         its end it raises the first error of a record, and `batch.versions` says which records were changed.
         """
-        return AsyncBatch(self)
+        return AsyncBatch(self._context)
 
     async def run(
         self,
@@ -359,22 +326,22 @@ class AsyncStateStore(AsyncFleet):
         another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         session = self.session(session_id, user=user)
-        return await workflow_run(session, workflow, user_input, request_id, self.wrap, wait=wait, ttl=ttl)
+        return await workflow_run(session, workflow, user_input, request_id, self._context.wrap, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.
 
         Writes raise Deleted from then on. Its history stays until `purge`, `erase` or `forget`.
         """
-        names = self.keys.of(Ref(scope, id))
-        self._allow("write", names.ref)
-        return await deletion.delete(self.tiers(), names, self.deleting)
+        names = self._context.keys.of(Ref(scope, id))
+        self._context.allow("write", names.ref)
+        return await deletion.delete(self._context.tiers(), names, self._context.deleting)
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record for good, with history and messages; False if there was nothing. See `session.erase()`."""
-        names = self.keys.of(Ref(scope, id))
-        self._allow("admin", names.ref)
-        return await erasure.erase(self.tiers(), names, self.deleting)
+        names = self._context.keys.of(Ref(scope, id))
+        self._context.allow("admin", names.ref)
+        return await erasure.erase(self._context.tiers(), names, self._context.deleting)
 
     # Many records
 
@@ -396,8 +363,8 @@ class AsyncStateStore(AsyncFleet):
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         Ref(scope, "any")
         owner = None if user is None else escape(Ref("user", user).id)
-        self._allow("read", user=owner, scope=scope)
-        return await maintenance.listing(self.tiers(), scope, owner, limit, after)
+        self._context.allow("read", user=owner, scope=scope)
+        return await maintenance.listing(self._context.tiers(), scope, owner, limit, after)
 
     async def export(self, id: str, *, scope: str = "session") -> list[str]:
         """Read a record with its whole history as JSON lines, for `import_`.
@@ -410,18 +377,18 @@ class AsyncStateStore(AsyncFleet):
 
         What is encrypted stays so. Raises NotFound if it never was, ColdUnavailable rather than leave something out.
         """
-        names = self.keys.of(Ref(scope, id))
-        self._allow("admin", names.ref)
-        return await export.export(self.tiers(), names)
+        names = self._context.keys.of(Ref(scope, id))
+        self._context.allow("admin", names.ref)
+        return await export.export(self._context.tiers(), names)
 
     async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
         """Bring an exported record back, with its versions, and return its id. All or nothing.
 
         Raises Conflict if the record exists; InvalidValue names the line that cannot be read.
         """
-        given = import_record.Import(lines, id, self.settings)
-        self._allow("admin", given.ref, user=given.owner)
-        return await import_record.import_(self.tiers(), given)
+        given = ImportedFile(lines, id, self._context.settings)
+        self._context.allow("admin", given.ref, user=given.owner)
+        return await import_record.import_(self._context.tiers(), given)
 
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
@@ -435,8 +402,8 @@ class AsyncStateStore(AsyncFleet):
         one: who has yet to read them gets a `resync`, and `audit` finds them. Not reached are backups, logs of
         Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
         """
-        self._allow("admin")
-        return await reencryption.reencrypt(self.tiers(), dry_run, progress)
+        self._context.allow("admin")
+        return await reencryption.reencrypt(self._context.tiers(), dry_run, progress)
 
     async def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history and events older than this many seconds; the present state of live records stays readable.
@@ -444,8 +411,8 @@ class AsyncStateStore(AsyncFleet):
         Versions older than that can no longer be read or restored. Forks keep what they share. Returns counts of
         records, changes, messages and events.
         """
-        self._allow("admin")
-        return await maintenance.purge(self.tiers(), older_than)
+        self._context.allow("admin")
+        return await maintenance.purge(self._context.tiers(), older_than)
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
@@ -456,8 +423,8 @@ class AsyncStateStore(AsyncFleet):
         again it goes on. Returns the number of records.
         """
         owner = escape(Ref("user", user).id)
-        self._allow("admin", user=owner)
-        return await erasure.forget(self.tiers(), owner)
+        self._context.allow("admin", user=owner)
+        return await erasure.forget(self._context.tiers(), owner)
 
     async def upcast(
         self,
@@ -475,16 +442,16 @@ class AsyncStateStore(AsyncFleet):
         `limit` are brought up. May be ended and run again at any time, and beside workers: what an older one writes
         meanwhile is left to the next run. All records of the scope are taken to be of this schema.
         """
-        self._allow("admin", scope=scope)
-        return await upcast_many(self, schema, scope, user, dry_run, limit, progress)
+        self._context.allow("admin", scope=scope)
+        return await upcast_many(self._context, schema, scope, user, dry_run, limit, progress)
 
     async def archive(self) -> int:
         """Archive everything written so far, by any replica; return how many commits this replica archived for it.
 
         Raises ColdUnavailable if the SQL database cannot be reached.
         """
-        self._allow("admin")
-        return await self.tiers().archiver.drain()
+        self._context.allow("admin")
+        return await self._context.tiers().archiver.drain()
 
     async def doctor(self) -> list[doctor.Finding]:
         """Examine the servers and return what was found, with advice where something is wrong.
@@ -495,8 +462,8 @@ class AsyncStateStore(AsyncFleet):
                 if not finding.ok:
                     print(finding.advice)
         """
-        self._allow("admin")
-        return await doctor.examine(self.tiers(), embedded=self._connections.embedded)
+        self._context.allow("admin")
+        return await doctor.examine(self._context.tiers(), embedded=self._lifecycle.connections.embedded)
 
     async def stats(self) -> dict[str, int]:
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
@@ -504,36 +471,167 @@ class AsyncStateStore(AsyncFleet):
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
         than `slow_handler`, and how often a consumer had to resync.
         """
-        self._allow("read")
-        tiers = self.tiers()
+        self._context.allow("read")
+        tiers = self._context.tiers()
         unarchived = sum((await tiers.archiver.backlog()).values())
         return tiers.figures().stats | {"unarchived": unarchived}
 
+    # The fleet
 
-def resolve(**given: Any) -> Settings:
-    """The settings that follow from what was given."""
-    settings = Settings.of(**given)
-    changed: dict[str, Any] = {}
-    if settings.url is not None and settings.url.startswith(SCHEMES) and settings.archive is None:
-        raise ConfigurationError(
-            "archive: name the SQL database that keeps the history, as postgresql://..., sqlite:///... or 'memory'"
+    async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
+        """Publish an event to every replica and to the archive; return it as it was written.
+
+        Example::
+
+            event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+
+        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
+        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
+        the store has keys; type and subject are not.
+
+        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
+        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
+        `change_directory` publish them. Published by the store itself:
+        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
+        about the record whose lock was lost, by a turn that another request took over, too.
+        """
+        return await self._fleet.emit(type, data, subject=subject)
+
+    async def activate_agent(
+        self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
+    ) -> Event:
+        """Publish that a client goes on with this agent, None: with none; return the event.
+
+        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
+        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
+        """
+        return await self._fleet.activate_agent(
+            agent, client=client, conversation_id=conversation_id, previous_agent=previous_agent
         )
-    if settings.durability is None:
-        changed["durability"] = "archived" if settings.url is None else "memory"
-    return settings.model_copy(update=changed)
 
+    async def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
+        """Publish that a client's user works from this folder now; return the event.
 
-def _replica() -> str:
-    """A name for one life of one replica: never used again, and short, because records remember it."""
-    return secrets.token_hex(6)
+        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
+        the client's last such event, as SQL has it, unless `old_path` is given.
+        """
+        return await self._fleet.change_directory(new_path, client=client, old_path=old_path)
 
+    def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
+        """Events as they come, for `async for`; better inside `async with`, which says when that is over.
 
-@cache
-def _hear_forks() -> None:
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+        Example::
 
+            async with store.events("conversation.*", "mail.*") as events:
+                await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+                event = await events.next(timeout=5.0)
 
-def _after_fork() -> None:
-    for store in list(_open_stores):
-        store.after_fork()
+        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
+        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
+        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
+        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
+        say: reload what you keep.
+
+        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
+        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
+        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
+        seconds, too: it may get again, under the same id, what was not seen to be handled.
+        """
+        return self._fleet.events(*types, group=group, since=since)
+
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: H, *, group: str | None = None, since: str | None = None
+    ) -> H: ...
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: None = None, *, group: str | None = None, since: str | None = None
+    ) -> Callable[[H], H]: ...
+    def on(
+        self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
+    ) -> Any:
+        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+
+        Example::
+
+            @store.on("conversation.deleted", group="cleaners")
+            def clean(event):
+                print("to clean up after:", event.conversation_id)
+
+            await store.ready()
+
+        Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
+        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
+        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
+        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        """
+        if handler is None:
+            return lambda given: self.on(types, given, group=group, since=since)
+        self._fleet.on(types, handler, group, since)
+        return handler
+
+    async def off(self, handler: Handler) -> None:
+        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
+        await self._fleet.off(handler)
+
+    async def ready(self) -> None:
+        """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
+        await self._fleet.ready()
+
+    async def replicas(self) -> list[Replica]:
+        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
+
+        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
+        is lost, and another one publishes the event `replica.lost` within another `beat`.
+        """
+        return await self._fleet.replicas()
+
+    def announce(self, **fields: Any) -> None:
+        """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
+
+        Example::
+
+            store.announce(model="small", queue=3)
+
+        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        """
+        self._fleet.announce(**fields)
+
+    async def reload_config(self, config: Source, *, agent: str = "") -> int:
+        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
+
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
+        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
+        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
+        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
+        finds not valid, it logs, and goes on with what it had.
+        """
+        return await self._fleet.reload_config(config, agent=agent)
+
+    async def audit(
+        self,
+        *,
+        conversation: str | None = None,
+        subject: str | AsyncRecord | None = None,
+        type: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Event]:
+        """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+
+        Example::
+
+            for event in await store.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
+
+        Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
+        type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
+        give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
+        none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
+        Raises ColdUnavailable if the events so far cannot be archived.
+        """
+        return await self._fleet.audit(
+            conversation=conversation, subject=subject, type=type, since=since, until=until, limit=limit, after=after
+        )

@@ -6,31 +6,36 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, Unpack, overload
 
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.workflow import Workflow
+from distributed_state.events.config import Source
+from distributed_state.events.handlers import Handler
 from distributed_state.port.blocking import BlockingPort, finish, here
 from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch
-from distributed_state.records.sanitizing import Clean, CleanMessage
+from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.records.schema import M, Schema
 from distributed_state.settings import Settings
-from distributed_state.store.asyncio import AsyncStateStore, resolve
+from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
-from distributed_state.store.blocking_fleet import Fleet
-from distributed_state.store.blocking_records import Record, Session, as_session
+from distributed_state.store.blocking_events import Events
+from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, as_record, as_session
 from distributed_state.store.doctor import Finding
+from distributed_state.store.lifecycle import resolve
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
-from distributed_state.values.model import Ref
-from distributed_state.values.results import SessionInfo
+from distributed_state.values.results import Event, Replica, SessionInfo
+
+H = TypeVar("H", bound=Handler)
 
 
 class Batch:
@@ -47,18 +52,13 @@ class Batch:
     def __init__(self, twin: AsyncBatch) -> None:
         self._twin = twin
 
-    @property
-    def versions(self) -> dict[Ref, int]:
-        """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
-        return self._twin.versions
-
     def on(self, handle: Any) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
         They have `set`, `set_many`, `delete`, `increment`, `append`, `phase` and `clear`. Raises InvalidValue for what
         is no record.
         """
-        return self._twin.on(getattr(handle, "_twin", handle))
+        return self._twin.on(twin_of(handle))
 
     def __enter__(self) -> Self:
         finish(self._twin.__aenter__())
@@ -70,7 +70,7 @@ class Batch:
         finish(self._twin.__aexit__(kind, error, trace))
 
 
-class StateStore(Fleet):
+class StateStore:
     """Tiered state for agents: open one per process and share it. `AsyncStateStore` is the same for asyncio.
 
     Example::
@@ -84,13 +84,10 @@ class StateStore(Fleet):
     It may be used from several threads, which share connections and a hot tier, and inside event loops.
     """
 
-    _twin: AsyncStateStore
-
     def __init__(
         self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
     ) -> None:
-        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access)
-        self._twin.wrap = _wrap
+        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access, wrap=_wrap)
 
     @property
     def settings(self) -> Settings:
@@ -140,17 +137,93 @@ class StateStore(Fleet):
     ) -> None:
         finish(self._twin.__aexit__(kind, error, trace))
 
-    @property
-    def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
-        return self._twin.replica
-
     def close(self) -> None:
         """Stop the background work of the running loop and drop its connections; the last one closes the archive.
 
         An embedded store archives what is left first. Harmless when it is closed already.
         """
         finish(self._twin.close())
+
+    @property
+    def replica(self) -> str:
+        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
+        return self._twin.replica
+
+    @overload
+    def session(
+        self, id: str | None = None, *, user: str | None = None, schema: None = None, **options: Unpack[SessionOptions]
+    ) -> Session: ...
+
+    @overload
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M],
+        **options: Unpack[SessionOptions],
+    ) -> TypedSession[M]: ...
+
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        user: str | None = None,
+        schema: type[M] | Schema[M] | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> Session:
+        """Return a conversation by its id, or a new one. No I/O.
+
+        Example::
+
+            session = store.session("c1", user="u1", idle=3600)
+
+        `user` owns it from its first write on; `actor` is noted with every change made through this handle. With
+        `schema`, a pydantic model or a Schema of one, its fields are those of the model.
+
+        A session that begins with a commit through this handle ends after `idle` seconds without another, and at the
+        age of `lifetime` seconds (see `set_lifetime`); None is the store's `session_idle` and `session_lifetime`,
+        `math.inf` is without end.
+
+        What is stored through it: with `on_invalid="stringify"` what JSON cannot hold becomes its `str()`, at any
+        depth; `clean(key, value)` and `clean_messages(message)` return what is stored in place of each, or raise. The
+        store's own hooks come after them.
+        """
+        return as_session(self._twin.session(id, user=user, schema=schema, **options))
+
+    @overload
+    def user(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> Record: ...
+
+    @overload
+    def user(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> TypedRecord[M]: ...
+
+    def user(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> Record:
+        """Return the record of a user, across sessions. No I/O. `schema` and further options as for `session`."""
+        return as_record(self._twin.user(id, schema=schema, **options))
+
+    @overload
+    def app(self, id: str, *, schema: None = None, **options: Unpack[Options]) -> Record: ...
+
+    @overload
+    def app(self, id: str, *, schema: type[M] | Schema[M], **options: Unpack[Options]) -> TypedRecord[M]: ...
+
+    def app(self, id: str, *, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]) -> Record:
+        """Return the record that all users of an application share. No I/O. Options as for `session`."""
+        return as_record(self._twin.app(id, schema=schema, **options))
+
+    @overload
+    def task(self, id: str, *, user: str | None = None, schema: None = None, **options: Unpack[Options]) -> Record: ...
+
+    @overload
+    def task(
+        self, id: str, *, user: str | None = None, schema: type[M] | Schema[M], **options: Unpack[Options]
+    ) -> TypedRecord[M]: ...
+
+    def task(
+        self, id: str, *, user: str | None = None, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]
+    ) -> Record:
+        """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
+        return as_record(self._twin.task(id, user=user, schema=schema, **options))
 
     def invalidate(self) -> None:
         """Drop everything that this process keeps of records; the next reads ask the server. No I/O."""
@@ -178,7 +251,7 @@ class StateStore(Fleet):
 
         A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
         """
-        return finish(self._twin.get_many([each._twin for each in handles]))
+        return finish(self._twin.get_many([twin_of(each) for each in handles]))
 
     def batch(self) -> Batch:
         """Collect changes of many records; they are sent in one round trip at the end of `with`.
@@ -349,6 +422,173 @@ class StateStore(Fleet):
         than `slow_handler`, and how often a consumer had to resync.
         """
         return finish(self._twin.stats())
+
+    def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
+        """Publish an event to every replica and to the archive; return it as it was written.
+
+        Example::
+
+            event = store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+
+        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
+        events of one subject keep their order. Repeated while replies are lost, written once. `data` is encrypted if
+        the store has keys; type and subject are not.
+
+        Known to all by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`, `client`) and
+        `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
+        `change_directory` publish them. Published by the store itself:
+        `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
+        about the record whose lock was lost, by a turn that another request took over, too.
+        """
+        return finish(self._twin.emit(type, data, subject=twin_of(subject)))
+
+    def activate_agent(
+        self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
+    ) -> Event:
+        """Publish that a client goes on with this agent, None: with none; return the event.
+
+        `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The agent before is
+        the one of the client's last such event, as SQL has it, unless `previous_agent` names another, or with "" none.
+        """
+        return finish(
+            self._twin.activate_agent(
+                agent, client=client, conversation_id=conversation_id, previous_agent=previous_agent
+            )
+        )
+
+    def change_directory(self, new_path: str, *, client: str = "", old_path: str | None = None) -> Event:
+        """Publish that a client's user works from this folder now; return the event.
+
+        `directory.changed`, for which the hook `on_invocation_directory_changed` runs. The folder before is the one of
+        the client's last such event, as SQL has it, unless `old_path` is given.
+        """
+        return finish(self._twin.change_directory(new_path, client=client, old_path=old_path))
+
+    def events(self, *types: str, group: str | None = None, since: str | None = None) -> Events:
+        """Events as they come, for `for`; better inside `with`, which says when that is over.
+
+        Example::
+
+            with store.events("conversation.*", "mail.*") as events:
+                store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
+                event = events.next(timeout=5.0)
+
+        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each comes
+        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of other
+        events, to go on from there across restarts, or "oldest" for what Redis still keeps (`kept_events`).
+        Where that is not kept any more, or Redis lost it, there comes one event of type `resync`, whatever `types`
+        say: reload what you keep.
+
+        With a `group` its members share the events, in all replicas: each event is one member's, and where the group
+        is, is kept in Redis. A group of one is a subscriber that goes on after a restart. After a crash another
+        member takes over within ten seconds, and from a member that is at one event for more than `handler_timeout`
+        seconds, too: it may get again, under the same id, what was not seen to be handled.
+        """
+        return Events(self._twin.events(*types, group=group, since=since))
+
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: H, *, group: str | None = None, since: str | None = None
+    ) -> H: ...
+
+    @overload
+    def on(
+        self, types: str | Iterable[str], handler: None = None, *, group: str | None = None, since: str | None = None
+    ) -> Callable[[H], H]: ...
+
+    def on(
+        self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
+    ) -> Any:
+        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+
+        Example::
+
+            @store.on("conversation.deleted", group="cleaners")
+            def clean(event):
+                print("to clean up after:", event.conversation_id)
+
+            store.ready()
+
+        Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
+        and `since`. One that fails is logged with the event, and the next event comes; one that takes more than
+        `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
+        only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        """
+        return self._twin.on(types, handler, group=group, since=since)
+
+    def off(self, handler: Handler) -> None:
+        """Call this handler no more. Returns when what it is at is done, or after 5 s."""
+        finish(self._twin.off(handler))
+
+    def ready(self) -> None:
+        """Wait until every handler given to `on` listens: none of them misses what is written afterwards."""
+        finish(self._twin.ready())
+
+    def replicas(self) -> list[Replica]:
+        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
+
+        Each sends one every `beat` seconds, and is listed until it is closed, or silent for three times that; then it
+        is lost, and another one publishes the event `replica.lost` within another `beat`.
+        """
+        return finish(self._twin.replicas())
+
+    def announce(self, **fields: Any) -> None:
+        """Publish these JSON values as the `status` of this replica, listed by `replicas`, from its next heartbeat on.
+
+        Example::
+
+            store.announce(model="small", queue=3)
+
+        Fields announced before stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        """
+        self._twin.announce(**fields)
+
+    def reload_config(self, config: Source, *, agent: str = "") -> int:
+        """Give all agents of the fleet, or one by its name, another config; return the version of its record.
+
+        `config` is a mapping, or the path of a YAML or JSON file read here. Every replica takes it and calls
+        `on_config_update` if it is another one; of two that come at once, all end with the same. A replica that starts
+        later takes it unless its own file is newer. The event `config.changed` says which names changed, and a digest;
+        what to, only the record does. Raises ConfigurationError for a file that is broken; what an agent
+        finds not valid, it logs, and goes on with what it had.
+        """
+        return finish(self._twin.reload_config(config, agent=agent))
+
+    def audit(
+        self,
+        *,
+        conversation: str | None = None,
+        subject: str | Record | None = None,
+        type: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> list[Event]:
+        """Read what happened from SQL, the newest `limit` events in the order of the servers' clocks, newest last.
+
+        Example::
+
+            for event in store.audit(conversation="c1", type="conversation.*", limit=20):
+                print(event.time, event.type, event.data)
+
+        Only those of a conversation, by its id; about a subject (a record, its text, or what `emit` was given); of a
+        type, or of several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on,
+        give the `cursor` of the last event as `after`: the first `limit` that follow it, an empty list if there are
+        none yet; `after="oldest"` is the beginning. Events that were purged or forgotten are gone.
+        Raises ColdUnavailable if the events so far cannot be archived.
+        """
+        return finish(
+            self._twin.audit(
+                conversation=conversation,
+                subject=twin_of(subject),
+                type=type,
+                since=since,
+                until=until,
+                limit=limit,
+                after=after,
+            )
+        )
 
 
 def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, MutableMapping
 from types import TracebackType
 from typing import Any, Generic, Self
 
-from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.window import Strategy, Summarizer, Window
+from distributed_state.conversation.working_memory import ToolCall
 from distributed_state.port.blocking import finish
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
@@ -150,6 +151,11 @@ class Turn(MutableMapping[str, Any]):
     def pending(self) -> tuple[Message, ...]:
         """The messages that this turn adds."""
         return self._twin.pending
+
+    @property
+    def answered_version(self) -> int:
+        """Of a repeated request: the version that the first one's turn became, else 0."""
+        return self._twin.answered_version
 
     @property
     def outcome(self) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Literal, TypeVar
 
-from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.context import Context
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.session import AsyncSession
@@ -14,13 +14,17 @@ from distributed_state.conversation.tokens import Counter, estimate
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.conversation.window import Strategy, Summarizer, Window
+from distributed_state.conversation.working_memory import ToolCall
+from distributed_state.errors import CorruptState
 from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish
+from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
+from distributed_state.store.twins import twin_of
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Change, Checkpoint, Lifetime, Snapshot, Written
@@ -46,7 +50,7 @@ class Record:
 
     def __init__(self, twin: AsyncRecord) -> None:
         self._twin = twin
-        self._peek = twin._shortcut()
+        self._peek = context_of(twin).shortcut()
 
     @property
     def ref(self) -> Ref:
@@ -65,6 +69,15 @@ class Record:
         Kept for the 10,000 records that used it last.
         """
         return self._twin.ephemeral
+
+    @property
+    def unreadable(self) -> Callable[[CorruptState, str, Any], Any] | None:
+        """What stands for a field that cannot be read: given the error, the field's name and the default, it says."""
+        return self._twin.unreadable
+
+    @unreadable.setter
+    def unreadable(self, stand_in: Callable[[CorruptState, str, Any], Any] | None) -> None:
+        self._twin.unreadable = stand_in
 
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
         """Read one field, or `default` if it is not there.
@@ -257,9 +270,6 @@ class Record:
         """
         return Lease(self._twin.lock(wait=wait, ttl=ttl, advisory=advisory))
 
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
-
     def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
         """Set the fields that are not there yet, once in the record's life; True if this call did it.
 
@@ -358,6 +368,9 @@ class Record:
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
         """
         return finish(self._twin.fork(new_id, version=version))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
 
 
 class Session(Record):
@@ -495,7 +508,7 @@ class Session(Record):
         `beside` takes records as `[store.user("u1"), store.task("t1")]`. What is not hot comes in one round trip,
         messages older than `recent_messages` in more. `render()` gives the state as text for a prompt.
         """
-        return finish(self._twin.context(last=last, beside=[each._twin for each in beside], counter=counter))
+        return finish(self._twin.context(last=last, beside=[twin_of(each) for each in beside], counter=counter))
 
     def load_state(self) -> AgentState | None:
         """Read the agent's state, None if none was saved. The value knows what `save_state` must write and expect."""
@@ -511,7 +524,7 @@ class Session(Record):
         return finish(self._twin.save_state(state))
 
     def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
-        """Tell every replica that a client goes on with this conversation; return the record's new version.
+        """Publish that a client goes on with this conversation; return the record's new version.
 
         One commit that changes no field, with the event `conversation.switched`: `conversation_id`, `previous_id`, the
         number of messages shown, by default of those kept here, and the client. Which conversation a client is at is

@@ -94,8 +94,8 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         findings.append(Finding(f"partition {partition}", False, why, "journal and archive do not belong together"))
     try:
         facts = await tiers.port.sql(tiers.cold.check)
-        told = facts.keys() - {"quarantined", "erasures"}
-        findings += [Finding(f"sql {name}", True, value) for name, value in facts.items() if name in told]
+        shown = facts.keys() - {"quarantined", "erasures"}
+        findings += [Finding(f"sql {name}", True, value) for name, value in facts.items() if name in shown]
         pending = facts.get("erasures", "0")
         advice = "asked for and not complete: an archiver completes them, or the same request again"
         findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))

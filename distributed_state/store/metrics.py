@@ -1,6 +1,6 @@
 """Prometheus metrics of a store (extra `telemetry`). Law: a scrape asks no server; it shows what the store knows.
 
-What concerns partitions is told by the replica that archives them, so the sum over all replicas is the fleet's.
+What concerns partitions is reported by the replica that archives them, so the sum over all replicas is the fleet's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.reaper import Reaper
+from distributed_state.store.twins import twin_of
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.telemetry import BUCKETS, Times
@@ -34,7 +35,7 @@ Labelled = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One metric. `read` is what one home of a store (an event loop, or all threads) adds to it, by label values."""
+    """One metric. `read` is what one event loop of a store, or all its threads, adds to it, by label values."""
 
     name: str
     kind: str
@@ -140,13 +141,13 @@ FIGURES = (
     Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
     Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
     Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
-    Figure("events_waiting", "gauge", "Events that arrived and are not handed over yet", lambda t: t.consumers.waiting),
+    Figure("events_waiting", "gauge", "Events that arrived and were not delivered yet", lambda t: t.consumers.waiting),
     Figure(
         "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
         lambda t: t.consumers.replayed,
     ),
     Figure(
-        "resyncs", "counter", "How often a consumer was told that events are missing and it has to reload",
+        "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
         lambda t: t.consumers.resyncs,
     ),
     Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
@@ -176,14 +177,14 @@ class StoreCollector(Collector):
     def __init__(self, store: AsyncStateStore, by_partition: bool) -> None:
         self._store = store
         self._figures = FIGURES + (BY_PARTITION if by_partition else ())
-        self._homes()
+        self._tiers()
 
-    def _homes(self) -> list[Tiers]:
-        """The homes of the store: more may come, and each takes times once it is seen here."""
-        homes = list(self._store._homes.values())
-        for each in homes:
+    def _tiers(self) -> list[Tiers]:
+        """The tiers of each event loop: more may come, and each takes times once it is seen here."""
+        many = self._store.all_tiers()
+        for each in many:
             each.telemetry.measure()
-        return homes
+        return many
 
     def describe(self) -> Iterator[Metric]:
         """The metrics without values."""
@@ -194,13 +195,13 @@ class StoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now."""
-        homes = self._homes()
+        many = self._tiers()
         for figure in self._figures:
             family = _family(figure)
-            for labels, value in _values(figure, homes).items():
+            for labels, value in _values(figure, many).items():
                 family.add_metric(labels, value)
             yield family
-        times = _added(homes)
+        times = _added(many)
         operations = {key: each for key, each in times.items() if key[0] != "lease.acquire"}
         waits = {(outcome,): each for (name, _, outcome), each in times.items() if name == "lease.acquire"}
         yield _histogram(OPERATIONS, operations)
@@ -210,10 +211,10 @@ class StoreCollector(Collector):
 def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None = None) -> StoreCollector:
     """Make the collector of a store, to be registered: `REGISTRY.register(collector(store))`. One store a registry.
 
-    From now on the store takes times. `by_partition` says whether journals and lags are also told one by one; without
-    it, if there are at most 64. Neither this nor a scrape asks any server.
+    From now on the store takes times. `by_partition` says whether journals and lags are also reported one by one;
+    without it, if there are at most 64. Neither this nor a scrape asks any server.
     """
-    twin = store._twin if isinstance(store, StateStore) else store
+    twin: AsyncStateStore = twin_of(store)
     few = twin.settings.partitions <= _MANY_PARTITIONS
     return StoreCollector(twin, few if by_partition is None else by_partition)
 
@@ -240,19 +241,19 @@ def _family(figure: Figure) -> Any:
     return kind(PREFIX + figure.name, figure.help, labels=figure.labels)
 
 
-def _values(figure: Figure, homes: Iterable[Tiers]) -> Labelled:
+def _values(figure: Figure, many: Iterable[Tiers]) -> Labelled:
     found: dict[tuple[str, ...], list[float]] = {}
-    for home in homes:
-        value = figure.read(home)
+    for tiers in many:
+        value = figure.read(tiers)
         for labels, each in ({} if value is None else value if isinstance(value, dict) else {(): value}).items():
             found.setdefault(labels, []).append(each)
     return {labels: figure.together(each) for labels, each in found.items()}
 
 
-def _added(homes: Iterable[Tiers]) -> dict[tuple[str, str, str], Times]:
+def _added(many: Iterable[Tiers]) -> dict[tuple[str, str, str], Times]:
     found: dict[tuple[str, str, str], Times] = {}
-    for home in homes:
-        for key, times in list(home.telemetry.times.items()):
+    for tiers in many:
+        for key, times in list(tiers.telemetry.times.items()):
             sums = found.setdefault(key, Times())
             sums.counts = [one + other for one, other in zip(sums.counts, times.counts, strict=True)]
             sums.seconds += times.seconds

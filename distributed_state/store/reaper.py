@@ -20,6 +20,7 @@ from distributed_state.records import deletion, erasure
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.workers import Worker
 from distributed_state.values import field_ttl
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME, Ref
@@ -46,7 +47,7 @@ class Due:
     now_ms: int
 
 
-class Reaper:
+class Reaper(Worker):
     """Looks after some partitions, or all of them; several on one partition are harmless, only wasteful."""
 
     def __init__(self, tiers: Tiers) -> None:

@@ -1,4 +1,4 @@
-"""Everything stored is encrypted anew under the current key.
+"""Encrypts everything stored under the current key.
 
 Law: SQL first, then what Redis holds, so that nothing read back from SQL is old. What is done already is not touched.
 Nothing waits for a record to rest: a value in Redis is replaced where it stands, if it still is what was found.
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reencrypted:
-    """How many records were looked at, values encrypted anew in SQL, records so in Redis, records unreadable.
+    """How many records were looked at, values reencrypted in SQL, records so in Redis, records unreadable.
 
     The data of an event is a value, an event that Redis keeps counts as a record there; what events are about that
     cannot be read counts as a record.
@@ -86,7 +86,7 @@ class _Run:
             try:
                 return own.carry(data, name, own) if own.stale(data, name) else data
             except CorruptState:
-                # An event that went with a change: its own row tells of that, and the record can be read.
+                # An event that went with a change: it has a row of its own, and the record can be read.
                 if name.startswith(codec.EVENT):
                     return data
                 raise

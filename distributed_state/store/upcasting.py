@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from distributed_state.errors import Deleted, InvalidValue, StateError, Unavailable
-from distributed_state.records.home import StoreContext
 from distributed_state.records.schema import M, Schema
-from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.records.store_context import StoreContext
+from distributed_state.records.typed_context import TypedContext
 from distributed_state.store import maintenance
 from distributed_state.values.model import Ref, escape
 
@@ -30,7 +30,7 @@ class Upcast:
 
 
 async def upcast_many(
-    home: StoreContext,
+    store: StoreContext,
     schema: type[M] | Schema[M],
     scope: str,
     user: str | None,
@@ -42,7 +42,7 @@ async def upcast_many(
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
     schema = Schema.of(schema)
-    tiers = home.tiers()
+    tiers = store.tiers()
     sofar = Upcast()
     after = None
     owner = None if user is None else escape(Ref("user", user).id)
@@ -53,8 +53,8 @@ async def upcast_many(
             if limit is not None and sofar.upcast >= limit:
                 return sofar
             if not row.deleted:
-                handle = AsyncTypedRecord(home, Ref(scope, row.id), schema=schema)
-                sofar = await _one(handle, dry_run, sofar)
+                context = TypedContext(store, Ref(scope, row.id), schema=schema)
+                sofar = await _one(context, dry_run, sofar)
                 if progress is not None:
                     progress(sofar)
         # Those brought up are now the last changed: behind us.
@@ -62,9 +62,9 @@ async def upcast_many(
     return sofar
 
 
-async def _one(handle: AsyncTypedRecord[Any], dry_run: bool, sofar: Upcast) -> Upcast:
+async def _one(context: TypedContext[Any], dry_run: bool, sofar: Upcast) -> Upcast:
     try:
-        older = await handle._is_older() if dry_run else await handle._upcast() is not None
+        older = await context.is_older() if dry_run else await context.upcast() is not None
     except Deleted:
         older = False
     except Unavailable:

@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
 from distributed_state.hot.cache import Hot
-from distributed_state.port import Port, Signal
+from distributed_state.port import Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
+from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.keys import Keys, RecordKeys
@@ -44,28 +45,6 @@ async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dic
     if found is None and await ask(b"SET", keys.store, mark(layout), b"NX") is None:
         found = await ask(b"GET", keys.store)
     return found
-
-
-class Worker(Protocol):
-    """Work in the background that stands above the tiers."""
-
-    async def close(self) -> None:
-        """End it, and return when it has ended."""
-        ...
-
-
-class Handling(Protocol):
-    """A handler of events, with what calls it."""
-
-    handler: Any
-    joined: Signal
-    handled: int
-    failed: int
-    slowed: int
-
-    async def close(self) -> None:
-        """End it, and return when it has ended."""
-        ...
 
 
 class Tiers:
@@ -109,7 +88,7 @@ class Tiers:
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
-        self.handlings: list[Handling] = []
+        self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
         self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0

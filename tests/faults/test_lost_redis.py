@@ -153,7 +153,7 @@ def test_a_batch_read_before_the_loss_is_not_archived_after_it(server: RedisServ
         archive = ColdStore.archive
 
         def held(self: ColdStore, batches: Any) -> set[int]:
-            if self is slow._twin._cold:
+            if self is slow._twin._lifecycle.cold:
                 holding.set()
                 assert go.wait(20)
             return archive(self, batches)
@@ -172,7 +172,7 @@ def test_a_batch_read_before_the_loss_is_not_archived_after_it(server: RedisServ
             thread.join()
         quick.archive()
         assert [change.set["n"] for change in session.history()] == [1, 3]
-        assert quick._twin._cold.quarantined() == []
+        assert quick._twin._lifecycle.cold.quarantined() == []
 
 
 def drained(store: StateStore) -> Any:
@@ -260,7 +260,7 @@ def rewound() -> Iterator[Rewound]:
 
 def in_sql(store: StateStore, id: str) -> dict[int, Any]:
     """What SQL has of field n, by version, whatever its journal is like."""
-    entries = store._twin._cold.history(f"session:{id}")
+    entries = store._twin._lifecycle.cold.history(f"session:{id}")
     return {each.version: int(op.value) for each in entries for op in unpack(each.data) if op.name == b"n"}
 
 

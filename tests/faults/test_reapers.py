@@ -222,5 +222,5 @@ async def test_a_reaper_that_was_started_with_the_store_ends_with_it(opener: Any
     await until(gone)
     reaper = tiers(store).workers[0]
     await store.close()
-    assert core(store)._homes == {}
+    assert core(store).all_tiers() == []
     assert reaper._job is None  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from below import tiers, until
 from counting import asked
+from distributed_state.store.blocking_fleet import Events
 from pydantic import BaseModel
 
 from distributed_state import (
@@ -28,7 +29,7 @@ from distributed_state.agents.blocking_agent import Agent, Host
 from distributed_state.agents.host import AsyncHost
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
-from distributed_state.events.handlers import AsyncEvents
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.transaction import AsyncTransaction
@@ -36,7 +37,6 @@ from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import Batch, StateStore
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
-from distributed_state.store.blocking_fleet import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
 from distributed_state.tiers.changes import Changes
 from distributed_state.warm.lease import AsyncLease
@@ -308,15 +308,14 @@ HANDLE, WRITING, STORE_USER = (
 UNASKED: dict[str, dict[str, str]] = {
     "STORE": dict.fromkeys(("session", "user", "app", "task"), HANDLE)
     | dict.fromkeys(("open", "close", "off", "ready", "invalidate", "acting_as", "settings", "replica"), LOCAL)
-    | dict.fromkeys(("hook", "tiers", "after_fork"), LOCAL),
-    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate"), LOCAL)
-    | {"initialize_for": "asks what `initialize` asks, which is this for one owner of defaults"},
+    | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
+    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL),
     "TYPED": {},
     "VIEW": {"version": OPENING},
     "TURN": dict.fromkeys(
         ("version", "token", "epoch", "lost", "suspends", "repeated", "request_id", "session"), OPENING
     )
-    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written"), OWN),
+    | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written", "answered_version"), OWN),
     "BATCH": {"on": WRITING, "versions": OWN},
     "CHANGES": dict.fromkeys(
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
@@ -643,8 +642,8 @@ async def test_a_hot_read_does_not_get_past_the_policy(opener: Any) -> None:
 @pytest.mark.only(face="blocking")
 async def test_without_a_policy_the_hot_shortcut_is_what_it_was(opener: Any) -> None:
     free, (bound, _) = await opener(namespace=f"{opener.namespace}-b", archive="memory"), await guarded(opener)
-    assert free.session("s").it._peek.__name__ == "_peek"
-    assert bound.session("s").it._peek.__name__ != "_peek"
+    assert free.session("s").it._peek.__name__ == "peek"
+    assert bound.session("s").it._peek.__name__ != "peek"
 
 
 async def test_a_policy_that_fails_denies(opener: Any) -> None:

@@ -55,7 +55,7 @@ def said(text: str) -> dict[str, str]:
 
 async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> None:
     store = await quiet(opener)
-    session, cold = store.session("s", user="u", actor="worker"), core(store)._cold
+    session, cold = store.session("s", user="u", actor="worker"), core(store)._lifecycle.cold
     await session.write(set={"a": 1}, append=[said("hi")])
     await session.set("a", 2)
     partition = names(store, "s").partition
@@ -180,7 +180,7 @@ async def test_an_archiver_that_was_overtaken_writes_nothing(opener: Any) -> Non
 
 
 async def two_with_one_batch(store: Any) -> None:
-    session, cold = store.session("s"), core(store)._cold
+    session, cold = store.session("s"), core(store)._lifecycle.cold
     await session.set("a", 1)
     await session.write(set={"a": 2}, phase="p")
     archive, taken = cold.archive, []
@@ -221,7 +221,7 @@ async def test_sql_comes_before_the_trim(opener: Any) -> None:
 
 
 async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
-    session, cold, archiver = store.session("s"), core(store)._cold, tiers(store).archiver
+    session, cold, archiver = store.session("s"), core(store)._lifecycle.cold, tiers(store).archiver
     for number in range(3):
         await session.append(said(str(number)))
     archive = cold.archive
@@ -281,7 +281,7 @@ async def test_a_journal_that_does_not_continue_sql_stops_archiving_there(opener
     with pytest.raises(ColdUnavailable):
         await session.history()
     assert not tiers(store).archiver.behind, "what fills a pass there is no reason to hurry"
-    assert core(store)._cold.version("session:s") == 1
+    assert core(store)._lifecycle.cold.version("session:s") == 1
     assert ttl(store, "s") == -1
     assert "do not fit" in caplog.text
     with redis_of(store) as client:
@@ -369,7 +369,7 @@ async def overtaken(opener: Any, moment: str) -> None:
     archiver._partitions.journals = journals
     assert await session.version(fresh=True) == 4
     assert [change.version for change in await session.history()] == [1, 2, 3, 4]
-    assert core(store)._cold.quarantined() == []
+    assert core(store)._lifecycle.cold.quarantined() == []
 
 
 async def goes_on(store: Any, number: int) -> None:
@@ -391,8 +391,8 @@ async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(
     """Two writers of one replica, and another archiver: what one of them learns is newer than what the other read."""
     store, other = await quiet(opener, durability="archived"), await quiet(opener)
     await store.session("s").set("n", 0)
-    archiver, cold = tiers(store).archiver, core(store)._cold
-    journals, cursor, calls, turns = archiver._partitions.journals, cold.cursor, count(1), count()
+    archiver, cold = tiers(store).archiver, core(store)._lifecycle.cold
+    journals, cursor, calls, turns = archiver._warm.journals, cold.cursor, count(1), count()
     asked, answered, may_ask = threading.Event(), threading.Event(), threading.Event()
 
     def slow(partition: int) -> Any:
@@ -473,7 +473,7 @@ async def test_a_journal_that_is_gone_is_an_error_and_not_a_wait(opener: Any) ->
 async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog: Any) -> None:
     """Its neighbours are archived, its version is not used again, its bytes are kept."""
     store = await quiet(opener)
-    session, other, cold = store.session("s"), store.session("t"), core(store)._cold
+    session, other, cold = store.session("s"), store.session("t"), core(store)._lifecycle.cold
     await session.set("a", 1)
     await session.set("a", 2)
     await session.set("b", 3)
@@ -494,7 +494,7 @@ async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog:
 async def test_the_background_archiver_survives_an_error(opener: Any) -> None:
     """A right that was taken away and given back: it must not need a restart of the worker."""
     store = await opener(archive_every=0.02)
-    cold, failures = core(store)._cold, []
+    cold, failures = core(store)._lifecycle.cold, []
     archive = cold.archive
 
     def refuse(batches: Any) -> Any:
@@ -518,7 +518,7 @@ async def test_the_background_archiver_survives_an_error(opener: Any) -> None:
 
 async def test_writes_go_on_without_sql_until_the_journal_is_full(opener: Any) -> None:
     store = await quiet(opener, journal_entries=20, durability="memory")
-    session, cold = store.session("s"), core(store)._cold
+    session, cold = store.session("s"), core(store)._lifecycle.cold
     await session.set("n", 0)
     archive = cold.archive
 
@@ -553,13 +553,13 @@ async def test_a_pause_that_would_fill_a_journal_gets_shorter(opener: Any) -> No
             except Backpressure:
                 await asyncio.sleep(0.001)
     assert time.monotonic() - began < 4
-    await until(lambda: core(store)._cold.version("session:s") == 320, 20)
+    await until(lambda: core(store)._lifecycle.cold.version("session:s") == 320, 20)
 
 
 async def test_a_commit_that_could_not_be_archived_says_so(opener: Any) -> None:
     """Applied, but not as durable as asked for; repeating it would apply it twice."""
     store = await quiet(opener, durability="archived")
-    session, cold = store.session("s"), core(store)._cold
+    session, cold = store.session("s"), core(store)._lifecycle.cold
     assert await session.set("n", 1) == 1
     assert cold.version("session:s") == 1
     archive = cold.archive
@@ -642,7 +642,7 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
 
 def archived(store: Any, id: str) -> int | None:
     try:
-        found: int | None = core(store)._cold.version(f"session:{id}")
+        found: int | None = core(store)._lifecycle.cold.version(f"session:{id}")
         return found
     except ColdUnavailable:
         return None
@@ -675,7 +675,7 @@ async def test_postgres_stops_answering_and_goes_on(opener: Any, own_postgres: P
 
 async def verified(store: Any, acknowledged: list[str]) -> None:
     """What was acknowledged ("id version replica number") is in SQL: each once, at its version, versions dense."""
-    cold = core(store)._cold
+    cold = core(store)._lifecycle.cold
     said_at = {}
     for line in acknowledged:
         id, version, replica, number = line.split()
@@ -829,7 +829,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
     with own_server(opener, "--maxmemory", "6mb", "--maxmemory-policy", policy) as server:
         given = {"url": server.url, "durability": "memory", "max_staleness": 0, "partitions": 2, "beat": 0.2}
         store = await opener(archiver=True, archive_every=0.02, **given)
-        cold, archive = core(store)._cold, core(store)._cold.archive
+        cold, archive = core(store)._lifecycle.cold, core(store)._lifecycle.cold.archive
         await store.session("cold").set("a", 1)
         await store.archive()
         lease = store.session("s0").lock(ttl=60)

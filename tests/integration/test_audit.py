@@ -96,7 +96,7 @@ async def test_an_event_that_was_written_alone_is_no_change_of_anything(store: A
     assert [lost, created] == sorted(await store.audit(conversation="s"), key=lambda event: event.version)
     assert await store.audit(subject="client:web 1") == [switched]
     assert [row.id for row in await store.sessions()] == ["s"]
-    assert core(store)._cold.quarantined() == []
+    assert core(store)._lifecycle.cold.quarantined() == []
 
 
 async def test_events_are_found_by_what_they_are_about_and_of_which_type(store: Any) -> None:
@@ -159,7 +159,7 @@ async def test_the_trail_is_whole_or_it_is_not_shown(opener: Any) -> None:
     store = await quiet(opener)
     await store.session("s").set("a", 1)
     assert [event.type for event in await store.audit()] == ["conversation.created"]
-    cold = core(store)._cold
+    cold = core(store)._lifecycle.cold
     archive = cold.archive
 
     def fail(batches: Any) -> Any:

@@ -882,7 +882,7 @@ async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(op
         store = await opener(url=proxy.url, archiver=False, partitions=1, timeout=0.5)
         await other.session("warm up").set("a", 1)
         session = store.session()
-        id = core(session)._ref.id  # its `id` would give it away
+        id = core(session)._context.ref.id  # its `id` would give it away
         delay = proxy.hold(COMMIT.sha)
         assert await session.append(message("once")) == 1
         assert delay.arrived.is_set()
@@ -925,7 +925,7 @@ async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
-        port, cold = tiers(store).port, core(store)._cold
+        port, cold = tiers(store).port, core(store)._lifecycle.cold
         monotonic, load = port.monotonic, cold.load
         await store.session("s").set("n", 0)
         loss = proxy.lose(COMMIT.sha)
@@ -963,7 +963,7 @@ async def test_while_sql_cannot_say_whether_it_was_applied_a_write_is_not_repeat
         def away(*_: Any) -> int:
             raise ColdUnavailable("it is away")
 
-        core(store)._cold.applied = away
+        core(store)._lifecycle.cold.applied = away
         loss.go.set()
         with pytest.raises(DurabilityUnknown, match="only SQL knows: it is away"):
             await task
@@ -1019,7 +1019,7 @@ async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_i
         await store.session("warm up").set("a", 1)
         await other.archive()
         session = store.session()
-        id = core(session)._ref.id  # its `id` would give it away
+        id = core(session)._context.ref.id  # its `id` would give it away
         loss = proxy.lose(COMMIT.sha)
         task = asyncio.ensure_future(session.append(message("first")))
         await until(loss.happened.is_set)

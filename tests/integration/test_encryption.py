@@ -337,9 +337,9 @@ def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     inner = core(store)
     namespace = inner.settings.namespace
     root = Codec(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
-    inner.codec_of = root.of
-    for home in inner._homes.values():
-        home.codec_of = home.warm.codec_of = root.of
+    inner._context.codec_of = root.of
+    for home in inner.all_tiers():
+        home.form = home.warm.form = root.of
         home.hot.clear()
     return store
 
@@ -719,7 +719,7 @@ async def _erase(store: Any, id: str) -> None:
 def tiers_of_sql(store: Any, text: str) -> None:
     from sqlalchemy import text as sql
 
-    with core(store)._cold._database.write() as connection:
+    with core(store)._lifecycle.cold._database.write() as connection:
         for table in ("changes", "messages", "snapshots", "records", "shares"):
             connection.execute(sql(f"DELETE FROM {table} WHERE record = :r"), {"r": text})
 

@@ -24,7 +24,7 @@ from distributed_state import (
     Unavailable,
     WarmUnavailable,
 )
-from distributed_state.records import erasure, history
+from distributed_state.records import erasure, fork
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 
@@ -104,8 +104,8 @@ async def test_a_fork_that_is_committed_when_all_is_over_goes_too(opener: Any) -
     store = await quiet(opener, beat=0, partitions=1)
     await store.session("chat", user=MARK).set("a", MARK)
     late, home = store.session("late"), tiers(store)
-    changes = core(late)._changes()
-    draft = await run(store, history.fork(home, names(store, "chat"), names(store, "late"), changes, None))
+    changes = core(late)._context.changes()
+    draft = await run(store, fork.plan(home, names(store, "chat"), names(store, "late"), changes, None))
     assert await store.forget(MARK) == 1
     await run(store, write_path.commit(home, names(store, "late"), draft))
     assert await late.get("a") == MARK
@@ -184,13 +184,13 @@ async def test_a_person_who_is_half_forgotten_is_forgotten_in_the_end(opener: An
             cuts += 1
         else:
             missed += 1
-        if step // every % 4 < 2 or not core(store)._cold.pending():
+        if step // every % 4 < 2 or not core(store)._lifecycle.cold.pending():
             await store.forget(name)
         else:
             for _ in range(2):
                 sweeps.reaper._erase_at = 0.0
                 await sweeps()
-        assert core(store)._cold.pending() == []
+        assert core(store)._lifecycle.cold.pending() == []
         assert traces(store, opener, name, sql=False) == [], (step, after)
         step += every
     assert cuts > 4
@@ -201,7 +201,7 @@ async def test_a_request_for_a_record_that_is_erased_already_ends(opener: Any) -
     """Two of them at once, one of which wrote its tombstone when the other one was done, leave nothing behind."""
     store, sweeps = await quiet(opener, beat=0, partitions=1), None
     await a_person(store, MARK)
-    cold, noted = core(store)._cold, []
+    cold, noted = core(store)._lifecycle.cold, []
     request = cold.request_owned
     cold.request_owned = lambda user: noted.append(request(user)) or noted[-1]
     await store.forget(MARK)
@@ -229,7 +229,7 @@ async def test_the_doctor_tells_what_is_half_erased(opener: Any) -> None:
 
     assert (await finding()).ok
     await run(store, tiers(store).archiver.drain())
-    core(store)._cold.request_owned(MARK)  # as a `forget` that died behind its first step
+    core(store)._lifecycle.cold.request_owned(MARK)  # as a `forget` that died behind its first step
     found = await finding()
     assert (found.ok, found.found) == (False, "3 pending")
     await store.forget(MARK)
@@ -356,7 +356,7 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
     session = store.session("chat", user=MARK)
     await session.set("a", MARK)
     await session.set("a", 2)
-    changes = core(session)._changes()
+    changes = core(session)._context.changes()
     changes.undelete()
     changes.set("a", MARK)
     late, clean = [changes.draft("rollback")], erasure._clean

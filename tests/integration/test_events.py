@@ -636,7 +636,7 @@ async def test_a_groups_members_share_the_events(opener: Any) -> None:
 
 def _share(store: Any) -> int:
     group = tiers(store).handlings[0]._events._group
-    return len(group._shares.mine)
+    return len(group._assignment.mine)
 
 
 @pytest.mark.replicas

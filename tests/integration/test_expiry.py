@@ -142,7 +142,7 @@ async def frozen_reader(store: Any, other: Any) -> None:
         await session.set("n", number)
     await store.archive()
     evict(store, "s")
-    with held_up(core(store)._cold, "load") as (loaded, go_on):
+    with held_up(core(store)._lifecycle.cold, "load") as (loaded, go_on):
         reader = asyncio.create_task(session.get("n", fresh=True))
         await until(loaded.is_set)
         assert await other.session("s").set("n", 6) == 6
@@ -155,7 +155,7 @@ async def frozen_reader(store: Any, other: Any) -> None:
     assert await session.set("n", 8) == 8
     await store.archive()
     assert [change.set["n"] for change in await session.history()] == list(range(1, 9))
-    assert core(store)._cold.quarantined() == []
+    assert core(store)._lifecycle.cold.quarantined() == []
 
 
 @pytest.mark.replicas
@@ -179,7 +179,10 @@ async def test_two_frozen_readers_bring_the_record_back_once(opener: Any) -> Non
     await one.session("s").set("n", 1)
     await one.archive()
     evict(one, "s")
-    with held_up(core(one)._cold, "load") as (first, go_on), held_up(core(two)._cold, "load") as (second, go_on_too):
+    with (
+        held_up(core(one)._lifecycle.cold, "load") as (first, go_on),
+        held_up(core(two)._lifecycle.cold, "load") as (second, go_on_too),
+    ):
         readers = [asyncio.create_task(store.session("s").get("n")) for store in (one, two)]
         await until(lambda: first.is_set() and second.is_set())
         go_on.set()
@@ -194,7 +197,7 @@ async def test_two_frozen_readers_bring_the_record_back_once(opener: Any) -> Non
 async def test_a_creator_that_slept_does_not_overwrite_what_was_created_meanwhile(opener: Any) -> None:
     """It looked into SQL when there was nothing; by now the record was created, archived and evicted."""
     one, two = await quiet(opener), await quiet(opener)
-    with held_up(core(one)._cold, "load") as (looked, go_on):
+    with held_up(core(one)._lifecycle.cold, "load") as (looked, go_on):
         creator = asyncio.create_task(one.session("s").set("mine", 1))
         await until(looked.is_set)
         assert await two.session("s").set("theirs", 1) == 1
@@ -211,7 +214,7 @@ async def test_an_import_while_somebody_looks_is_seen(opener: Any) -> None:
     one, two = await quiet(opener), await quiet(opener)
     await two.session("from").write(set={"a": 1}, append=[said("hi")])
     lines = await two.export("from")
-    with held_up(core(one)._cold, "load") as (looked, go_on):
+    with held_up(core(one)._lifecycle.cold, "load") as (looked, go_on):
         creator = asyncio.create_task(one.session("to").set("b", 2))
         await until(looked.is_set)
         assert await two.import_(lines, id="to") == "to"

@@ -13,7 +13,7 @@ from below import redis_of, tiers, until
 from faces import core
 
 from distributed_state import AccessDenied, Event, InvalidValue, StateError
-from distributed_state.events import handlers
+from distributed_state.events import group as group_of_consumers
 
 asynchronous = pytest.mark.only(face="asyncio")
 
@@ -65,7 +65,7 @@ async def test_a_handler_may_close_the_store(opener: Any, caplog: Any) -> None:
         await store.emit("a")
     await until(lambda: seen)
     assert time.monotonic() - began < 4
-    assert core(store)._cold is None
+    assert core(store)._lifecycle.cold is None
     assert not home.link.up
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
@@ -156,7 +156,7 @@ async def test_a_member_that_was_away_longer_than_its_claims_does_not_go_on_wher
                 owner, position = keys.group(partition, "g")
                 client.set(owner, "another member")
                 client.set(position, str(events_end(store, partition)))
-        group._shares.ends = 0.0
+        group._assignment.ends = 0.0
         assert await found.next(0.1) is None
 
 
@@ -178,12 +178,12 @@ async def test_a_member_whose_clock_is_wrong_takes_no_more_than_its_share(opener
 
 def core_share(store: Any) -> list[int]:
     group = tiers(store).handlings[0]._events._group
-    return list(group._shares.mine)
+    return list(group._assignment.mine)
 
 
 async def hung(opener: Any, monkeypatch: Any, patience: float = 10.0) -> tuple[list[int], list[int]]:
     """One of two members hangs at the first event that it gets; what each was given when all is handled."""
-    monkeypatch.setattr(handlers, "_TEAM_SECONDS", 0.6)
+    monkeypatch.setattr(group_of_consumers, "_TEAM_SECONDS", 0.6)
     settings = {"handler_timeout": 1.0, "partitions": 8}
     stores, given, over = [await opener(**settings) for _ in range(2)], (list[int](), list[int]()), threading.Event()
 
@@ -196,14 +196,16 @@ async def hung(opener: Any, monkeypatch: Any, patience: float = 10.0) -> tuple[l
     for each in stores:
         await each.ready()
     try:
-        await until(lambda: all(each._shares.mine and not each._shares.excess for each in map(group_of, stores)))
+        await until(
+            lambda: all(each._assignment.mine and not each._assignment.excess for each in map(group_of, stores))
+        )
         for n in range(40):
             await stores[1].emit("a", {"n": n}, subject=f"subject {n}")
         await until(lambda: given[0])
         await until(lambda: set(given[1]) == set(range(40)), patience)
         over.set()
-        await until(lambda: group_of(stores[0])._shares.mine)
-        await until(lambda: not group_of(stores[1])._shares.excess)
+        await until(lambda: group_of(stores[0])._assignment.mine)
+        await until(lambda: not group_of(stores[1])._assignment.excess)
         for n in range(40, 80):
             await stores[1].emit("a", {"n": n}, subject=f"subject {n}")
         await until(lambda: {*given[0], *given[1]} == set(range(80)))
@@ -231,7 +233,7 @@ async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any,
     async def never(self: Any) -> None:
         pass
 
-    monkeypatch.setattr(handlers.Group, "_lapse", never)
+    monkeypatch.setattr(group_of_consumers.Group, "_lapse", never)
     with pytest.raises(AssertionError, match=r"set\(given\[1\]\)"):
         await hung(opener, monkeypatch, 3.0)
 
@@ -239,7 +241,7 @@ async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any,
 @pytest.mark.brief("servers")
 async def test_a_slow_handler_of_a_group_of_one_still_handles_each_event_once(opener: Any, monkeypatch: Any) -> None:
     """It loses its share with each event, and takes it back behind it."""
-    monkeypatch.setattr(handlers, "_TEAM_SECONDS", 0.6)
+    monkeypatch.setattr(group_of_consumers, "_TEAM_SECONDS", 0.6)
     store, given, lapsed = await opener(handler_timeout=0.05), list[int](), list[bool]()
     home = tiers(store)
 
@@ -247,9 +249,9 @@ async def test_a_slow_handler_of_a_group_of_one_still_handles_each_event_once(op
         given.append(event.data["n"])
         group = home.handlings[0]._events._group
         end = time.monotonic() + 5
-        while group._shares.mine and time.monotonic() < end:
+        while group._assignment.mine and time.monotonic() < end:
             time.sleep(0.01)
-        lapsed.append(not group._shares.mine)
+        lapsed.append(not group._assignment.mine)
 
     store.on("a", slow, group="g")
     await store.ready()

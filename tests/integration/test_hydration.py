@@ -61,7 +61,7 @@ async def test_a_write_without_persist_would_let_redis_lose_it(opener: Any) -> N
 async def frozen_creator(opener: Any) -> None:
     """The same for whoever found nothing in SQL and is about to create the record."""
     slow, quick = await opener(**QUIET), await opener(**QUIET)
-    looked, go, load = threading.Event(), threading.Event(), core(slow)._cold.load
+    looked, go, load = threading.Event(), threading.Event(), core(slow)._lifecycle.cold.load
 
     def freezing(*arguments: Any, **named: Any) -> Any:
         found = load(*arguments, **named)
@@ -69,14 +69,14 @@ async def frozen_creator(opener: Any) -> None:
         assert go.wait(20)
         return found
 
-    core(slow)._cold.load = freezing
+    core(slow)._lifecycle.cold.load = freezing
 
     async def write() -> int:
         return int(await slow.session("s").set("slow", 1))
 
     writer = asyncio.create_task(write())
     await until(looked.is_set)
-    core(slow)._cold.load = load
+    core(slow)._lifecycle.cold.load = load
     session = quick.session("s")
     await session.set("quick", 1)
     await quick.archive()
@@ -139,4 +139,4 @@ class StateInside:
     """Lets `redis_of` look below a store that was opened without the fixture."""
 
     def __init__(self, store: StateStore) -> None:
-        self.settings, self._connections = store.settings, store._twin._connections
+        self.settings, self._lifecycle = store.settings, store._twin._lifecycle

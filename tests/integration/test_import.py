@@ -212,11 +212,11 @@ async def test_a_file_that_was_tampered_with_is_refused_or_reads_well(opener: An
         except (InvalidValue, DecryptionFailed):
             refused += 1
             for each in ("session", "user", "app", "task"):
-                assert core(store)._cold.version(f"{each}:{id}") is None, what
+                assert core(store)._lifecycle.cold.version(f"{each}:{id}") is None, what
             continue
         taken += 1
         handle = store.session(id) if scope == "session" else store.user(id)
-        if core(store)._cold.version(f"{scope}:{id}") is None:
+        if core(store)._lifecycle.cold.version(f"{scope}:{id}") is None:
             continue  # as a record of another scope
         try:
             first = await read_whole(store, handle, id, scope)
@@ -228,7 +228,7 @@ async def test_a_file_that_was_tampered_with_is_refused_or_reads_well(opener: An
             raise AssertionError(f"{what}: {error!r}") from error
     assert taken > 1
     assert refused > 10
-    assert core(store)._cold.quarantined() == []
+    assert core(store)._lifecycle.cold.quarantined() == []
     assert await store.user("victim").get_all(fresh=True) == {"a": "untouched"}
     assert [message.content for message in await victim.messages()] == [VICTIM] * 6
 
@@ -294,7 +294,7 @@ async def test_what_no_store_has_written_is_refused(opener: Any) -> None:
             except kind:
                 taken = False
             assert not taken, what
-            assert core(store)._cold.version("session:x") is None, what
+            assert core(store)._lifecycle.cold.version("session:x") is None, what
     await store.import_(changed(["s", "a", '"' + "x" * 1900 + '"']))
 
 

@@ -212,7 +212,7 @@ async def test_a_page_costs_a_page(opener: Any) -> None:
         await session.append(*map(said, range(30)))
     await evict(store, "s")
     await session.get("n")
-    cold = core(store)._cold
+    cold = core(store)._lifecycle.cold
     real = cold.messages
 
     def counted(record: str, runs: Any, *rest: Any) -> Any:

@@ -229,7 +229,7 @@ async def test_a_step_back_costs_the_same_however_long_the_past_is(store: Any) -
     session, asked = store.session("s"), []
     for number in range(40):
         await session.set("n", number)
-    cold = core(store)._cold
+    cold = core(store)._lifecycle.cold
 
     def counted(name: str) -> None:
         real = getattr(cold, name)
@@ -401,7 +401,7 @@ async def test_a_fork_never_lands_on_an_id_that_was_used(store: Any) -> None:
     await store.archive()
     await evict(store, "target")
     assert await texts(target) == ["again"]
-    assert core(store)._cold.quarantined() == []
+    assert core(store)._lifecycle.cold.quarantined() == []
 
 
 async def test_forks_stay_whole_when_their_parent_is_purged_or_deleted(opener: Any) -> None:
@@ -554,7 +554,7 @@ async def refused(store: Any, lines: list[str], id: str) -> str:
     with pytest.raises((InvalidValue, Conflict)) as error:
         await store.import_(lines, id=id)
     assert not await store.session(id).exists(fresh=True)
-    assert core(store)._cold.version(f"session:{id}") is None
+    assert core(store)._lifecycle.cold.version(f"session:{id}") is None
     return str(error.value)
 
 
@@ -745,7 +745,7 @@ async def test_a_forgotten_person_is_in_no_other_replica_either(opener: Any) -> 
         return all(f"session:{id}" in tiers(other).hot.entries for id in ids)
 
     await until(is_hot)
-    cold, looked = core(store)._cold, []
+    cold, looked = core(store)._lifecycle.cold, []
     erase = cold.erase
 
     def erase_while_somebody_reads(texts: Any) -> Any:

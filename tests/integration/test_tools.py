@@ -415,7 +415,7 @@ async def test_a_turn_of_which_nobody_knows_whether_it_is_applied_leaves_its_use
         await session.set("n", 1)
         await user.set("n", 1)
         with monkeypatch.context() as patch:
-            patch.setattr(core(store)._cold, "applied", away)
+            patch.setattr(core(store)._lifecycle.cold, "applied", away)
             with pytest.raises(DurabilityUnknown if scope == "session" else Unavailable):
                 async with session.turn(request_id="r") as turn:
                     await turn.call(visit, {"city": "Oslo"})

@@ -25,8 +25,8 @@ from distributed_state import (
     SchemaMismatch,
     StateError,
 )
-from distributed_state.records.record import AsyncRecord
-from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.records.context import RecordContext
+from distributed_state.records.typed_context import TypedContext
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -55,7 +55,7 @@ NEWER = Schema(New, version=3, upcasters={1: rename, 2: lambda fields: fields})
 
 
 async def stamp(store: Any, id: str = "s") -> bytes | None:
-    entry = await AsyncRecord._entry(core(store.session(id)), True)
+    entry = await core(store.session(id))._context.read(True)
     return entry.fields.get(b"#schema")
 
 
@@ -408,16 +408,16 @@ async def test_the_past_comes_back_with_its_schema(store: Any) -> None:
 
 
 async def test_a_version_that_is_none_is_reported(store: Any) -> None:
-    plain = core(store.session("s", schema=NEW))
-    changes = AsyncRecord._changes(plain)
+    plain = core(store.session("s", schema=NEW))._context
+    changes = RecordContext.changes(plain)
     changes.reserved(b"#schema", b"x")
     draft = changes.draft("set")
     if core(store) is store:
-        await AsyncRecord._send(plain, draft)
+        await RecordContext.send(plain, draft)
     else:
         from distributed_state.port.blocking import finish
 
-        finish(AsyncRecord._send(plain, draft))
+        finish(RecordContext.send(plain, draft))
     for attempt in (store.session("s", schema=NEW).load, lambda: store.session("s", schema=NEW).set("name", "x")):
         with pytest.raises(CorruptState, match="#schema holds no version"):
             await attempt()
@@ -515,7 +515,7 @@ async def test_an_old_worker_cannot_half_overwrite_even_with_an_older_hot_copy(o
 
 @pytest.mark.replicas
 async def test_control_without_the_guard_it_does(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AsyncTypedRecord, "_guarded", lambda self, draft, known: draft)
+    monkeypatch.setattr(TypedContext, "_guarded", lambda self, draft, known: draft)
     found = await _old_worker_meets_a_newer_record(await opener(), await opener())
     assert found == {"n": 2, "name": "new"}, "half old, and never brought up"
 
@@ -526,7 +526,7 @@ async def _old_worker_writes_while_it_is_brought_up(
     """The old worker counts after the new one has read and before it commits."""
     old, new = first.session("s", schema=Old), second.session("s", schema=NEW)
     await old.set("n", 1)
-    send, late = AsyncRecord._send, [core(old)]
+    send, late = RecordContext.send, [core(old)]
 
     async def _send(self: Any, draft: Any) -> Any:
         if draft.kind == "upcast" and late:
@@ -535,7 +535,7 @@ async def _old_worker_writes_while_it_is_brought_up(
             draft.expected, draft.expectations = None, []
         return await send(self, draft)
 
-    monkeypatch.setattr(AsyncRecord, "_send", _send)
+    monkeypatch.setattr(RecordContext, "send", _send)
     await new.set("name", "new")
     assert not late
     found: int = (await new.load(fresh=True)).total

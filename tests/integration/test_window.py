@@ -22,6 +22,7 @@ from distributed_state import (
     Message,
     TooLarge,
 )
+from distributed_state.conversation import summaries as making
 from distributed_state.conversation import window as module
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.values.model import SUMMARY
@@ -433,7 +434,7 @@ async def test_two_replicas_summarize_a_range_once(opener: Any) -> None:
 @pytest.mark.replicas
 async def test_without_the_lock_two_replicas_summarize_twice(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the test before. Even then only one summary is stored."""
-    monkeypatch.setattr(module, "_alone", lambda *given: nullcontext())
+    monkeypatch.setattr(making, "_alone", lambda *given: nullcontext())
     first, second = await opener(), await opener()
     await fill(first.session("s"), 12)
     calls: list[int] = []
@@ -461,7 +462,7 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
         Message(role="assistant", content="yes"),
     ]
     home, kept = tiers(store), []
-    entry = await session._entry()
+    entry = await session._context.read()
 
     async def look() -> CachedRecord:
         fields = {**entry.fields, SUMMARY: kept[-1]} if kept else entry.fields
@@ -473,14 +474,14 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
 
     bounds = module.Bounds(**summaries.bounds(keep_last=0))
     version = await session.version(fresh=True)
-    window = await module.summarized(home, names(store, "s"), bounds, look=look, keep=keep, pending=pending)
+    window = await making.summarized(home, names(store, "s"), bounds, look=look, keep=keep, pending=pending)
     assert shown(window)[-5:] == ["look up", "None", "found", "more" * 10, "yes"]
     assert window.summary == module.Summary.parse(kept[-1], entry.codec)
     assert window.tokens <= 200
     assert window.dropped == window.summary.stop
     assert await session.version(fresh=True) == version, "nothing was stored by the window itself"
     tight = module.Bounds(**summaries.bounds(max_tokens=60, keep_last=0))
-    window = await module.summarized(home, names(store, "s"), tight, look=look, keep=keep, pending=pending)
+    window = await making.summarized(home, names(store, "s"), tight, look=look, keep=keep, pending=pending)
     assert shown(window)[-5:] == ["look up", "None", "found", "more" * 10, "yes"], "a turn is kept whole"
 
 

@@ -52,28 +52,16 @@ DOORS = {
 OUTSIDE = {"port", "cold", "programs", "adapters"}
 
 # A file that is longer carries its reason here.
-LONG = dict.fromkeys(
-    [
-        "conversation.agent_state",
-        "store.fleet",
-        "conversation.agent_state",
-        "conversation.turn",
-        "conversation.window",
-        "events.handlers",
-        "records.history",
-        "records.record",
-        "records.schema",
-        "records.typed",
-        "store.asyncio",
-        "store.import_record",
-    ],
-    "to be split",
-)
+LONG = {
+    "conversation.turn": "the whole public face of a turn in one place",
+    "records.record": "the whole public face of a record in one place",
+    "store.asyncio": "the whole public face of a store in one place",
+    "warm.lease": "the whole public face of a lease in one place, beside how it is taken",
+    "records.typed_context": "what a schema changes in each step of a record's context, side by side",
+}
 LINES = 300
 LONG_FUNCTIONS = {
     "cold.migrations.versions.0001_initial.upgrade": "a list of tables",
-    "conversation.window._fit": "to be split",
-    "store.import_record.Import.settle": "to be split",
 }
 FUNCTION_LINES = 40
 

@@ -12,8 +12,9 @@ from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.limits import Limits
-from distributed_state.records import history
+from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.context import context_of
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.values.model import PHASE
 
@@ -56,7 +57,7 @@ async def turn(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
             # Nobody else writes while the turn runs, so its commit is the next version.
             now.outcome = {"version": now.version + 1, "phase": now.phase}
     # Not from the outcome: a worker of the library's leaves whatever it likes there.
-    version = now._answered if now.written is None else now.written.version
+    version = now.answered_version if now.written is None else now.written.version
     return answer({"version": version, "repeated": now.repeated, "outcome": now.outcome})
 
 
@@ -65,10 +66,10 @@ async def read(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
     id = request.path_params["id"]
     last = requests.number(request, "last", 20, requests.MAX_LAST)
     fresh = requests.flag(request, "fresh")
-    session = store.session(id)
-    session._allow("read", MESSAGES, MOVES)
+    context = context_of(store.session(id))
+    context.allow("read", MESSAGES, MOVES)
     # Fields, phase and messages of one version, as one look at the record gives them.
-    entry, messages = await history.messages(store.tiers(), session._names, last, fresh=fresh)
+    entry, messages = await shown_messages.messages(context.tiers, context.keys, last, fresh=fresh)
     if entry.deleted:
         raise Deleted(f"conversation {id!r:.200} was deleted at version {entry.version}")
     if entry.version == 0:
@@ -79,7 +80,7 @@ async def read(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
             "id": id,
             "version": entry.version,
             "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
-            "fields": session._fields(entry),
+            "fields": context.fields(entry),
             "messages": [each.to_dict() for each in messages],
         }
     )

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from distributed_state.errors import CorruptState, StateError
-from distributed_state.events.handlers import AsyncEvents
+from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service.answers import encode
 from distributed_state.programs.service.limits import Limits
 from distributed_state.values.results import Event

@@ -1,0 +1,51 @@
+"""Requests that a record remembers, so that none is done twice. Law: a record keeps the last few, in fields of its own.
+
+What a request came to is a list: the version before it, and, in a session, its outcome, its id, and what it changes of
+the session's user (see `user_effects`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed_state.errors import InvalidValue
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import codec
+from distributed_state.values.model import REQUEST
+
+
+def name_of(request_id: str | None) -> bytes | None:
+    """The field that remembers a request; None for one without an id. Raises InvalidValue for an id that is none."""
+    if request_id is None:
+        return None
+    if not isinstance(request_id, str) or not 0 < len(request_id.encode("utf-8", "surrogatepass")) <= 256:
+        raise InvalidValue(f"a request id is a str of 1 to 256 bytes, not {request_id!r:.80}")
+    if request_id[0] == "#":
+        raise InvalidValue(f"request id {request_id!r:.80}: those that begin with '#' are slots")
+    return REQUEST + request_id.encode("utf-8", "surrogatepass")
+
+
+def slot_of(name: str) -> bytes:
+    """The field that remembers the last request of a slot, whatever its id."""
+    return REQUEST + b"#" + name.encode()
+
+
+def find(entry: CachedRecord, request: bytes) -> list[Any] | None:
+    """What a request came to, None if it is not remembered."""
+    # Only what a request id names: any other field is what somebody wrote there.
+    stored = entry.fields.get(request)
+    found: list[Any] | None = None if stored is None else entry.codec.decode(stored, codec.decode_key(request))
+    return found
+
+
+def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
+    """Note that a request was answered, and make room for it: `most` are kept."""
+    form = entry.codec
+    changes.reserved(request, form.encode(kept, codec.decode_key(request)))
+    known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
+    too_many = len(known) + 1 - most
+    if too_many > 0:
+        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
+        for name in oldest[:too_many]:
+            changes.reserved(name, None)

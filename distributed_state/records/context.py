@@ -1,0 +1,223 @@
+"""One record, as the parts of its handle see it. Law: a handle has one context, and its parts use only public names.
+
+A handle is what users hold; it shows them the record's methods and nothing else. What a turn, a window, a transaction
+or a batch needs of the record (its keys, who acts, how it is read, how a change is begun, signed and committed) is
+here. A record of a schema has a context of its own kind: see `typed_context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from distributed_state.errors import CorruptState, InvalidValue
+from distributed_state.hot.cached_record import MISSING, CachedRecord
+from distributed_state.records.access import Action, written
+from distributed_state.records.sanitizing import Sanitizing, sanitizer
+from distributed_state.records.store_context import StoreContext
+from distributed_state.tiers import actors
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.codec import Codec
+from distributed_state.values.model import Ref, escape
+from distributed_state.warm.answers import Committed, Draft
+
+
+class RecordContext:
+    """A record, its store, and who acts through this handle."""
+
+    def __init__(
+        self,
+        store: StoreContext,
+        ref: Ref,
+        *,
+        user: str | None = None,
+        actor: str = "",
+        fresh: bool = False,
+        lifetime: tuple[int, int] = (0, 0),
+        **options: Unpack[Sanitizing],
+    ) -> None:
+        self.store = store
+        self.ref = ref
+        self.keys = store.keys.of(ref)
+        self.text = ref.text
+        self.owner = "" if user is None else escape(Ref("user", user).id)
+        self.actor = actors.noted(actor)
+        self.lifetime = lifetime
+        # The id was generated here and nobody else knows it, so the first write need not ask SQL.
+        self.unused = fresh
+        # Given the error, the field's name and the default, it returns what stands for a field that cannot be read.
+        self.unreadable: Callable[[CorruptState, str, Any], Any] | None = None
+        chosen = sanitizer(options, store.clean, store.clean_messages)
+        self.prepare = chosen.field if chosen else None
+        self.prepare_message = chosen.message if chosen else None
+
+    @property
+    def tiers(self) -> Tiers:
+        """The tiers of the running event loop."""
+        return self.store.tiers()
+
+    @property
+    def codec(self) -> Codec:
+        """How the record's values are stored."""
+        return self.store.codec_of(self.text)
+
+    def now(self) -> float:
+        """The server's time."""
+        return self.tiers.clock.now()
+
+    # What may be done
+
+    def allow(self, action: Action, *fields: str | None, ref: Ref | None = None) -> None:
+        """Ask the store's policy, if it has one, for each of these. Raises AccessDenied."""
+        if self.store.guard is not None:
+            actor = self.actor or actors.present()
+            for each in fields:
+                self.store.guard.ask(action, ref or self.ref, each, actor=actor, user=self.owner)
+
+    def allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
+        """Ask the store's policy for all that a change does."""
+        for action, each in written(draft.steps) if self.store.guard is not None else ():
+            self.allow(action, each, ref=ref)
+
+    # Reading
+
+    def shortcut(self) -> Callable[[str], Any]:
+        """How the blocking face may look into hot: not at all where a policy has to be asked first."""
+        return self.peek if self.store.guard is None else lambda key: MISSING
+
+    def peek(self, key: str) -> Any:
+        """The field if hot knows it, else MISSING. No I/O."""
+        hot = self.tiers.hot
+        entry = hot.entries.get(self.text)
+        if entry is None or hot.clock() >= hot.good_until:
+            return MISSING
+        entry.used = True
+        hot.hits += 1
+        try:
+            value = entry.values.get(key, MISSING)
+        except TypeError:
+            value = MISSING  # not even hashable: refused below
+        if value is MISSING and not entry.deleted and entry.expires == field_ttl.NEVER:
+            try:
+                return entry.value(key, MISSING)
+            except CorruptState:
+                return MISSING  # met again below
+        return value
+
+    async def read(self, fresh: bool = False, field: str | None = None) -> CachedRecord:
+        """The record, for one who wants to read this field of it; None: all of it."""
+        self.allow("read", field)
+        return await read_path.read(self.tiers, self.keys, fresh=fresh)
+
+    def must_ask(self, fresh: bool, max_staleness: float | None) -> bool:
+        """Whether a read must ask the server, whatever hot holds."""
+        return fresh if max_staleness is None else not self.tiers.within(max_staleness) or fresh
+
+    def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
+        """One field of the record as it was read."""
+        try:
+            return entry.value(key, default)
+        except CorruptState as error:
+            if self.unreadable is None:
+                raise
+            return self.unreadable(error, key, default)
+
+    def fields(self, entry: CachedRecord) -> dict[str, Any]:
+        """All fields of the record as it was read, if the policy allows each."""
+        fields = {} if entry.deleted else entry.all() if self.unreadable is None else self._each(entry)
+        self.allow("read", *fields)
+        return fields
+
+    def _each(self, entry: CachedRecord) -> dict[str, Any]:
+        """Every field of the user's, those that cannot be read as `unreadable` has them."""
+        names = [codec.decode_key(name) for name in entry.fields if name[:1] != b"#"]
+        return {name: self.value(entry, name, None) for name in names}
+
+    # Changing
+
+    def changes(self) -> Changes:
+        """An empty change. Every change made through this handle begins here."""
+        return Changes(self.store.settings, self.codec, self.prepare, self.prepare_message, self.now)
+
+    def own(self, draft: Draft) -> Draft:
+        """Say whose record it is and who writes."""
+        draft.owner = self.owner
+        draft.actor = self.actor
+        draft.lifetime = self.lifetime
+        return draft
+
+    def sign(self, draft: Draft) -> Draft:
+        """Say whose record it is, who writes, and whether it is surely new; raises AccessDenied if that may not be."""
+        self.allow_steps(draft)
+        self.own(draft)
+        if self.unused:
+            self.unused = False  # only one write ever says so
+            draft.creation = "*"
+        return draft
+
+    async def commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
+        """Sign a change and apply it."""
+        self.sign(draft)
+        if expect_version is not None:
+            if type(expect_version) is not int or expect_version < 0:
+                raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
+            draft.expected = expect_version
+        return await self.send(draft)
+
+    async def send(self, draft: Draft) -> Committed:
+        """Apply a change that is signed."""
+        return await write_path.commit_and_sweep(self.tiers, self.keys, draft)
+
+    def batched(self, draft: Draft) -> Draft:
+        """The change as it goes into a batch; if it is another one and meets a Conflict, `send` repeats it."""
+        return draft
+
+    async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
+        """Replace a field by what `change` makes of it, atomically; its stored bytes, and the commit."""
+        name = codec.encode_key(key)
+        form = self.codec
+        self.allow("write", key)
+
+        def changed(raw: bytes | None) -> Changes:
+            until = field_ttl.NEVER
+            if raw is not None and field_ttl.marked(raw):
+                until = field_ttl.split(raw)[0]
+                if until <= self.now():
+                    until = field_ttl.NEVER
+                    raw = None
+            changes = self.changes()
+            changes.set(key, change(empty if raw is None else form.decode(raw, key)), until=until)
+            return changes
+
+        def draft(changes: Changes) -> Draft:
+            return self.own(changes.draft(kind))
+
+        changes, done = await write_path.swap(self.tiers, self.keys, name, changed, draft)
+        return changes.fields[name][2], done
+
+    def server_adds(self, key: str) -> bool:
+        """Whether whole numbers are added to this field on the server."""
+        return not self.codec.covers(key)
+
+    # Turns
+
+    async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
+        """What a turn begins with, when it holds the record and read this."""
+        return entry
+
+    def turn_ends(self, draft: Draft, entry: CachedRecord) -> Draft:
+        """The change as it ends a turn, which began with this and held the record since."""
+        return draft
+
+
+def context_of(handle: Any, wanted_by: str = "this") -> RecordContext:
+    """The context of a record that a user gave. Raises InvalidValue for anything else."""
+    context = getattr(handle, "_context", None)
+    if not isinstance(context, RecordContext):
+        text = f"{wanted_by} takes sessions and other records of a store, as store.user('u1')"
+        raise InvalidValue(f"{text}, not {handle!r:.80}")
+    return context

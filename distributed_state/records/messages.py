@@ -1,0 +1,130 @@
+"""The messages that a record shows, a page of them or all. Law: what is asked for is found whole, or it is an error.
+
+They are in runs: numbers from one record, its own or the one that it was forked from. Hot and Redis keep recent ones,
+SQL keeps all that are archived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distributed_state.errors import InvalidValue, NotFound, StateError
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Segment
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import PARENT, Message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """Which messages are asked for: between two numbers (exclusive), of these the last, or the first in this order."""
+
+    last: int | None = None
+    limit: int | None = None
+    before: int | None = None
+    after: int | None = None
+    order: str = "asc"
+
+    def checked(self) -> Page:
+        """Raise InvalidValue if it cannot be. Inside of us a number of -1 is in order."""
+        for name in ("last", "limit", "before", "after"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 0):
+                raise InvalidValue(f"{name} is an int from 0 on or None, not {value!r:.80}")
+        if self.order not in ("asc", "desc"):
+            raise InvalidValue(f"order is 'asc', the oldest first, or 'desc', not {self.order!r:.80}")
+        if self.last is not None and self.limit is not None:
+            raise InvalidValue("give last or limit, not both: limit counts from the beginning of the order")
+        return self
+
+    def of(self, runs: list[Segment]) -> list[Segment]:
+        """The runs cut down to this page."""
+        runs = message_ranges.between(runs, self.after, self.before)
+        if self.last is not None or (self.limit is not None and self.order == "desc"):
+            return message_ranges.last(runs, self.last if self.last is not None else self.limit or 0)
+        return runs if self.limit is None else message_ranges.part(runs, 0, self.limit)
+
+
+async def messages(
+    tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: bool
+) -> tuple[CachedRecord, list[Message]]:
+    """The last messages, or all, oldest first, and the version of the record that shows them."""
+    return await chosen(tiers, names, Page(last=last), fresh=fresh)
+
+
+async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) -> tuple[CachedRecord, list[Message]]:
+    """The messages of a page, and the version of the record that shows them."""
+    entry = await read_path.read(tiers, names, fresh=fresh)
+    while True:
+        for whole in (False, True):
+            if entry.deleted:
+                return entry, []
+            runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
+            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+                break
+            # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
+            entry = await read_path.load_whole(tiers, names, entry)
+        try:
+            found = await visible(tiers, names, entry, runs)
+        except StateError as error:
+            seen = entry
+            entry = await read_path.read(tiers, names, fresh=True)
+            if type(error) is not StateError or (seen.epoch, seen.version) == (entry.epoch, entry.version):
+                raise
+            # It was erased, or purged, since that look at it.
+        else:
+            return entry, found[::-1] if page.order == "desc" else found
+
+
+async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) -> Message:
+    """The message of this number. Raises NotFound if the conversation does not show it."""
+    if type(number) is not int or number < 0:
+        raise InvalidValue(f"a message's number is an int from 0 on, not {number!r:.80}")
+    _, found = await chosen(tiers, names, Page(after=number - 1, before=number + 1), fresh=fresh)
+    if not found:
+        raise NotFound(f"{names.ref.text[:200]}: shows no message {number}")
+    return found[0]
+
+
+async def visible(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> list[Message]:
+    """The messages of these runs: from the entry where it has them, the rest from SQL."""
+    known = await find(tiers, names, entry, runs)
+    numbers = [number for run in runs for number in range(run.start, run.stop)]
+    if any(number not in known for number in numbers):
+        # A fork gets its own of what is not kept where it was written any more when it is archived.
+        await write_path.reach(tiers, names)
+        known = await find(tiers, names, entry, runs)
+    lacking = [number for number in numbers if number not in known]
+    if lacking:
+        raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
+    return [
+        entry.codec.decode_message(known[number], run.source, number)
+        for run in runs
+        for number in range(run.start, run.stop)
+    ]
+
+
+async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Mapping[int, bytes]:
+    """What is stored of these runs by number: all that the entry has, and from SQL what it lacks and SQL has."""
+    missing = []
+    for run in runs:
+        lacking = [number for number in range(run.start, run.stop) if number not in entry.messages]
+        if lacking:
+            missing.append(Segment(run.source, lacking[0], lacking[-1] + 1))
+    if not missing:
+        return entry.messages
+    parent = entry.fields.get(PARENT, b"").decode().rpartition("@")[0] or None
+    rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing, parent)
+    # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
+    hot = tiers.hot.entries.get(names.ref.text)
+    if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
+        shown = message_ranges.segments(names.ref.text, entry.fields)
+        recent = message_ranges.last(shown, tiers.settings.recent_messages)
+        kept = {number for run in recent for number in range(run.start, run.stop)}
+        hot.messages.update({number: data for number, data in rows.items() if number in kept})
+    return {**rows, **entry.messages}

@@ -1,0 +1,103 @@
+"""Makes a record what it was. Law: history is not rewritten; a rollback is a new version.
+
+States form a path. A rollback is no step of it: each says which version's state it is, and the next step back goes on
+from that one.
+"""
+
+from __future__ import annotations
+
+from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import history
+from distributed_state.records.context import RecordContext
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.changes import Changes
+from distributed_state.values import codec, message_ranges
+from distributed_state.values.codec import Codec
+from distributed_state.values.journal import State
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import (
+    LIFETIME,
+    NEXT,
+    OWNER,
+    PARENT,
+    REQUEST,
+    RESTORED,
+    SEGMENTS,
+    START,
+    Ref,
+    is_value,
+)
+from distributed_state.warm.answers import Draft
+
+
+async def rollback(context: RecordContext, steps: int | None, label: str | None, version: int | None) -> int:
+    """Make the record what it was; the new version."""
+    context.allow("write", None)
+
+    async def once() -> int:
+        draft = await plan(context.tiers, context.keys, context.changes(), steps, label, version)
+        return (await context.commit(draft)).version
+
+    return await write_path.until_no_conflict(context.tiers, once)
+
+
+async def plan(
+    tiers: Tiers, names: RecordKeys, changes: Changes, steps: int | None, label: str | None, version: int | None
+) -> Draft:
+    """The change that makes the record what it was; it holds only for the version that it was made for."""
+    if sum(each is not None for each in (steps, label, version)) != 1:
+        raise InvalidValue("rollback takes exactly one of steps, label and version")
+    present = await read_path.read(tiers, names, fresh=True)
+    if steps is not None:
+        if type(steps) is not int or steps < 1:
+            raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
+        if steps >= present.version:
+            raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
+        await write_path.reach(tiers, names)
+        version = await tiers.port.sql(tiers.cold.step_back, names.ref.text, present.version, steps)
+    if label is not None:
+        matching = [each.version for each in await history.named(tiers, names) if each.label == label]
+        if not matching:
+            raise NotFound(f"{names.ref.text[:200]}: no checkpoint {label!r}")
+        version = matching[-1]
+    assert version is not None
+    target = await history.state_at(tiers, names, version)
+    if target.deleted:
+        raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
+    _restore(changes, present, target)
+    changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
+    changes.undelete()  # and a change even where nothing differs
+    changes.emit("session.rollback", {"version": version})
+    draft = changes.draft("rollback")
+    draft.expected = present.version
+    draft.epoch = present.epoch
+    draft.deleted = "revive"
+    return draft
+
+
+def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
+    """Only what differs. Messages come back by reference: their numbers are never used twice."""
+    form = present.codec
+    text = present.codec.record
+    past = message_ranges.segments(text, target.fields)
+    now = message_ranges.segments(text, present.fields)
+    if past != now:
+        changes.wipe()
+        changes.reserved(SEGMENTS, message_ranges.close(text, target.fields))
+    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED}
+    if Ref.parse(text).scope == "user":
+        # What sessions have changed of their user: forgotten, it would be done once more.
+        handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
+    for name in present.fields.keys() - target.fields.keys() - handled:
+        changes.reserved(name, None)
+    for name, value in target.fields.items():
+        if name not in handled and present.fields.get(name) != value:
+            changes.reserved(name, carried(form, form, name, value))
+
+
+def carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
+    """A stored field as another record, or this one at another version, stores it."""
+    return form.carry(value, codec.decode_key(name), to) if is_value(name) else value

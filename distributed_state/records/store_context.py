@@ -1,0 +1,48 @@
+"""What all records of one store share. Law: one object for each store, made when the store is."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed_state.records.access import Action, Guard
+from distributed_state.records.ephemeral import Ephemeral
+from distributed_state.records.sanitizing import Clean, CleanMessage
+from distributed_state.settings import Settings
+from distributed_state.tiers import actors
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.codec import Codec
+from distributed_state.values.keys import Keys
+from distributed_state.values.model import Ref
+
+
+def _itself(twin: Any) -> Any:
+    return twin
+
+
+@dataclass(slots=True, kw_only=True)
+class StoreContext:
+    """What a record needs of its store.
+
+    `tiers()` are those of the running event loop. `wrap` makes of a session or turn what user code is given in its
+    place: on the blocking face, one of that face. `deleting` is awaited before this replica deletes a record.
+    """
+
+    settings: Settings
+    keys: Keys
+    codec_of: Callable[[str], Codec]
+    guard: Guard | None
+    tiers: Callable[[], Tiers]
+    wrap: Callable[[Any], Any] = _itself
+    ephemeral: Ephemeral = field(default_factory=Ephemeral)
+    deleting: list[Callable[[Ref], Awaitable[None]]] = field(default_factory=list)
+    clean: Clean | None = None
+    clean_messages: CleanMessage | None = None
+
+    def allow(
+        self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
+    ) -> None:
+        """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
+        if self.guard is not None:
+            self.guard.ask(action, ref, actor=actors.present(), user=user, scope=scope)

@@ -1,0 +1,135 @@
+"""What a single value of an exported file may be. Law: nothing in it is believed; it must be what a write stores."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from distributed_state.errors import CorruptState, TooLarge
+from distributed_state.values import codec, field_ttl
+from distributed_state.values.model import (
+    DELETED,
+    INITIALIZED,
+    LIFETIME,
+    NEXT,
+    OWNER,
+    PARENT,
+    PHASE,
+    REQUEST,
+    SCHEMA,
+    SEGMENTS,
+    START,
+    SUMMARY,
+    TIMED,
+    Ref,
+    escape,
+    unescape,
+)
+
+MOST = 10**15  # versions and numbers of messages are doubles in Lua, exact up to here
+LATEST_MS = 253_402_300_799_999  # the year 9999: no later time can be shown
+LONGEST = 2048  # a reserved field's name or text
+WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, CorruptState)
+
+
+def raw(text: str) -> bytes:
+    """A text of the file as the bytes that it stands for."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def whole(row: dict[str, Any], name: str, least: int, most: int) -> int:
+    """A whole number of a row."""
+    value = row[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r:.80}, not an int from {least} to {most}")
+    return value
+
+
+def digits(name: bytes, value: bytes) -> int:
+    """A number that the store keeps as text."""
+    if not re.fullmatch(rb"0|[1-9]\d{0,15}", value) or int(value) > MOST:
+        raise ValueError(f"{name.decode()} is {value!r:.80}, not a number from 0 to {MOST}")
+    return int(value)
+
+
+def record_of(text: str) -> Ref:
+    """Return a record of any scope. Raises InvalidValue for a scope that does not exist."""
+    ref = Ref.parse(text)
+    if ref.text != text:
+        raise ValueError(f"{text!r:.80} is not the text of a record")
+    return ref
+
+
+def runs_of(value: bytes) -> list[tuple[str, int, int]]:
+    """What `#segments` holds, in order and without gaps of its own making."""
+    runs = []
+    at = 0
+    for source, start, stop in orjson.loads(value):
+        record_of(source)
+        if type(start) is not int or type(stop) is not int or not at <= start <= stop <= MOST:
+            raise ValueError(f"#segments: {start!r:.40} to {stop!r:.40} does not follow {at}")
+        runs.append((source, start, stop))
+        at = stop
+    return runs
+
+
+def check_reserved(name: bytes, value: bytes) -> None:
+    """What the store keeps of its own in a state."""
+    if name == SEGMENTS:
+        runs_of(value)
+        return
+    if len(value) > LONGEST and name != INITIALIZED:
+        raise TooLarge(f"{name.decode()}: {len(value)} bytes are more than {LONGEST}")
+    if name in (START, NEXT):
+        digits(name, value)
+    elif name == PHASE:
+        if not value.decode("utf-8", "surrogatepass"):
+            raise ValueError("#phase is empty")
+    elif name == OWNER:
+        owner = value.decode()
+        if escape(Ref("user", unescape(owner)).id) != owner:
+            raise ValueError(f"#owner is {owner!r:.80}, not the id of a user")
+    elif name == PARENT:
+        text, _, version = value.decode().rpartition("@")
+        record_of(text)
+        digits(name, version.encode())
+    elif name == SCHEMA:
+        if not digits(name, value):
+            raise ValueError("#schema is 0")
+    elif name == LIFETIME:
+        idle, _, until = value.partition(b" ")
+        digits(name, idle), digits(name, until)
+    elif name in (DELETED, TIMED) and value != b"1":
+        raise ValueError(f"{name.decode()} is {value!r:.80}, not 1")
+
+
+def check_text(name: bytes, text: bytes) -> None:
+    """What users said, as JSON text: it must be what a write would have taken."""
+    key = codec.decode_key(name)
+    value = codec.decode(text, key)
+    codec.encode(value, key)
+    if name == SUMMARY:
+        if not isinstance(value["text"], str) or type(value["start"]) is not int or type(value["stop"]) is not int:
+            raise ValueError("#summary is none")
+    elif name[:2] == REQUEST and not (isinstance(value, list) and len(value) in (1, 4) and type(value[0]) is int):
+        raise ValueError(f"{key!r:.80} is not what a request came to")
+
+
+def check_message(text: bytes, name: str = "message") -> None:
+    """A message that users wrote: it must be what a write would have taken."""
+    codec.encode_message(codec.as_message(codec.decode(text, name), name), name)
+
+
+def is_encrypted(data: bytes) -> bool:
+    """Whether a stored value is encrypted."""
+    return field_ttl.split(data)[1][:1] == codec.SEALED
+
+
+def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
+    """One step of a change."""
+    if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l"):
+        raise ValueError(f"step {step!r:.80} is unknown")
+    kind, name, value = map(raw, step)
+    return kind, name, value

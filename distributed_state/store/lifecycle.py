@@ -1,0 +1,226 @@
+"""The life of a store in this process: opened, used from several event loops, inherited by forked children, closed.
+
+Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import orjson
+
+from distributed_state.cold.engine import parse_url
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import ConfigurationError
+from distributed_state.port import Mutex, Port
+from distributed_state.port.connections import SCHEMES, Connections
+from distributed_state.records.access import Guard
+from distributed_state.records.store_context import StoreContext
+from distributed_state.settings import Settings
+from distributed_state.store import doctor
+from distributed_state.store.reaper import Reaper
+from distributed_state.tiers.assembly import Tiers, leave_mark
+from distributed_state.values.codec import Codec
+from distributed_state.values.keys import Keys
+
+LAYOUT = 1
+EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
+_open_stores: weakref.WeakSet[StoreLifecycle] = weakref.WeakSet()
+
+
+class StoreLifecycle:
+    """Opens and closes a store, and has the tiers of each event loop. `unusable` says why it cannot be used."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        make_port: Callable[[Connections], Port],
+        here: Callable[[], Any],
+        codec_of: Callable[[str], Codec],
+        guard: Guard | None,
+        wrap: Callable[[Any], Any],
+    ) -> None:
+        self.context = StoreContext(
+            settings=settings,
+            keys=Keys(settings.namespace, settings.partitions),
+            codec_of=codec_of,
+            guard=guard,
+            tiers=self.tiers,
+            wrap=wrap,
+        )
+        self.connections = Connections(settings.url, settings.timeout)
+        parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
+        self.cold: ColdStore | None = None
+        self.unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
+        self._settings = settings
+        self._make_port = make_port
+        self._here = here
+        self._tiers: dict[Any, Tiers] = {}
+        self._openings: set[object] = set()
+        self._mutex = Mutex()
+        self._layout: dict[str, Any] = {}
+
+    async def open(self) -> None:
+        """Open it, unless it is open. Raises ConfigurationError, WarmUnavailable or ColdUnavailable."""
+        if self.cold is None:
+            try:
+                await self._open_archive()
+                tiers = self._assemble()
+                await tiers.port.open()
+                await tiers.clock.know()
+            except BaseException:
+                await self.close()
+                raise
+
+    async def _open_archive(self) -> None:
+        port = self._make_port(self.connections)
+        try:
+            if not self.connections.embedded:
+                doctor.refuse(await doctor.check_server(port), self.connections.place)
+            opening = object()
+            self._openings.add(opening)
+            await port.sql(self._open_cold, opening)
+            await self._check_layout(port)
+            self.unusable = ""
+            _watch_forks()
+            _open_stores.add(self)
+        finally:
+            await port.close()
+
+    def _open_cold(self, opening: object) -> None:
+        """Open the archive, in a thread: it goes on when its caller is cancelled or interrupted."""
+        settings = self._settings
+        cold = ColdStore.open(
+            settings.archive or EMBEDDED_ARCHIVE,
+            settings.namespace,
+            migrate=settings.migrate,
+            snapshot_every=settings.snapshot_every,
+            alone=self.connections.embedded,
+        )
+        with self._mutex:
+            if opening in self._openings and self.cold is None:
+                self.cold = cold
+                return
+        cold.close()  # the caller has left, and cannot close what it never got; or another task was faster
+
+    async def _check_layout(self, port: Port) -> None:
+        """The namespace's Redis and SQL must have been together from the first."""
+        assert self.cold is not None
+        settings = self._settings
+        archive_id, partitions = await port.sql(self.cold.register, settings.partitions)
+        if partitions != settings.partitions:
+            raise ConfigurationError(
+                f"namespace {settings.namespace!r} has {partitions} partitions, not {settings.partitions}; "
+                "the number is fixed at its first use"
+            )
+        wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
+        self._layout = wanted
+        stored = await leave_mark(port.command, self.context.keys, wanted)
+        try:
+            found = dict(orjson.loads(stored)) if stored else wanted
+        except (ValueError, TypeError) as error:
+            text = f"{self.connections.place}: {self.context.keys.store!r} is not this package's"
+            raise ConfigurationError(text) from error
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                raise ConfigurationError(
+                    f"{self.connections.place}, namespace {settings.namespace!r}: {name} is {found.get(name)!r}, "
+                    f"expected {value!r}: they do not belong together (archive 'memory' is another "
+                    "one in each process); give the archive that this Redis had, or another namespace"
+                )
+
+    def tiers(self) -> Tiers:
+        """The tiers of the running event loop."""
+        try:
+            return self._tiers[self._here()]
+        except KeyError:
+            return self._assemble()
+
+    def all_tiers(self) -> list[Tiers]:
+        """Those of every event loop, and of all threads that have none."""
+        return list(self._tiers.values())
+
+    def _assemble(self) -> Tiers:
+        if self.unusable or self.cold is None:
+            raise ConfigurationError(f"this store cannot be used: {self.unusable}")
+        for loop in [loop for loop in list(self._tiers) if getattr(loop, "is_closed", bool)()]:
+            self._tiers.pop(loop, None)
+        port = self._make_port(self.connections)
+        context = self.context
+        tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, _replica(), self._layout)
+        # Threads of a forked child may come here at once; the first one's is everybody's.
+        kept = self._tiers.setdefault(self._here(), tiers)
+        if kept is tiers:
+            tiers.presence.begin()
+            if self._settings.archiver:
+                tiers.archiver.begin()
+                reaper = Reaper(tiers)
+                tiers.workers.append(reaper)
+                reaper.begin()
+        return kept
+
+    async def close(self) -> None:
+        """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
+        tiers = self._tiers.pop(self._here(), None)
+        if tiers is not None:
+            if self.connections.embedded:
+                await tiers.archive_rest()
+            await tiers.close()
+        if not self._tiers:
+            self.unusable = "it is closed"
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        with self._mutex:
+            self._openings.clear()
+            cold = self.cold
+            self.cold = None
+        if cold is not None:
+            cold.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
+        for tiers in self._tiers.values():
+            tiers.leases.abandoned = True
+            tiers.port.abandon()
+        self._tiers.clear()
+        self.context.ephemeral.forget()
+        self.context.deleting.clear()
+        if self.cold is not None:
+            self.cold.abandon()
+        if self.connections.embedded:
+            self.unusable = "an embedded store belongs to the process that opened it, and this one is forked from it"
+
+
+def resolve(**given: Any) -> Settings:
+    """The settings that follow from what was given."""
+    settings = Settings.of(**given)
+    changed: dict[str, Any] = {}
+    if settings.url is not None and settings.url.startswith(SCHEMES) and settings.archive is None:
+        raise ConfigurationError(
+            "archive: name the SQL database that keeps the history, as postgresql://..., sqlite:///... or 'memory'"
+        )
+    if settings.durability is None:
+        changed["durability"] = "archived" if settings.url is None else "memory"
+    return settings.model_copy(update=changed)
+
+
+def _replica() -> str:
+    """A name for one life of one replica: never used again, and short, because records remember it."""
+    return secrets.token_hex(6)
+
+
+@cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _after_fork() -> None:
+    for store in list(_open_stores):
+        store.after_fork()

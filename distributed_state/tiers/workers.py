@@ -1,0 +1,27 @@
+"""Work in the background that stands above the tiers and ends with them. Law: the tiers know it by these names only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from distributed_state.port import Signal
+
+
+class Worker(ABC):
+    """Something that works until it is closed."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End it, and return when it has ended."""
+
+
+class HandlerWorker(Worker):
+    """What calls a handler of events. `joined` is set when it listens; the counts are of events."""
+
+    def __init__(self, handler: Any, joined: Signal) -> None:
+        self.handler = handler
+        self.joined = joined
+        self.handled = 0
+        self.failed = 0
+        self.slowed = 0  # took longer than `slow_handler`
