@@ -17,7 +17,8 @@ from distributed_state.values.keys import Keys
 from distributed_state.values.model import Ref
 
 
-def _itself(twin: Any) -> Any:
+def itself(twin: Any) -> Any:
+    """What user code is given on the asyncio face: the object as it is."""
     return twin
 
 
@@ -34,7 +35,7 @@ class StoreContext:
     codec_of: Callable[[str], Codec]
     guard: Guard | None
     tiers: Callable[[], Tiers]
-    wrap: Callable[[Any], Any] = _itself
+    wrap: Callable[[Any], Any] = itself
     ephemeral: Ephemeral = field(default_factory=Ephemeral)
     deleting: list[Callable[[Ref], Awaitable[None]]] = field(default_factory=list)
     clean: Clean | None = None

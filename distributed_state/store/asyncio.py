@@ -30,6 +30,7 @@ from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
+from distributed_state.records.store_context import itself
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
@@ -47,10 +48,6 @@ from distributed_state.values.model import Ref, escape
 from distributed_state.values.results import Event, Replica, SessionInfo
 
 H = TypeVar("H", bound=Handler)
-
-
-def _itself(twin: Any) -> Any:
-    return twin
 
 
 class AsyncStateStore:
@@ -78,7 +75,7 @@ class AsyncStateStore:
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
-        wrap: Callable[[Any], Any] = _itself,
+        wrap: Callable[[Any], Any] = itself,
     ) -> None:
         # `wrap`: what user code is given in place of our own sessions and turns
         encryption = encryption or Encryption.from_environment()

@@ -626,7 +626,7 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
             await read()
     with pytest.raises(DurabilityUnknown):
         await strict.session("s").append(said("50"))
-    with pytest.raises(DurabilityUnknown, match="told, but not archived"):
+    with pytest.raises(DurabilityUnknown, match="written, but not archived"):
         await strict.emit("mail.sent", subject=strict.session("s"))
     with pytest.raises(Backpressure):
         await session.append(said("51"))
