@@ -26,10 +26,13 @@ class AsyncBatch:
         version = batch.versions[session.ref]
     """
 
+    versions: dict[Ref, int]
+    """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
+
     def __init__(self, store: StoreContext) -> None:
         self._store = store
         self._changes: dict[Ref, tuple[RecordContext, Changes]] = {}
-        self.versions: dict[Ref, int] = {}
+        self.versions = {}
 
     def on(self, handle: Any) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.

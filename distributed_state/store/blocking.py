@@ -33,6 +33,7 @@ from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
+from distributed_state.values.model import Ref
 from distributed_state.values.results import Event, Replica, SessionInfo
 
 H = TypeVar("H", bound=Handler)
@@ -51,6 +52,11 @@ class Batch:
 
     def __init__(self, twin: AsyncBatch) -> None:
         self._twin = twin
+
+    @property
+    def versions(self) -> dict[Ref, int]:
+        """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
+        return self._twin.versions
 
     def on(self, handle: Any) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from below import tiers, until
 from counting import asked
-from distributed_state.store.blocking_fleet import Events
 from pydantic import BaseModel
 
 from distributed_state import (
@@ -37,6 +36,7 @@ from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import Batch, StateStore
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
+from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
 from distributed_state.tiers.changes import Changes
 from distributed_state.warm.lease import AsyncLease

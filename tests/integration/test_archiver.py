@@ -392,7 +392,7 @@ async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(
     store, other = await quiet(opener, durability="archived"), await quiet(opener)
     await store.session("s").set("n", 0)
     archiver, cold = tiers(store).archiver, core(store)._lifecycle.cold
-    journals, cursor, calls, turns = archiver._warm.journals, cold.cursor, count(1), count()
+    journals, cursor, calls, turns = archiver._partitions.journals, cold.cursor, count(1), count()
     asked, answered, may_ask = threading.Event(), threading.Event(), threading.Event()
 
     def slow(partition: int) -> Any:

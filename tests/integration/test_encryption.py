@@ -339,7 +339,7 @@ def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     root = Codec(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
     inner._context.codec_of = root.of
     for home in inner.all_tiers():
-        home.form = home.warm.form = root.of
+        home.codec_of = home.warm.codec_of = root.of
         home.hot.clear()
     return store
 

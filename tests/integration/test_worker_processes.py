@@ -13,7 +13,7 @@ import pytest
 from distributed_state.programs.worker_processes import WorkerProcess
 
 ECHO = """
-from distributed_state.worker_processes import Parent
+from distributed_state.programs.worker_processes import Parent
 parent = Parent()
 print("this is for nobody")
 for order in parent.orders():
