@@ -1,4 +1,7 @@
-"""What an agent keeps: turns, phases, bounded context, tools, typed state, on top of records. And `Agent` itself."""
+"""What an agent keeps: turns, phases, bounded context, tools, typed state, on top of records. And `Agent` itself.
+
+Design: section 12.
+"""
 
 from distributed_state.agents.agent import AsyncAgent
 from distributed_state.agents.blocking_agent import Agent, Host

@@ -1,4 +1,7 @@
-"""An agent on the asyncio face; the other is generated from it. Law: what both have in common is in BaseAgent."""
+"""An agent on the asyncio face; the other is generated from it. Law: what both have in common is in BaseAgent.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

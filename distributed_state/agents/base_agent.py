@@ -1,4 +1,7 @@
-"""What an agent is on either face: its state, config, commands, figures. Law: state is where every replica finds it."""
+"""What an agent is on either face: its state, config, commands, figures. Law: state is where every replica finds it.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

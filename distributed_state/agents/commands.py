@@ -1,4 +1,7 @@
-"""Commands that an agent offers. Law: a command runs only with the arguments that it declared."""
+"""Commands that an agent offers. Law: a command runs only with the arguments that it declared.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

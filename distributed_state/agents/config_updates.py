@@ -1,6 +1,8 @@
 """How the config of a running agent changes: by its file, or by the fleet. Law: a broken one never replaces a good one.
 
 What the fleet is given is read from its record, never from the event, which says only that there is something new.
+
+Design: section 12.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What an agent, its host and its dispatcher share. Law: one object for each agent, and no other way between them."""
+"""What an agent, its host and its dispatcher share. Law: one object for each agent, and no other way between them.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The defaults of an agent's records. Law: put in once for the fleet, and shown for what cannot be read."""
+"""The defaults of an agent's records. Law: put in once for the fleet, and shown for what cannot be read.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

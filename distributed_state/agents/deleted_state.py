@@ -1,4 +1,7 @@
-"""The last state of a conversation that was deleted. Law: it is read from history, once, and nothing changes it."""
+"""The last state of a conversation that was deleted. Law: it is read from history, once, and nothing changes it.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

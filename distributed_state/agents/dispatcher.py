@@ -2,6 +2,8 @@
 
 What concerns a client (which conversation it is at, which agent it talks to, its folder) reaches the agents that follow
 this client, and those that follow none in particular. A client has one agent at a time.
+
+Design: section 12.
 """
 
 from __future__ import annotations

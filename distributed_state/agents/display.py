@@ -1,4 +1,7 @@
-"""What an agent shows of itself: prompt, sections, log. Law: plain values, replaced whole, so that anybody may read."""
+"""What an agent shows of itself: prompt, sections, log. Law: plain values, replaced whole, so that anybody may read.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

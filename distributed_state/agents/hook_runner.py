@@ -1,6 +1,8 @@
 """Runs the hooks of a host's agents. Law: what one hook raises is logged and counted, and keeps no other from running.
 
 Where the agents' thread or task is at a hook can be seen from outside by `running`: a hook that hangs is noticed.
+
+Design: section 12.
 """
 
 from __future__ import annotations

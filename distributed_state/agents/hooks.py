@@ -1,4 +1,7 @@
-"""The hooks of an agent, and how one is called. Law: a hook gets the parameters that it names, and may be left out."""
+"""The hooks of an agent, and how one is called. Law: a hook gets the parameters that it names, and may be left out.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 All hooks of a process but `main_loop` run in one thread (one task under asyncio), those for signals too. What a
 `main_loop` raises is logged at once, and raised where the agents end: it ends `run()`, but not the body of a `with`.
+
+Design: section 12.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""One run of a host's agents on an open store. Law: what was begun is finished, in a limited time."""
+"""One run of a host's agents on an open store. Law: what was begun is finished, in a limited time.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

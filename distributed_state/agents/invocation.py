@@ -1,4 +1,7 @@
-"""What the running hook or command is about. Law: it belongs to the context of the call, as `contextvars` have it."""
+"""What the running hook or command is about. Law: it belongs to the context of the call, as `contextvars` have it.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

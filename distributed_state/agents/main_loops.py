@@ -1,4 +1,7 @@
-"""The agents' background work. Law: each `main_loop` has a thread or task of its own, and its failure ends the run."""
+"""The agents' background work. Law: each `main_loop` has a thread or task of its own, and its failure ends the run.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

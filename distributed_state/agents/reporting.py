@@ -1,4 +1,7 @@
-"""What is reported of agents: figures when asked, a summary with heartbeats. Law: nothing is gathered unasked."""
+"""What is reported of agents: figures when asked, a summary with heartbeats. Law: nothing is gathered unasked.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""When the agents of a host end. Law: what runs may finish until a deadline, and is left alone then."""
+"""When the agents of a host end. Law: what runs may finish until a deadline, and is left alone then.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How a replica of an agent is. Law: figures are read when somebody asks, and asking costs one look."""
+"""How a replica of an agent is. Law: figures are read when somebody asks, and asking costs one look.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The one thread or task in which the hooks of a host's agents run. Law: one thing at a time, in the order it came."""
+"""The one thread or task in which the hooks of a host's agents run. Law: one thing at a time, in the order it came.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 Law: one transaction moves the cursors by compare-and-set, of offset and event, and inserts what they passed, so two
 archivers, or one that was restarted in the middle, archive every entry once and in order.
+
+Design: section 9.
 """
 
 from __future__ import annotations

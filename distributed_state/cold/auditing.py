@@ -1,4 +1,7 @@
-"""Finds events. Law: a page costs the same at any depth, whatever it is asked by."""
+"""Finds events. Law: a page costs the same at any depth, whatever it is asked by.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

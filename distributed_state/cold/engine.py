@@ -1,6 +1,8 @@
 """The door to SQL: opens a database, runs transactions on it, and turns its errors into ours.
 
 Law: every transaction goes through `Database.read`, `write` or `apart`; nobody else begins, commits or catches.
+
+Design: section 9.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Journal entries read once, into what the tables want. Law: bytes that cannot be read are named, never guessed."""
+"""Journal entries read once, into what the tables want. Law: bytes that cannot be read are named, never guessed.
+
+Design: section 9.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ An erasure is noted before it is begun and until Redis is clean too, so whoever 
 late is noted as well, in the transaction that archives it: SQL alone knows what was erased. A fork of an erased state
 and a rollback to one were read before it went; a tombstone that asks for the erasure was written by somebody who did
 not know that it is done. Who forks has the source archived first and looks here, so nothing that came late has forks.
+
+Design: section 15.
 """
 
 from __future__ import annotations

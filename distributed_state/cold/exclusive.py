@@ -3,6 +3,8 @@
 Of SQLite the whole file, by a lock on another one beside it. Of PostgreSQL the namespace, by an advisory lock. A
 transaction holds that, open for as long as the store is, on a connection apart: behind PgBouncer a session's lock would
 stay with a connection that is lent to others. Such a transaction has no snapshot, so it holds up no vacuum.
+
+Design: section 14.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Reads records back. Law: a state is its latest snapshot and the fold of the changes after it, in order.
 
 One row of `changes` per version: what a new epoch replaced was moved to quarantine when it was archived.
+
+Design: sections 9, 11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Brings in a record with its history. Law: it comes whole or not at all, and never over one that is there."""
+"""Brings in a record with its history. Law: it comes whole or not at all, and never over one that is there.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is shown of an archive: quarantined entries, and facts for a doctor. Law: it only reads."""
+"""What is shown of an archive: quarantined entries, and facts for a doctor. Law: it only reads.
+
+Design: section 9.
+"""
 
 from __future__ import annotations
 

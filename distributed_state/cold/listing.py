@@ -1,4 +1,7 @@
-"""Finds records. Law: a page costs the same at any depth; the place of a page is the last row, not a count."""
+"""Finds records. Law: a page costs the same at any depth; the place of a page is the last row, not a count.
+
+Design: section 9.
+"""
 
 from __future__ import annotations
 

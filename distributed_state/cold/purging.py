@@ -2,6 +2,8 @@
 
 A live record keeps a snapshot at its last change before the cutoff, the base; a record that was deleted before the
 cutoff keeps its row in `records` only.
+
+Design: sections 11, 15.
 """
 
 from __future__ import annotations

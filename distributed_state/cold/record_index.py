@@ -1,4 +1,7 @@
-"""The rows of `records`: one per record, how it stands at its head. Law: who changes a record locks its row first."""
+"""The rows of `records`: one per record, how it stands at its head. Law: who changes a record locks its row first.
+
+Design: section 9.
+"""
 
 from __future__ import annotations
 

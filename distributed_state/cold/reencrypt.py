@@ -1,6 +1,8 @@
 """Stores values under another encryption, in place. Law: what a row says stays the same; one record is one transaction.
 
 Events are a table of their own, in which many are about no record; a page of them is one transaction.
+
+Design: section 17.
 """
 
 from __future__ import annotations

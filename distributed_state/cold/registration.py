@@ -1,4 +1,7 @@
-"""The row that a namespace has of its own: the archive's id and its partition count. Law: it is written once."""
+"""The row that a namespace has of its own: the archive's id and its partition count. Law: it is written once.
+
+Design: sections 9, 14.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 And in a process one thread at a time, whatever the database: Alembic keeps in its modules which connection it works on,
 so of two threads one writes into the other's database, or the process ends with a segmentation fault.
+
+Design: section 9.
 """
 
 from __future__ import annotations

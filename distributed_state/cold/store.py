@@ -1,6 +1,8 @@
 """The archive of one namespace in SQL. Blocking, and safe to call from many threads.
 
 Law: every method is one transaction (a purge: one per chunk), so it happened, or it did not.
+
+Design: section 9.
 """
 
 from __future__ import annotations

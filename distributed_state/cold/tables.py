@@ -1,6 +1,8 @@
 """The tables. Law: every row carries its namespace; text is compared byte by byte; what users wrote is bytes.
 
 Migrations create these tables (`migrations/versions`); a test compares the two.
+
+Design: section 9.
 """
 
 from __future__ import annotations

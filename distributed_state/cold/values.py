@@ -1,4 +1,7 @@
-"""Frozen values that travel in and out of the cold tier. Law: texts are escaped by `model.escape`, bytes are opaque."""
+"""Frozen values that travel in and out of the cold tier. Law: texts are escaped by `model.escape`, bytes are opaque.
+
+Design: section 9.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Sessions: turns, messages in a window, tools, phases, workflows. Law: a turn is one commit, or nothing."""
+"""Sessions: turns, messages in a window, tools, phases, workflows. Law: a turn is one commit, or nothing.
+
+Design: section 13.
+"""

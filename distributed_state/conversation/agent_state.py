@@ -1,6 +1,8 @@
 """What an agent knows while it works. Law: values are frozen; a transition returns a new one.
 
 All of it is JSON and comes back from JSON as it was. Where a value is kept is said in `agent_state_storage`.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The history is the record's messages, the phase is its phase, everything else are fields, and what grows is a field
 each: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. So a save costs what changed, however long the
 conversation is.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What a model sees: the end of the conversation and what is known beside it. Law: one round trip at most."""
+"""What a model sees: the end of the conversation and what is known beside it. Law: one round trip at most.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

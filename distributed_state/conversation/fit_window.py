@@ -1,4 +1,7 @@
-"""Which messages are kept when not all can be. Law: pure; whole turns, and never a result without its call."""
+"""Which messages are kept when not all can be. Law: pure; whole turns, and never a result without its call.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Messages as OpenAI, Anthropic and LangChain write them. Law: what is made here has no call without its result.
 
 A Message keeps the field names of the OpenAI chat format. Timestamps, metadata and unknown fields are not sent.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A table is checked when it is made, an event when it is committed: the server compares the phase that the decision was
 made on, in the same atomic step as the write.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Ready schemas for what agents keep beside conversations. Law: plain pydantic models; your own do as well."""
+"""Ready schemas for what agents keep beside conversations. Law: plain pydantic models; your own do as well.
+
+Design: section 13.
+"""
 
 from __future__ import annotations
 

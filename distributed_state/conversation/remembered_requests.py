@@ -2,6 +2,8 @@
 
 What a request came to is a list: the version before it, and, in a session, its outcome, its id, and what it changes of
 the session's user (see `user_effects`).
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A conversation: a record with messages, a phase and turns. Law: a method is one commit or one read."""
+"""A conversation: a record with messages, a phase and turns. Law: a method is one commit or one read.
+
+Design: sections 11, 13.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Summaries of what does not fit into a window. Law: made once, under the session's lock, and stored at once.
 
 A summary stands for messages that it names by their numbers; it holds for exactly those that it was made from.
+
+Design: section 11.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Counting the tokens of messages. Law: what a model is not sent (timestamps, metadata, unknown fields) is not counted.
 
 A counter is any callable that takes a Message and returns an int.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How tool calls and their results are written in stored messages. Law: what is malformed is not taken for a call."""
+"""How tool calls and their results are written in stored messages. Law: what is malformed is not taken for a call.
+
+Design: section 13.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A tool run as a turn of its own. Law: once for each turn and call id, however often it is asked for."""
+"""A tool run as a turn of its own. Law: once for each turn and call id, however often it is asked for.
+
+Design: section 13.
+"""
 
 from __future__ import annotations
 

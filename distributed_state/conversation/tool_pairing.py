@@ -1,6 +1,8 @@
 """Calls and results brought together before they are sent. Law: each call is followed by its result, nothing else is.
 
 Every API refuses a whole conversation for one result without a call, or one call without a result.
+
+Design: section 13.
 """
 
 from __future__ import annotations

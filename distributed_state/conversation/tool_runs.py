@@ -2,6 +2,8 @@
 
 Raised is what the program got wrong, and errors of the store. A call with an id runs once; one that was refused before
 its tool began has no duration, and its id is free.
+
+Design: section 13.
 """
 
 from __future__ import annotations

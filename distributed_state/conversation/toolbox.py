@@ -1,4 +1,7 @@
-"""Ready tools on a session's state and its user's. Law: each is a plain function, and an example of one."""
+"""Ready tools on a session's state and its user's. Law: each is a plain function, and an example of one.
+
+Design: section 13.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 What a model got wrong (a name that no tool has, arguments that do not fit) is a failed call that says to the model what
 was expected; only what the program got wrong is raised.
+
+Design: section 13.
 """
 
 from __future__ import annotations

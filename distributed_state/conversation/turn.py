@@ -2,6 +2,8 @@
 
 A turn holds the record's lease, so that no other worker serves the same conversation meanwhile, and costs two round
 trips: take the lease and read, commit and give the lease back.
+
+Design: section 13.
 """
 
 from __future__ import annotations

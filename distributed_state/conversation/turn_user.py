@@ -1,4 +1,7 @@
-"""The user of a turn: its fields beside the session's, and what the turn changes of them. Law: see `user_effects`."""
+"""The user of a turn: its fields beside the session's, and what the turn changes of them. Law: see `user_effects`.
+
+Design: section 13.
+"""
 
 from __future__ import annotations
 

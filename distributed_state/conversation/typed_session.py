@@ -1,4 +1,7 @@
-"""A session whose fields are those of a pydantic model. Law: it adds nothing to its two parents."""
+"""A session whose fields are those of a pydantic model. Law: it adds nothing to its two parents.
+
+Design: section 13.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,8 @@ The two records are two commits, the turn's first: one that is refused leaves it
 before it and asked of the server, so that what it would be refused for stops the turn while nothing is written; after
 it, it is completed with patience. The turn's carries what the other is to be, so that a repeated request completes what
 a crash or somebody faster left out; the other remembers the request, so that it is never applied twice.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What of a conversation a model is sent: the newest whole turns that fit, and a summary of what does not.
 
 Law: nothing is read that is not needed to decide that (`window_reading`), and raw messages are never changed.
+
+Design: section 11.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Reads of a conversation what a window holds. Law: nothing is read that is not needed to decide what fits.
 
 The newest messages come first, in pages, until they are more than fit; system messages come from the beginning.
+
+Design: section 11.
 """
 
 from __future__ import annotations

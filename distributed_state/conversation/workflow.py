@@ -2,6 +2,8 @@
 
 A step is a turn: it loads the agent's state, decides what comes next, and commits the new state. A worker that dies
 loses the step that it was in; whoever runs the session next begins that one again.
+
+Design: section 13.
 """
 
 from __future__ import annotations

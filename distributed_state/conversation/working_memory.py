@@ -1,6 +1,8 @@
 """What an agent notes down for one task: goal, plan, notes, and the tools that it called. Law: values are frozen.
 
 All of it is JSON and comes back from JSON as it was.
+
+Design: section 13.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The audit trail: events as SQL keeps them. Law: what was published before the call is found, or the call fails."""
+"""The audit trail: events as SQL keeps them. Law: what was published before the call is found, or the call fails.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

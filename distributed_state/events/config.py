@@ -2,6 +2,8 @@
 
 What the fleet is given lies in a record, and is read there. The event says which names changed, never to what: events
 reach more readers than records do.
+
+Design: section 12.
 """
 
 from __future__ import annotations

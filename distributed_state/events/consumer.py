@@ -1,4 +1,7 @@
-"""Events as they come, for one consumer. Law: one at a time, in the order of each conversation."""
+"""Events as they come, for one consumer. Law: one at a time, in the order of each conversation.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

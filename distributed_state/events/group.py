@@ -2,6 +2,8 @@
 
 A member that takes too long for one event leaves its partitions, with that event, to the others: it may be handled
 twice, and none waits for ever behind a handler that hangs.
+
+Design: section 12.
 """
 
 from __future__ import annotations

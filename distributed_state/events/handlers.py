@@ -1,6 +1,8 @@
 """Handlers of events, each with a job that hands events to it. Law: one that fails or hangs stops no other.
 
 It is called with one event at a time, in a task or thread of its own.
+
+Design: section 12.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What an event may be called, and what it may be about. Law: checked before anything is written."""
+"""What an event may be called, and what it may be about. Law: checked before anything is written.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
 channel. Entries answer only while the link proves itself (`good_until`).
+
+Design: sections 6, 7.
 """
 
 from __future__ import annotations

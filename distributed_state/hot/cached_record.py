@@ -1,6 +1,8 @@
 """A record as hot keeps it: at one version, and never changed once made. Law: what it takes of memory is counted.
 
 That is all of the process's memory that comes with it; what it keeps is compact (see `codec.compact`).
+
+Design: section 7.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `asyncio` and `blocking` hold the two implementations. The blocking one answers every await at once, so `finish` can
 run a coroutine of the core without an event loop.
+
+Design: section 16.
 """
 
 from __future__ import annotations

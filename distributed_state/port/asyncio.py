@@ -1,6 +1,8 @@
 """The port for asyncio callers. Law: everything here belongs to one event loop.
 
 All tasks share one connection: commands of one turn of the loop leave in one write, answers come back in order.
+
+Design: section 16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The port for blocking callers. Law: no await here ever suspends, so a coroutine of the core runs in one step."""
+"""The port for blocking callers. Law: no await here ever suspends, so a coroutine of the core runs in one step.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

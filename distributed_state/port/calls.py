@@ -4,6 +4,8 @@ Each server has a script cache of its own, which is empty after a restart, a fai
 of one exchange it may know the second and not the first. Law: each script runs after all that stand before it in its
 exchange. What ran too early is sent once more after those whose text the server had to be sent; so every script that is
 sent with others is one that may be repeated.
+
+Design: sections 4, 16.
 """
 
 from __future__ import annotations

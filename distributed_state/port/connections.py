@@ -1,4 +1,7 @@
-"""Connections to Redis from a URL, real or embedded. Law: every connection speaks RESP2 and never retries by itself."""
+"""Connections to Redis from a URL, real or embedded. Law: every connection speaks RESP2 and never retries by itself.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

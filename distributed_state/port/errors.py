@@ -1,4 +1,7 @@
-"""Driver errors become ours here, and nowhere else."""
+"""Driver errors become ours here, and nowhere else.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

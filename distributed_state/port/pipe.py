@@ -2,6 +2,8 @@
 
 So a caller that was cancelled leaves its place in the queue, its answer is read all the same, and where the order is
 in doubt, after a reply that did not come in time, the connection is given up.
+
+Design: section 16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Signals of the operating system. Law: a handler only notifies; the handler that was there before is put back."""
+"""Signals of the operating system. Law: a handler only notifies; the handler that was there before is put back.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

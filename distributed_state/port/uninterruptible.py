@@ -1,4 +1,7 @@
-"""Work that Ctrl-C must not stop halfway. Law: it runs to its end, whether or not the caller still waits for it."""
+"""Work that Ctrl-C must not stop halfway. Law: it runs to its end, whether or not the caller still waits for it.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

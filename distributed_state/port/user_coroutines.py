@@ -1,4 +1,7 @@
-"""A user's coroutine, run for a blocking caller. Law: a thread that lasts keeps one loop to its end."""
+"""A user's coroutine, run for a blocking caller. Law: a thread that lasts keeps one loop to its end.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

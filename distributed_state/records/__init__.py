@@ -1,1 +1,4 @@
-"""What is done with one record, through a handle. Law: a method is one read or one commit."""
+"""What is done with one record, through a handle. Law: a method is one read or one commit.
+
+Design: sections 4, 6.
+"""

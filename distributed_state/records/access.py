@@ -1,4 +1,7 @@
-"""Asks the policy of a store who may do what. Law: it is asked before any server is, and all but True denies."""
+"""Asks the policy of a store who may do what. Law: it is asked before any server is, and all but True denies.
+
+Design: section 17.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The state of a record as one dict, and back. Law: everything is checked first, then all of it is one commit."""
+"""The state of a record as one dict, and back. Law: everything is checked first, then all of it is one commit.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

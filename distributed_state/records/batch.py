@@ -1,4 +1,7 @@
-"""Changes of many records in one round trip. Law: each record changes wholly or not at all."""
+"""Changes of many records in one round trip. Law: each record changes wholly or not at all.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hides old messages of a conversation. Law: the server's time of each commit decides, and history keeps them."""
+"""Hides old messages of a conversation. Law: the server's time of each commit decides, and history keeps them.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 A handle is what users hold; it shows them the record's methods and nothing else. What a turn, a window, a transaction
 or a batch needs of the record (its keys, who acts, how it is read, how a change is begun, signed and committed) is
 here. A record of a schema has a context of its own kind: see `typed_context`.
+
+Design: sections 4, 6.
 """
 
 from __future__ import annotations

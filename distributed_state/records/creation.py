@@ -1,4 +1,7 @@
-"""How a record begins. Law: of many replicas that try, one does it, and nothing that was set is overwritten."""
+"""How a record begins. Law: of many replicas that try, one does it, and nothing that was set is overwritten.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

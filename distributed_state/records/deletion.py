@@ -1,4 +1,7 @@
-"""Deletes a record. Law: what stays is a tombstone, which a later commit may revive."""
+"""Deletes a record. Law: what stays is a tombstone, which a later commit may revive.
+
+Design: section 15.
+"""
 
 from __future__ import annotations
 

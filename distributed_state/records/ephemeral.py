@@ -1,4 +1,7 @@
-"""Values that never leave the process. Law: nothing here is sent or stored; they end with the process."""
+"""Values that never leave the process. Law: nothing here is sent or stored; they end with the process.
+
+Design: section 6.
+"""
 
 from __future__ import annotations
 

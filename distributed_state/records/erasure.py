@@ -5,6 +5,8 @@ that no tier brings anything back; when that is archived, the rows in SQL; then 
 entries. Each step may be repeated, by anybody, in any order with others': who asked, a second request, or a replica
 that archives the partition. A fork that is begun meanwhile meets the note and fails; one that had read its source
 before is noted when it is archived, and goes too: its forks meet that note.
+
+Design: section 15.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How long a session lives, as its users see it. Law: the server's clock alone says when that is over."""
+"""How long a session lives, as its users see it. Law: the server's clock alone says when that is over.
+
+Design: section 10.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Starts a record from another one's state. Law: messages are shared by reference, and none is copied."""
+"""Starts a record from another one's state. Law: messages are shared by reference, and none is copied.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

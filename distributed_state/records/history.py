@@ -1,4 +1,7 @@
-"""A record's past: its changes, its versions, its checkpoints. Law: it is read from SQL and never rewritten."""
+"""A record's past: its changes, its versions, its checkpoints. Law: it is read from SQL and never rewritten.
+
+Design: sections 9, 11.
+"""
 
 from __future__ import annotations
 

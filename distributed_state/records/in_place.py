@@ -1,4 +1,7 @@
-"""Changes of one field that depend on what it holds. Law: none of two that meet is lost; one is made on the other's."""
+"""Changes of one field that depend on what it holds. Law: none of two that meet is lost; one is made on the other's.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 They are in runs: numbers from one record, its own or the one that it was forked from. Hot and Redis keep recent ones,
 SQL keeps all that are archived.
+
+Design: section 11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What pydantic knows of a model's fields, and what it says of wrong ones. Law: no value is named; it may be secret."""
+"""What pydantic knows of a model's fields, and what it says of wrong ones. Law: no value is named; it may be secret.
+
+Design: section 17.
+"""
 
 from __future__ import annotations
 

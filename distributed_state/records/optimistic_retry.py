@@ -1,4 +1,7 @@
-"""One `apply`, as often as it takes. Law: a change is committed for the version that it saw or was merged with."""
+"""One `apply`, as often as it takes. Law: a change is committed for the version that it saw or was merged with.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 A handle does no I/O when it is made and may be shared by tasks and threads. This is the whole public face of a record,
 in one place; how each is done is in the modules beside it.
+
+Design: sections 4, 6.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 States form a path. A rollback is no step of it: each says which version's state it is, and the next step back goes on
 from that one.
+
+Design: section 11.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What a value goes through before it is stored, where the caller chose so. Law: nothing is made fit silently.
 
 In this order: `on_invalid="stringify"`, the handle's hook, the store's hook. Then it must be a JSON value.
+
+Design: section 4.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Older records are brought up by upcasters, one version at a time; a newer one is refused. While workers of an older
 version run, a schema may go on writing that (`write_version`): downcasters bring what is to be written back to it.
+
+Design: section 17.
 """
 
 from __future__ import annotations

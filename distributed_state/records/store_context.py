@@ -1,4 +1,7 @@
-"""What all records of one store share. Law: one object for each store, made when the store is."""
+"""What all records of one store share. Law: one object for each store, made when the store is.
+
+Design: section 18.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A view of a record that collects changes. Law: it holds only for the version that it saw."""
+"""A view of a record that collects changes. Law: it holds only for the version that it saw.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Records whose fields are those of a pydantic model. Law: a model is validated as a whole before it is written."""
+"""Records whose fields are those of a pydantic model. Law: a model is validated as a whole before it is written.
+
+Design: section 17.
+"""
 
 from __future__ import annotations
 

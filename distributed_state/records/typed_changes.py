@@ -1,4 +1,7 @@
-"""A change of a record of a schema, being put together. Law: each field is checked alone, before anything is sent."""
+"""A change of a record of a schema, being put together. Law: each field is checked alone, before anything is sent.
+
+Design: section 17.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 So a worker of an older version cannot half overwrite what a newer one wrote, even if its hot copy is older still.
 Where a schema writes an older version than its own, a change is first made on the fields as a whole, then brought down
 to that version, and holds for the version of the record that it was made on.
+
+Design: section 17.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A record as another version of its schema sees it. Law: the stored one stays with it."""
+"""A record as another version of its schema sees it. Law: the stored one stays with it.
+
+Design: section 17.
+"""
 
 from __future__ import annotations
 

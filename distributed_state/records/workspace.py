@@ -1,4 +1,7 @@
-"""What one commit is made of: a record as it was read, and what becomes of it. Law: it holds for that version only."""
+"""What one commit is made of: a record as it was read, and what becomes of it. Law: it holds for that version only.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

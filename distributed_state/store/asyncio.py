@@ -2,6 +2,8 @@
 
 Law: a method here is a line or two. This is the whole public face of a store, in one place; what each method does is
 done by its parts: `lifecycle`, `records`, `fleet`, and the modules beside them.
+
+Design: section 16.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Looks at the servers. Law: what would lose data is refused at open; the rest is advice."""
+"""Looks at the servers. Law: what would lose data is refused at open; the rest is advice.
+
+Design: sections 10, 14.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A record as lines of JSON. Law: bytes travel as text that keeps every one of them (surrogateescape)."""
+"""A record as lines of JSON. Law: bytes travel as text that keeps every one of them (surrogateescape).
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The part of a store that is about the whole fleet: what happened, on whichever replica."""
+"""The part of a store that is about the whole fleet: what happened, on whichever replica.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

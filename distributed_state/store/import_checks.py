@@ -1,4 +1,7 @@
-"""What a single value of an exported file may be. Law: nothing in it is believed; it must be what a write stores."""
+"""What a single value of an exported file may be. Law: nothing in it is believed; it must be what a write stores.
+
+Design: section 11.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 Law: the file is replayed whole, change by change, before anything is asked of a server, and nothing in it is believed.
 Every state that it comes to must be one that ordinary writes could have made, of the sizes that they may have; every
 message that a state shows must be in the file, before it is shown.
+
+Design: section 11.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Law: what the file names beyond its own record is not looked at. Messages become the record's own, and what a turn
 wanted of its user is left out. So no record, and no other one's messages, can be read through it.
+
+Design: section 11.
 """
 
 from __future__ import annotations

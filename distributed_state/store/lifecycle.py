@@ -1,6 +1,8 @@
 """The life of a store in this process: opened, used from several event loops, inherited by forked children, closed.
 
 Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together.
+
+Design: section 14.
 """
 
 from __future__ import annotations

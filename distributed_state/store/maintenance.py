@@ -1,6 +1,8 @@
 """What concerns whole records and many of them: listing, deleting, export, purge.
 
 Law: nothing is removed before it is archived, and nothing half of it.
+
+Design: section 15.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Prometheus metrics of a store (extra `telemetry`). Law: a scrape asks no server; it shows what the store knows.
 
 What concerns partitions is reported by the replica that archives them, so the sum over all replicas is the fleet's.
+
+Design: section 9.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Law: an end is an ordinary commit for the version that was looked at, so of two reapers one succeeds, and whoever writes
 meanwhile keeps the session alive. Who is to be looked at when is in a sorted set of the partition, which commits leave
 alone: that a session was not idle is found out by the look, and the next one put off.
+
+Design: sections 10, 15.
 """
 
 from __future__ import annotations

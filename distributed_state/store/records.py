@@ -1,4 +1,7 @@
-"""What a store hands out: a record by its id, plain or of a schema. Law: no I/O."""
+"""What a store hands out: a record by its id, plain or of a schema. Law: no I/O.
+
+Design: section 3.
+"""
 
 from __future__ import annotations
 

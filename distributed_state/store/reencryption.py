@@ -2,6 +2,8 @@
 
 Law: SQL first, then what Redis holds, so that nothing read back from SQL is old. What is done already is not touched.
 Nothing waits for a record to rest: a value in Redis is replaced where it stands, if it still is what was found.
+
+Design: section 17.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What the package's own code that lives on a store needs besides the store's public methods: agents are such code.
 
 Law: this is the only way below the public store, and the store's policy is not asked about the package's own work.
+
+Design: section 12.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The blocking face and the asyncio objects behind it. Law: an object of the one has one of the other, and keeps it."""
+"""The blocking face and the asyncio objects behind it. Law: an object of the one has one of the other, and keeps it.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

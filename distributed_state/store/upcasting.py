@@ -1,4 +1,7 @@
-"""Brings many records to a newer schema. Law: one commit a record, which says how many are done."""
+"""Brings many records to a newer schema. Law: one commit a record, which says how many are done.
+
+Design: section 17.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""Where hot, warm and cold meet. Law: there is one read path, one write path and one archiver."""
+"""Where hot, warm and cold meet. Law: there is one read path, one write path and one archiver.
+
+Design: section 4.
+"""

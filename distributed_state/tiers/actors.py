@@ -2,6 +2,8 @@
 
 Contexts are those of `contextvars`: a task inherits its creator's; a new thread begins without one, unless it is
 started by `asyncio.to_thread` or with `contextvars.copy_context().run`.
+
+Design: section 4.
 """
 
 from __future__ import annotations

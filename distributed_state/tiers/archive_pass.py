@@ -3,6 +3,8 @@
 An offset says nothing about which history it belongs to. A Redis that lost its last seconds gives their offsets and
 versions once more, to other commits. So the journal's entry at SQL's cursor is compared by its event, and unless it is
 there and the same, nothing of the journal is archived, settled or trimmed.
+
+Design: section 9.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Where the journal does not continue SQL (see `archive_pass`), the partition is diverged, and nothing is carried. The
 cursor is read before the journal: after it, another archiver may have moved it meanwhile, and a healthy journal would
 not fit. And the partition is diverged only if the cursor is still there when it is read once more.
+
+Design: section 9.
 """
 
 from __future__ import annotations

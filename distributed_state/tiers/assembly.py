@@ -1,6 +1,8 @@
 """The three tiers of one event loop, or of all blocking callers of a process, and how a partition starts.
 
 Law: SQL knows an epoch before Redis does, and closes the one before it in the same transaction.
+
+Design: section 14.
 """
 
 from __future__ import annotations

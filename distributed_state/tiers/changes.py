@@ -1,6 +1,8 @@
 """A change being put together. Law: whatever needs no server is checked here, before anything is sent.
 
 What is collected may be kept for long, in a batch, a turn and then in hot, so it is compact.
+
+Design: section 4.
 """
 
 from __future__ import annotations

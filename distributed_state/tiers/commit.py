@@ -3,6 +3,8 @@
 A change is sent to warm under an op id, merged into hot, and reaches cold through the journal. What the server needs
 before it can apply the change (the record back from SQL, a started partition, what became of a lost reply) is done
 here, and the change is sent again under the same op id, so that it is applied once.
+
+Design: sections 4, 5.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 A record that left Redis and came back has forgotten the op ids of before; SQL has them all. A write that is neither
 there nor remembered was not applied and may be sent again. Reported as refused it could be made twice, so while SQL is
 away the caller gets DurabilityUnknown.
+
+Design: section 5.
 """
 
 from __future__ import annotations

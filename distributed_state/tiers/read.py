@@ -1,4 +1,7 @@
-"""The read path: hot -> warm -> cold, and it stops at the first that knows. Law: a read changes nothing durable."""
+"""The read path: hot -> warm -> cold, and it stops at the first that knows. Law: a read changes nothing durable.
+
+Design: sections 6, 10.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Work in the background that stands above the tiers and ends with them. Law: the tiers know it by these names only."""
+"""Work in the background that stands above the tiers and ends with them. Law: the tiers know it by these names only.
+
+Design: section 16.
+"""
 
 from __future__ import annotations
 

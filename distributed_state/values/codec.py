@@ -2,6 +2,8 @@
 
 A value is JSON text. orjson writes and reads it; what orjson cannot hold exactly (integers beyond 64 bits, lone
 surrogates) is written by `json` behind one leading space, which is still JSON and makes the reader use `json` too.
+
+Design: section 4.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 Law: a sealed value opens only in its namespace, record and field, and the data of an event only under that event's
 subject, type and id. It is stored as 0x01, the length of the key's id, the id, a random nonce of 12 bytes, and the
 ciphertext with its tag.
+
+Design: section 17.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 `!<milliseconds since 1970> <JSON>`: what replaces the field replaces the deadline too, in Redis, journal and SQL.
 Before a message, which has no deadline, the same mark says when it was committed; commit.lua puts it there.
+
+Design: section 10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The journal: steps as canonical bytes, entries, and the state that they give. Law: `fold` is the only fold."""
+"""The journal: steps as canonical bytes, entries, and the state that they give. Law: `fold` is the only fold.
+
+Design: sections 9, 11.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Every name in Redis. Law: no other file builds one, and two ids never share a name.
 
 A record lives in one of a fixed number of partitions; all keys of a partition share one Redis Cluster slot.
+
+Design: section 3.
 """
 
 from __future__ import annotations

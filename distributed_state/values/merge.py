@@ -3,6 +3,8 @@
 A policy takes the field as both found it, as the others left it, and as this writer wants it, and returns what is
 stored: `policy(base, theirs, mine)`. An absent field is None. Give your own the same three parameters; where it cannot
 decide it raises Conflict, and the change is run again on the newest state.
+
+Design: section 4.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Which messages a state shows: runs of sequence numbers, some kept under the records it was forked from.
 
 Law: nothing here asks a server; the fields of a state are enough.
+
+Design: section 11.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """Frozen values that travel between the tiers.
 
 Law: a record at a version is the fold of its changes up to that version, and `fold` is the only fold.
+
+Design: section 2.
 """
 
 from __future__ import annotations

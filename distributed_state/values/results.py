@@ -1,4 +1,7 @@
-"""Frozen values that users get back: what was written, changes, snapshots, events. Law: they hold no connection."""
+"""Frozen values that users get back: what was written, changes, snapshots, events. Law: they hold no connection.
+
+Design: section 2.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,4 @@
-"""The warm tier: all that is said to Redis. Law: what has to be atomic is one script."""
+"""The warm tier: all that is said to Redis. Law: what has to be atomic is one script.
+
+Design: section 4.
+"""

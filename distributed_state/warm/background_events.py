@@ -1,4 +1,7 @@
-"""Events whose writers cannot wait, as that a lock was lost. Law: each is tried once, and only logged if that fails."""
+"""Events whose writers cannot wait, as that a lock was lost. Law: each is tried once, and only logged if that fails.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """The scripts about records: commit, read, hydrate. Law: a write has an op id, so that sending it again is harmless.
 
 How that holds when the record leaves Redis meanwhile, see `op_ids`. Partitions have their own client, `partitions`.
+
+Design: section 4.
 """
 
 from __future__ import annotations

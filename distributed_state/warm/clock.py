@@ -4,6 +4,8 @@ Between two answers it goes on by this process's monotonic clock, which no setti
 clock may jump either way, and nothing ends sooner or later. The monotonic clock may stand still while a machine is
 suspended; then this one is late, so that things end later and none too soon, until it asks again: at least every
 minute wherever something is to be found past its deadline, and with every probe of the link.
+
+Design: section 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """One consumer of events: what it has taken from the stream and was not delivered yet. Law: each offset is taken once.
 
 It is taken where it directly follows the consumer's position; anything else sends the reader to the stream.
+
+Design: section 12.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ A lease that is released with its last commit, in one round trip, is released on
 has to be sent again still needs it, and after a refused one it is released by itself.
 
 The lease is bound to the task or thread that took it (a context variable), not to an object.
+
+Design: section 8.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A waiter queues on the server and is woken through the link; a slow re-ask keeps its place and covers a holder that
 died.
+
+Design: section 8.
 """
 
 from __future__ import annotations

@@ -12,6 +12,8 @@ SQL is asked before the write is refused: nothing that was applied may seem to b
 A write whose answers all came is sent again with a new time, so that a first sending costs one round trip and no SQL.
 One whose answer was lost keeps its time. It is not repeated later than half of `op_window` after it was first sent, and
 the server applies none that is older than the whole window: a request that was delayed for longer is refused.
+
+Design: section 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which partitions a worker handles. Law: it is for efficiency; a worker must not rely on being alone."""
+"""Which partitions a worker handles. Law: it is for efficiency; a worker must not rely on being alone.
+
+Design: section 9.
+"""
 
 from __future__ import annotations
 

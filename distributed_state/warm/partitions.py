@@ -1,6 +1,8 @@
 """The scripts about partitions: how one starts, its journal, and how far that is archived.
 
 Law: each names the epoch and the entry that it acts on, so that it changes nothing in another life of Redis.
+
+Design: sections 9, 14.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Law: whoever has a caller waiting asks through this, and only what may be carried out twice. What has a loop of its own
 uses the port, which tries once.
+
+Design: section 5.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 The roll holds when each counts as lost, by the server's clock. A replica that was late itself judges nobody for a
 while: more likely it was Redis that was away, for the others as well.
+
+Design: section 12.
 """
 
 from __future__ import annotations

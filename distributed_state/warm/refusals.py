@@ -1,4 +1,7 @@
-"""What commit.lua refused, as the error that the caller gets. Law: no user's value stands in a message."""
+"""What commit.lua refused, as the error that the caller gets. Law: no user's value stands in a message.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

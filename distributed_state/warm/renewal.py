@@ -1,6 +1,8 @@
 """Keeps leases alive, all of a replica together. Law: a holder knows of a loss before anybody else can hold its lock.
 
 So the deadlines are watched apart from the renewing, which may hang with the server.
+
+Design: section 8.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The scripts that run in Redis, one for each thing that is done there. Law: a script is named once, here."""
+"""The scripts that run in Redis, one for each thing that is done there. Law: a script is named once, here.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not."""
+"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not.
+
+Design: section 12.
+"""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ A write names our own channel if we hear the record's too, so that the script ca
 name says: while it has a subscriber, that one hears the record as well. So it is another one for each connection - the
 server may keep an earlier one for long after we lost it - and from the moment on when a channel that was named with it
 is left.
+
+Design: section 7.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """What a store reports of its work: spans for OpenTelemetry, and how long things took, for histograms.
 
 Law: off, it costs one look at a flag; on, it reports kinds and outcomes, and never a user's value.
+
+Design: section 12.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 A free lock is offered to the head of its queue, and passes it by if that does not come within the grace, as one that
 died will not. The first waiter of each process goes and sees then; those after it have nothing to ask.
+
+Design: section 8.
 """
 
 from __future__ import annotations
