@@ -82,6 +82,11 @@ def covering(allowed: tuple[Combination, ...]) -> tuple[Combination, ...]:
     return tuple(chosen)
 
 
+def shared_out(case: int, combination: int, cases: int) -> bool:
+    """Whether this case of a test meets this combination, where its cases share them out: each meets a third."""
+    return (case + combination) % min(cases, 3) == 0
+
+
 def quick(name: str, allowed: Iterable[Combination]) -> list[Combination]:
     """One that needs no server, if there is one; the face alternates."""
     found = [c for c in EMBEDDED if c in allowed] or [c for c in allowed if c.quick]

@@ -24,7 +24,7 @@ from typing import Any
 import hypothesis
 import pytest
 from below import server_binary
-from combinations import EVERY, QUICK_FILES, Combination, covering, few, quick
+from combinations import EVERY, QUICK_FILES, Combination, covering, few, quick, shared_out
 from faces import Blocking, in_thread
 
 from distributed_state.programs.servers import PostgresServer, RedisServer, postgres_server, redis_server
@@ -99,8 +99,32 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.quick:
         chosen = [item for item in items if _is_quick(item)]
-        config.hook.pytest_deselected(items=[item for item in items if not _is_quick(item)])
-        items[:] = chosen
+    elif config.option.wide:
+        chosen = list(_spread(items))
+    else:
+        return
+    kept = set(map(id, chosen))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = chosen
+
+
+def _spread(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of a test with several cases each case on a part of the combinations, all of them together on all."""
+    seen: dict[str, tuple[dict[str, int], dict[Combination, int]]] = {}
+    places = []
+    for item in items:
+        given = item.callspec if isinstance(item, pytest.Function) and hasattr(item, "callspec") else None
+        combination = given.params.get("combination") if given is not None else None
+        if combination is None:
+            places.append((item, "", 0, 0))
+            continue
+        test = item.nodeid.partition("[")[0]
+        cases, combinations = seen.setdefault(test, ({}, {}))
+        case = cases.setdefault(item.name.replace(str(combination), ""), len(cases))
+        places.append((item, test, case, combinations.setdefault(combination, len(combinations))))
+    for item, test, case, at in places:
+        if not test or shared_out(case, at, len(seen[test][0])):
+            yield item
 
 
 def _is_quick(item: pytest.Item) -> bool:

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 
 import pytest
-from combinations import EMBEDDED, EVERY, QUICK_FILES, SERVERS, covering, few, pairs, quick
+from combinations import EMBEDDED, EVERY, QUICK_FILES, SERVERS, covering, few, pairs, quick, shared_out
 
 NAMES = [f"test_{number}" for number in range(100)]
 FLEETS = tuple(combination for combination in EVERY if combination.fleet)
@@ -54,3 +54,11 @@ def test_no_test_is_left_out_by_default(allowed: tuple[object, ...]) -> None:
 def test_the_files_of_the_core_are_there() -> None:
     folder = Path(__file__).parents[1] / "integration"
     assert [name for name in QUICK_FILES if not (folder / name).is_file()] == []
+
+
+@pytest.mark.parametrize("cases", [1, 2, 3, 7, 40])
+def test_cases_that_share_out_the_combinations_meet_all_of_them(cases: int) -> None:
+    met = {at: [case for case in range(cases) if shared_out(case, at, cases)] for at in range(9)}
+    assert all(met.values()), "each combination is met by some case"
+    assert {case for each in met.values() for case in each} == set(range(cases)), "and each case meets some"
+    assert sum(map(len, met.values())) <= 9 * cases / min(cases, 3) + 9
