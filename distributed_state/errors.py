@@ -75,7 +75,7 @@ class NotFound(StateError):
 
 
 class Deleted(StateError):
-    """The record was deleted. `create()` starts it anew, `rollback(version=)` brings an older state back."""
+    """The record was deleted. `create()` starts it again, `rollback(version=)` brings an older state back."""
 
 
 class InvalidTransition(StateError, ValueError):

@@ -61,7 +61,9 @@ class Settings(BaseSettings):
     archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")
     snapshot_every: int = Field(100, ge=1, description="versions between two snapshots of a record in SQL")
     migrate: bool = Field(True, description="bring the SQL schema up to date at open")
-    traces: bool = Field(False, description="tell OpenTelemetry of what leaves the process, as spans (extra telemetry)")
+    traces: bool = Field(
+        False, description="report what leaves the process to OpenTelemetry, as spans (extra telemetry)"
+    )
     trace_ids: bool = Field(False, description="with the ids of records, which may be personal")
 
     @model_validator(mode="after")

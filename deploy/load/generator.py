@@ -94,7 +94,7 @@ class Generator:
                 await self._phase(Phase(**order["phase"]))
             elif order["order"] == "verify":
                 expected = [Expected.read(fields) for fields in order["expected"]]
-                self._parent.tell({"report": "verified", "differences": await self._verify(expected)})
+                self._parent.send({"report": "verified", "differences": await self._verify(expected)})
 
     def _hear(self, order: Message | None) -> None:
         if order is None or order["order"] == "stop":
@@ -115,7 +115,7 @@ class Generator:
         except (OSError, Refused) as error:
             complaints.append(f"{phase.scenario}: cannot be prepared: {error or type(error).__name__}")
             self._stopped.set()
-        self._parent.tell({"report": "ready"})
+        self._parent.send({"report": "ready"})
         order = await self._said.get()
         if order is None:
             self._said.put_nowait(None)
@@ -137,7 +137,7 @@ class Generator:
         self._progress(caller.recorder)
         part = asdict(caller.recorder.part(late))
         expected = [asdict(each) for each in caller.expected.values()]
-        self._parent.tell(
+        self._parent.send(
             {"report": "done", "part": part, "expected": expected, "complaints": complaints, "last": self._last}
         )
 
@@ -161,7 +161,7 @@ class Generator:
     def _progress(self, recorder: Recorder) -> None:
         ends, latencies = recorder.taken()
         report = {"report": "progress", "ends": ends, "latencies": latencies, "failed": recorder.failed}
-        self._parent.tell(report)
+        self._parent.send(report)
 
     async def _verify(self, all_expected: list[Expected]) -> list[str]:
         client = Client(self._setup.targets, connections=8)

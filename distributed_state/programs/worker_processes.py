@@ -103,7 +103,7 @@ class Parent:
         os.dup2(2, 1)
         self._mutex = threading.Lock()
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Say something, from any thread."""
         line = json.dumps(message) + "\n"
         with self._mutex:

@@ -296,7 +296,7 @@ class StateStore:
 
         One commit a step, so any worker goes on where another one died: call it again with the same `session_id`, and
         the same input or None. A new session, or one whose task is over, begins a new task with `user_input`; one that
-        waits takes it as the answer; one in the middle of another task is told it. With a `request_id` a request that
+        waits takes it as the answer; one in the middle of another task gets it. With a `request_id` a request that
         was taken before begins nothing. What a step raises is raised here, and the step may be run again. While
         another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """

@@ -137,9 +137,9 @@ class _Run:
         """The events that Redis keeps for who comes back: SQL has them all."""
         tiers = self._tiers
 
-        def old(told: StreamEvent) -> bool:
-            id, type, subject, *_ = told.head.decode().split("\n")
-            return tiers.codec_of(subject).stale(told.data, codec.event_name(type, id))
+        def old(event: StreamEvent) -> bool:
+            id, type, subject, *_ = event.head.decode().split("\n")
+            return tiers.codec_of(subject).stale(event.data, codec.event_name(type, id))
 
         for number in range(tiers.keys.partitions):
             count = await tiers.stream.drop(tiers.keys.partition(number), old, keep=self._dry_run)

@@ -17,7 +17,7 @@ from distributed_state.programs.worker_processes import Parent
 parent = Parent()
 print("this is for nobody")
 for order in parent.orders():
-    parent.tell({"heard": order})
+    parent.send({"heard": order})
 """
 CUT = """
 import os, sys, time

@@ -21,13 +21,13 @@ Mailbox = SimpleQueue[tuple["Replica", int, Message | None]]
 
 
 class Replica:
-    """One replica: a process, and what it told in all its lives."""
+    """One replica: a process, and what it reported in all its lives."""
 
     def __init__(self, name: str, folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
         self.name = name
         self.notes = folder / f"{name}.jsonl"
         self.log = folder / f"{name}.log"
-        self.told: list[Message] = []
+        self.reports: list[Message] = []
         self.exit_code: int | None = None
         self._place = place
         self._program = program
@@ -43,27 +43,27 @@ class Replica:
         return len(self.of(notebook.START))
 
     def of(self, kind: str) -> list[Message]:
-        """What it told of one kind."""
-        return [each for each in self.told if each["kind"] == kind]
+        """What it reported of one kind."""
+        return [each for each in self.reports if each["kind"] == kind]
 
     def start(self, mailbox: Mailbox) -> None:
-        """Start it, or start it again; what it tells goes to the mailbox."""
+        """Start it, or start it again; what it reports goes to the mailbox."""
         self._starts += 1
         started = self._starts
-        self._process = WorkerProcess(self._program, lambda told: mailbox.put((self, started, told)), log=self.log)
+        self._process = WorkerProcess(self._program, lambda report: mailbox.put((self, started, report)), log=self.log)
         self.send(name=self.name, notebook=str(self.notes), store=dict(self._place))
 
     def send(self, **fields: Any) -> None:
         assert self._process is not None
         self._process.send(fields)
 
-    def hear(self, started: int, told: Message | None) -> None:
+    def hear(self, started: int, report: Message | None) -> None:
         """Keep what came from the mailbox. Raises StateError if it ended on its own."""
-        if told is not None:
-            self.told.append(told)
+        if report is not None:
+            self.reports.append(report)
         elif self._process is not None and started == self._starts:
             said = self._process.complaint()
-            self._process.wait(_STOP_SECONDS)  # so that its own exit code is told, not that of a SIGKILL
+            self._process.wait(_STOP_SECONDS)  # so that its own exit code is reported, not that of a SIGKILL
             self.kill()
             raise StateError(f"{self.name} ended with {self.exit_code}: {said}")
 
@@ -85,7 +85,7 @@ class Replica:
 
 
 class Fleet:
-    """All replicas, and what they tell."""
+    """All replicas, and what they report."""
 
     def __init__(self, names: Sequence[str], folder: Path, place: Mapping[str, Any], program: Sequence[str]) -> None:
         self.replicas = {name: Replica(name, folder, place, program) for name in names}
@@ -111,7 +111,7 @@ class Fleet:
         replica.send(order=number, call=call, arguments=arguments)
 
         def answers() -> list[Message]:
-            return [each for each in replica.told if each.get("order") == number]
+            return [each for each in replica.reports if each.get("order") == number]
 
         if not self.until(lambda: bool(answers()), _START_SECONDS):
             raise StateError(f"{name} did not answer within {_START_SECONDS:g} s")
@@ -119,15 +119,15 @@ class Fleet:
             raise StateError(f"{name}: {answers()[0]['error']}")
 
     def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Take in what the replicas tell until the condition holds; whether it did in time."""
+        """Take in what the replicas report until the condition holds; whether it did in time."""
         deadline = time.monotonic() + seconds
         while not condition():
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
             with suppress(Empty):
-                replica, started, told = self._mailbox.get(timeout=min(left, 0.2))
-                replica.hear(started, told)
+                replica, started, report = self._mailbox.get(timeout=min(left, 0.2))
+                replica.hear(started, report)
         return True
 
     def end(self) -> None:

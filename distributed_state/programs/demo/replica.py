@@ -41,14 +41,14 @@ class Notebook:
         self._parent = parent
         self._mutex = threading.Lock()
 
-    def tell(self, kind: str, **fields: Any) -> None:
-        self._parent.tell({"kind": kind, **fields})
+    def report(self, kind: str, **fields: Any) -> None:
+        self._parent.send({"kind": kind, **fields})
 
     def note(self, kind: str, **fields: Any) -> None:
         with self._mutex:
             # One write of one line: a SIGKILL leaves it whole or not there.
             self._file.write(json.dumps({"kind": kind, **fields}) + "\n")
-        self.tell(kind, **fields)
+        self.report(kind, **fields)
 
 
 class DemoAgent(Agent):
@@ -143,9 +143,9 @@ def obey(agent: DemoAgent, book: Notebook, orders: Iterable[Message]) -> None:
         try:
             getattr(Orders(agent.store), order["call"])(**order["arguments"])
         except StateError as error:
-            book.tell("failed", order=order["order"], error=f"{type(error).__name__}: {error}")
+            book.report("failed", order=order["order"], error=f"{type(error).__name__}: {error}")
         else:
-            book.tell("done", order=order["order"])
+            book.report("done", order=order["order"])
     agent.stop()
 
 

@@ -97,10 +97,10 @@ def main() -> None:
     parent = Parent()
     orders = parent.orders()
     with StateStore.open(**next(orders)) as store:
-        parent.tell({"report": "ready"})
+        parent.send({"report": "ready"})
         for order in orders:
-            serve_turn(store, order, parent.tell)
-        parent.tell({"report": "bye", "hot": hot_figures(store)})
+            serve_turn(store, order, parent.send)
+        parent.send({"report": "bye", "hot": hot_figures(store)})
 
 
 if __name__ == "__main__":

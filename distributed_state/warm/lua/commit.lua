@@ -88,7 +88,7 @@ if now_ms - since > window * 1000 then return {'late', whole(now_ms), epoch} end
 if since < hydrated then return {'unsure', whole(now_ms), epoch} end
 
 -- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
--- and evicted. The repetition leaves word where nothing is evicted, before it is applied or told what SQL knows.
+-- and evicted. The repetition leaves word where nothing is evicted, before it is applied or answered with what SQL knows.
 if creation == '?' then
   creation = ''
   -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
@@ -157,7 +157,7 @@ if kind == '' then return {'ok', version or '0', epoch, head[4] or '0', '', plac
 local first_message = head[4] or '0'
 local next_message, last_message = first_message + 0, first_message
 local fields, gone, change, results = {}, {}, {}, ''
-local event, types, told = tonumber(place[6] or '0'), {}, {}
+local event, types, payloads = tonumber(place[6] or '0'), {}, {}
 local lives = head[7]
 for i = first_step, #ARGV, 3 do
   local step, name, value = ARGV[i], ARGV[i + 1], ARGV[i + 2]
@@ -191,7 +191,7 @@ for i = first_step, #ARGV, 3 do
       value = first_message
     end
   elseif step == 'e' then
-    types[#types + 1], told[#told + 1] = name, value
+    types[#types + 1], payloads[#payloads + 1] = name, value
     name = whole(event + #types) .. ' ' .. name .. ' ' .. text
   elseif step == 'x' then
     local idle, left, limit, look = tonumber(name), tonumber(value), 0, nil
@@ -254,7 +254,7 @@ if types[1] then
   local subject = text
   -- @include events
 end
--- The writer need not be told. Whether it listens only the server knows: its link may have ended without a word.
+-- The writer needs no message. Whether it listens only the server knows: its link may have ended without a word.
 local listening = call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if listening[2] > listening[4] then
   local small = #data <= publish_bytes

@@ -3,16 +3,16 @@
   copies of it.
   KEYS  record  hydration  channel  lifetimes
   ARGV  version
-        told     what is published: a change after that version, so that it is a gap
+        message  what is published: a change after that version, so that it is a gap
         text     its member of the lifetimes
   Returns {'ok'} | {'kept'}
 ]]
 local record, hydration, channel, lifetimes = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local version, told, text = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+local version, message, text = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local present = redis.call('HGET', record, '#v')
 -- Not only a tombstone: what was brought back and then erased with the rest may not stay either.
 if present and tonumber(present) > version then return {'kept'} end
 redis.call('DEL', record, hydration)
 redis.call('ZREM', lifetimes, text)
-redis.call('SPUBLISH', channel, told)
+redis.call('SPUBLISH', channel, message)
 return {'ok'}

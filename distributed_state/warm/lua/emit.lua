@@ -1,5 +1,5 @@
 --[[
-  Write a lifecycle event that tells of no commit: into the stream, and into the journal so that it is archived.
+  Write a lifecycle event that belongs to no commit: into the stream, and into the journal so that it is archived.
   KEYS  journal  meta  events  events_channel  roll
         roll only with a member
   ARGV  replica, sequence   the event's id
@@ -49,7 +49,7 @@ end
 
 -- From here on only writes.
 if member ~= '' then call('ZREM', roll, member) end
-local event, types, told, version = tonumber(place[6] or '0'), {type}, {data}, '0'
+local event, types, payloads, version = tonumber(place[6] or '0'), {type}, {data}, '0'
 -- @include events
 local number = whole(event)
 local name = number .. ' ' .. type .. ' ' .. subject

@@ -12,7 +12,7 @@ TEXT = sa.Text().with_variant(sa.Text(collation="C"), "postgresql")
 
 
 def upgrade() -> None:
-    """Create the table; what happened before is not told. Nothing that is there has a lifetime."""
+    """Create the table; what happened before is not in it. Nothing that is there has a lifetime."""
     op.create_table(
         "events",
         sa.Column("namespace", TEXT, primary_key=True),

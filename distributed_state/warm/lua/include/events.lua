@@ -3,7 +3,7 @@
   Expects  clock, call (redis.call), events, events_channel, meta, epoch, actor, publish_bytes, kept_events
            op            what their ids begin with
            event         the number of the last one so far
-           types, told   of the new ones, at least one; told: their data
+           types, payloads   of the new ones, at least one; payloads: their data
            subject       whom they are about
            version       of the record that was changed, '0' = none
   Defines  event         the number of the last one now
@@ -12,9 +12,9 @@ for i, type in ipairs(types) do
   local number = whole(event + i)
   local head = op .. '.' .. whole(i - 1) .. '\n' .. type .. '\n' .. subject .. '\n' .. now[1] .. ' ' .. now[2]
     .. '\n' .. version .. '\n' .. actor
-  call('XADD', events, number .. '-0', 'h', head, 'd', told[i])
-  local small = #told[i] <= publish_bytes
-  call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. told[i] or ''))
+  call('XADD', events, number .. '-0', 'h', head, 'd', payloads[i])
+  local small = #payloads[i] <= publish_bytes
+  call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. payloads[i] or ''))
 end
 event = event + #types
 call('HSET', meta, 'event', whole(event))
