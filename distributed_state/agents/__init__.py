@@ -1,4 +1,4 @@
-"""What an agent keeps: turns, phases, bounded context, tools, typed state, on top of records. And `Agent` itself.
+"""Agents: hooks for what happens, commands, config, and the host that runs them. Law: they stand on the public store.
 
 Design: section 12.
 """
