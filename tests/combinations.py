@@ -28,6 +28,11 @@ class Combination:
         return self.warm != "fake" and self.cold != "memory"
 
     @property
+    def one_store(self) -> bool:
+        """Whether a second store is refused: an archive in memory is another one each time, and the server remembers."""
+        return self.warm != "fake" and self.cold == "memory"
+
+    @property
     def quick(self) -> bool:
         """Whether no server has to be started."""
         return self.warm == "fake" and self.cold != "postgres"

@@ -135,8 +135,10 @@ def _is_quick(item: pytest.Item) -> bool:
     return item.path.name in QUICK_FILES and "combination" in given and bool(given["combination"].quick)
 
 
-def _wanted(combination: Combination, item: pytest.Item) -> bool:
+def _wanted(combination: Combination, item: pytest.Function) -> bool:
     if item.get_closest_marker("replicas") and not combination.fleet:
+        return False
+    if "opener" in item._fixtureinfo.argnames and combination.one_store:
         return False
     for marker in item.iter_markers("only"):
         for part, names in marker.kwargs.items():
