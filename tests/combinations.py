@@ -29,7 +29,7 @@ class Combination:
 
     @property
     def one_store(self) -> bool:
-        """Whether a second store is refused: an archive in memory is another one each time, and the server remembers."""
+        """Whether a second store is refused: an archive in memory is another each time, and the server remembers."""
         return self.warm != "fake" and self.cold == "memory"
 
     @property
@@ -47,7 +47,6 @@ SERVERS = (Combination("blocking", "valkey", "postgres"), Combination("asyncio",
 QUICK_FILES = (
     "test_commit.py",
     "test_messages.py",
-    "test_past.py",
     "test_reads.py",
     "test_turns.py",
     "test_typed.py",
