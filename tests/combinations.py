@@ -86,9 +86,9 @@ def covering(allowed: tuple[Combination, ...]) -> tuple[Combination, ...]:
     return tuple(chosen)
 
 
-def shared_out(case: int, combination: int, cases: int) -> bool:
-    """Whether this case of a test meets this combination, where its cases share them out: each meets a third."""
-    return (case + combination) % min(cases, 3) == 0
+def shared_out(case: int, combination: int, cases: int, combinations: int) -> bool:
+    """Whether this case of a test meets this combination, as its cases share them out: each meets a third of many."""
+    return (case + combination) % min(cases, combinations, 3) == 0
 
 
 def quick(name: str, allowed: Iterable[Combination]) -> list[Combination]:

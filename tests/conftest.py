@@ -99,10 +99,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.option.quick:
         chosen = [item for item in items if _is_quick(item)]
-    elif config.option.wide:
-        chosen = list(_spread(items))
-    else:
+    elif config.option.full:
         return
+    else:
+        chosen = list(_spread(items))
     kept = set(map(id, chosen))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = chosen
@@ -123,7 +123,7 @@ def _spread(items: Sequence[pytest.Item]) -> Iterator[pytest.Item]:
         case = cases.setdefault(item.name.replace(str(combination), ""), len(cases))
         places.append((item, test, case, combinations.setdefault(combination, len(combinations))))
     for item, test, case, at in places:
-        if not test or shared_out(case, at, len(seen[test][0])):
+        if not test or shared_out(case, at, *map(len, seen[test])):
             yield item
 
 

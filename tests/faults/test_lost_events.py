@@ -242,6 +242,7 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any) ->
         assert listener.heard[15].data["reason"] == "rewound"
 
 
+@pytest.mark.brief("servers")
 @real
 @pytest.mark.only(face="blocking")
 @pytest.mark.timeout(180)

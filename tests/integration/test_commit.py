@@ -553,6 +553,7 @@ async def test_replicas_that_swap_one_field_lose_nothing(opener: Any) -> None:
         assert await store.session("s").version() == 120
 
 
+@pytest.mark.brief("servers")
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking", warm="valkey")
 @pytest.mark.parametrize("rounds", [150, pytest.param(1000, marks=pytest.mark.full)])
@@ -996,6 +997,7 @@ async def test_a_first_sending_costs_one_round_trip_though_the_record_was_brough
     assert [each.split()[0] for each in seen.sent] == ["EVALSHA"]
 
 
+@pytest.mark.brief("servers")
 @real
 @pytest.mark.parametrize("lost", [MINT.sha, b"\r\nGET\r\n", INSTALL.sha], ids=["mint", "mark", "install"])
 async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(opener: Any, lost: bytes) -> None:

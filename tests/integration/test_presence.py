@@ -172,6 +172,7 @@ async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
     return events, replica
 
 
+@pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_of_a_replica_that_dies_one_other_tells_once(opener: Any) -> None:
     events, _ = await survive(opener)
