@@ -63,7 +63,8 @@ class Annotation(ast.NodeTransformer):
     """A type as the blocking face has it; `modules` are the names that stand for modules of the package."""
 
     def __init__(self, faces: Mapping[str, str], module: Module) -> None:
-        self._faces, self._module = faces, module
+        self._faces = faces
+        self._module = module
         self.imports: set[str] = set()
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
@@ -89,7 +90,8 @@ class Unawaited(ast.NodeTransformer):
     """Statements of the asyncio face with each await answered at once: by `finish`, or by a blocking method."""
 
     def __init__(self, faces: Mapping[str, str], own: Iterable[str]) -> None:
-        self._faces, self._own = faces, set(own)
+        self._faces = faces
+        self._own = set(own)
 
     def visit_Await(self, node: ast.Await) -> ast.expr:
         """`await self.wait()` calls the blocking `wait`; a coroutine of the core is finished."""
@@ -113,7 +115,8 @@ class Writer:
     """Writes the classes of one blocking file."""
 
     def __init__(self, rules: Rules, sources: Sources) -> None:
-        self._rules, self._sources = rules, sources
+        self._rules = rules
+        self._sources = sources
         self.imports: set[str] = set()
         self.modules: list[Module] = []  # in which the names that are used are bound
 
@@ -121,7 +124,8 @@ class Writer:
 
     def written(self, each: Class) -> str:
         """A class of the blocking face."""
-        name, rules = each.node.name, self._rules
+        name = each.node.name
+        rules = self._rules
         self._see(each.module)
         if name in rules.from_source:
             bases = [ast.unparse(base) for base in each.node.bases]

@@ -270,7 +270,8 @@ def bound(body: str, writer: Writer) -> str:
     homes = {face: file.module for file in FILES for _, _, face in map(face_of, file.classes)}
     twins = {name: module for file in FILES for module, name, _ in map(face_of, file.classes)}
     by_attribute = {line.rpartition(" ")[2]: line for line in writer.imports}
-    imports, variables = set[str](), set[str]()
+    imports = set[str]()
+    variables = set[str]()
     for name in sorted(free_names(body)):
         if name in homes:
             line = f"from {PACKAGE}.{homes[name]} import {name}"
@@ -309,7 +310,8 @@ def stale() -> dict[Path, tuple[str, str]]:
     found = {}
     for file in FILES:
         path = path_of(file)
-        before, after = path.read_text() if path.exists() else "", generated(file)
+        before = path.read_text() if path.exists() else ""
+        after = generated(file)
         if before != after:
             found[path] = before, after
     return found
