@@ -296,7 +296,8 @@ async def test_events_are_counted_from_writing_to_handling(store: Any) -> None:
     assert scrape("events_handled_total") == 2, "a counter does not go back when a handler leaves"
     replayed = scrape("events_replayed_total") or 0
     async with store.events(since="oldest") as events:
-        assert await events.next(5) is not None
+        for _ in range(3):  # each partition's stream is read by itself
+            assert await events.next(5) is not None
     assert (scrape("events_replayed_total") or 0) >= replayed + 3
 
 
