@@ -93,7 +93,7 @@ class RecordContext:
 
     def peek(self, key: str) -> Any:
         """The field if hot knows it, else MISSING. No I/O."""
-        hot = self.tiers.hot
+        hot = self.store.tiers().hot  # not by the property: each hot read comes here
         entry = hot.entries.get(self.text)
         if entry is None or hot.clock() >= hot.good_until:
             return MISSING
