@@ -26,7 +26,7 @@ class Changes:
     """Collects what one commit changes. The last word on a field counts.
 
     `prepare(key, value)` and `prepare_message(message)` make of a value what is stored, or raise InvalidValue. `now`
-    is the clock of deadlines.
+    is the clock that field TTLs go by.
     """
 
     def __init__(

@@ -172,7 +172,7 @@ for i = first_step, #ARGV, 3 do
   elseif step == 'd' then
     gone[#gone + 1] = name
   elseif step == 'm' then
-    name, value = last_message, '!' .. whole(now_ms) .. ' ' .. value -- as in deadlines.py: when it was said
+    name, value = last_message, '!' .. whole(now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
     fields[#fields + 1] = '#m' .. name
     fields[#fields + 1] = value
     next_message = next_message + 1
