@@ -17,6 +17,14 @@ _AWAY = (driver.ReadOnlyError, driver.MasterDownError, driver.ClusterDownError, 
 _AWAY_WORDS = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "MISCONF")
 
 
+class ReplyError(Exception):
+    """What a server answered in place of a result; its first word says which kind of refusal, as NOSCRIPT does."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.word = text.partition(" ")[0]
+
+
 def translate(error: BaseException, place: str) -> StateError:
     """The error of ours that says what the driver's means. `place` is the server without its password."""
     text = str(error)
