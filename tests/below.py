@@ -59,7 +59,7 @@ def redis_of(store: Any) -> Iterator[Any]:
     """A plain client on the server of a store."""
     connections = core(store)._lifecycle.connections
     if connections.embedded:
-        client = fakeredis.FakeRedis(server=connections._server)
+        client = fakeredis.FakeRedis(server=connections.server.fake)
     else:
         client = redis.Redis.from_url(core(store).settings.url)
     with client:

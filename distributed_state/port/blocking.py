@@ -18,9 +18,10 @@ import redis.exceptions as driver
 from hiredis import pack_command
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Words, user_coroutines
+from distributed_state.port import Wire, Words, user_coroutines
 from distributed_state.port.calls import Calls
 from distributed_state.port.connections import Connections
+from distributed_state.port.embedded_wires import BlockingEmbeddedWire
 from distributed_state.port.errors import LOST, translate
 from distributed_state.port.uninterruptible import UninterruptibleThread
 
@@ -43,6 +44,12 @@ def finish(core: Coroutine[Any, Any, T]) -> T:
 def here() -> int:
     """Each event loop has tiers of its own."""
     return 0
+
+
+def _stopping() -> bool:
+    """Whether this is a background thread that was asked to end."""
+    stop: threading.Event | None = getattr(_here, "stop", None)
+    return stop is not None and stop.is_set()
 
 
 class Stopped(BaseException):
@@ -77,9 +84,9 @@ class BlockingPort(Calls):
         self._free.clear()
 
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
-        if self._connections.embedded:
+        if self._connections.server is not None:
             # There the scripts run in this process: an interrupted one would be half a commit.
-            return self._uninterruptible.run(self._exchange, commands)
+            return self._uninterruptible.run(self._connections.server.exchange, commands)
         return self._exchange(commands)
 
     def _exchange(self, commands: Sequence[Words]) -> list[Any]:
@@ -111,7 +118,9 @@ class BlockingPort(Calls):
             self._free.append(connection)
         return answers
 
-    async def wire(self) -> BlockingWire:
+    async def wire(self) -> Wire:
+        if self._connections.server is not None:
+            return BlockingEmbeddedWire(self._connections.server, _stopping)
         connection = self._connections.blocking()
         try:
             connection.connect()
@@ -254,8 +263,7 @@ class BlockingWire:
                 log.debug("link: %s", error)
 
     async def receive(self) -> list[Any]:
-        stop: threading.Event | None = getattr(_here, "stop", None)
-        if self._closed or (stop is not None and stop.is_set()):
+        if self._closed or _stopping():
             raise WarmUnavailable(f"{self._place}: the link is closed")
         try:
             answer = self._connection.read_response()
@@ -266,11 +274,7 @@ class BlockingWire:
 
     def close(self) -> None:
         self._closed = True
-        responses = getattr(getattr(self._connection, "_sock", None), "responses", None)
-        if responses is not None:  # embedded: nothing but a message wakes its reader
-            responses.put([b"closed", b"", b""])
-        else:
-            self._connection.disconnect()
+        self._connection.disconnect()
 
 
 class BlockingGuard:

@@ -16,7 +16,7 @@ from typing import Any
 import redis.exceptions as driver
 
 from distributed_state.port import Call, Script, Words
-from distributed_state.port.errors import translate
+from distributed_state.port.errors import ReplyError, translate
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
 
@@ -38,7 +38,7 @@ class Calls:
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
         words = script.call(keys, arguments)
         answer = (await self.exchange((words,)))[0]
-        if isinstance(answer, driver.NoScriptError):
+        if _unknown(answer):
             return await self.command(*script.first_call(words))
         return self._checked(answer)
 
@@ -46,7 +46,7 @@ class Calls:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self._together(words)
         # Again and again, as the cache may be emptied meanwhile; each time the first that was unknown is done.
-        while unknown := [at for at, answer in enumerate(answers) if isinstance(answer, driver.NoScriptError)]:
+        while unknown := [at for at, answer in enumerate(answers) if _unknown(answer)]:
             again = words[unknown[0] :]
             # The first call of each script brings its text; those after it find it there.
             for script in {calls[at][0] for at in unknown}:
@@ -65,3 +65,8 @@ class Calls:
         if isinstance(answer, Exception):
             raise translate(answer, self._place) from answer
         return answer
+
+
+def _unknown(answer: Any) -> bool:
+    """Whether the server does not know the script."""
+    return isinstance(answer, driver.NoScriptError) or (isinstance(answer, ReplyError) and answer.word == "NOSCRIPT")

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
 SCHEMES = ("redis://", "rediss://", "unix://")
@@ -30,12 +31,9 @@ class Connections:
         self.timeout = timeout
         self.place = "the embedded server"
         self.embedded = url is None
+        self.server: EmbeddedServer | None = None
         if url is None:
-            # Imported here because it takes a quarter of a second, and a fleet never needs it.
-            import fakeredis
-
-            self._fake = fakeredis
-            self._server = fakeredis.FakeServer(version=(7,))
+            self.server = EmbeddedServer()
             return
         self._url = url
         if not url.startswith(SCHEMES):
@@ -64,20 +62,14 @@ class Connections:
     def blocking(self) -> Any:
         """A connection for one caller at a time."""
         options: dict[str, Any] = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
-        if self.embedded:
-            pool: Any = self._fake.FakeRedis(server=self._server, **options).connection_pool
-            return pool.make_connection()
         options |= {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
-        pool = redis.ConnectionPool.from_url(self._url, **options)
+        pool: Any = redis.ConnectionPool.from_url(self._url, **options)
         return pool.make_connection()
 
     def asyncio(self) -> Any:
         """A connection that belongs to the running event loop."""
         options: dict[str, Any] = {"protocol": 2, "retry": AsyncRetry(NoBackoff(), 0)}
-        if self.embedded:
-            pool: Any = self._fake.FakeAsyncRedis(server=self._server, **options).connection_pool
-            return pool.make_connection()
         # No timeout of the driver's on reads: a shared connection is read without pause, and each caller has its own.
         options |= {"socket_timeout": None, "socket_connect_timeout": self.timeout}
-        pool = redis.asyncio.ConnectionPool.from_url(self._url, **options)
+        pool: Any = redis.asyncio.ConnectionPool.from_url(self._url, **options)
         return pool.make_connection()
