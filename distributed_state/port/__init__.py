@@ -94,7 +94,10 @@ class Wire(Protocol):
         ...
 
     async def receive(self) -> list[Any]:
-        """The next message. Raises WarmUnavailable when the connection is lost or closed."""
+        """The next message; an answer that is an error comes as [b"error", text].
+
+        Raises WarmUnavailable when the connection is lost or closed.
+        """
         ...
 
     def close(self) -> None:
@@ -119,6 +122,7 @@ class Port(Protocol):
 
     monotonic: Callable[[], float]
     suspends: bool  # whether a caller may await something of its own
+    several: bool  # whether one server may answer in place of another: a cluster, or primaries that Sentinels choose
 
     def wall(self) -> float:
         """The worker's own clock, in seconds since 1970: to be shown only, it jumps."""
@@ -160,8 +164,24 @@ class Port(Protocol):
         """Many script calls in one round trip. An answer that is an error is returned in its place."""
         ...
 
-    async def wire(self) -> Wire:
-        """Open a connection of its own, for a subscription."""
+    async def wire(self, node: str) -> Wire:
+        """Open a connection of its own to this node, for a subscription."""
+        ...
+
+    def node_of(self, key: bytes) -> str:
+        """The server that has this key now, as far as is known; always the same one unless in a cluster."""
+        ...
+
+    def nodes(self) -> list[str]:
+        """All servers that have keys, as far as is known."""
+        ...
+
+    async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        """As `exchange`, all with this node, whatever keys they name: a redirection is an answer that is an error."""
+        ...
+
+    async def relocate(self) -> None:
+        """Look again where keys are: one did not answer, or does not have them any more. `node_of` knows then."""
         ...
 
     async def sleep(self, seconds: float) -> None:

@@ -17,6 +17,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
+import redis.exceptions as driver
 from hiredis import pack_command
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
@@ -41,6 +42,7 @@ class AsyncioPort(Calls):
     monotonic = staticmethod(time.monotonic)
     suspends = True
     wall = staticmethod(time.time)
+    several = False
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -99,7 +101,7 @@ class AsyncioPort(Calls):
         finally:
             timer.cancel()
 
-    async def wire(self) -> AsyncioWire:
+    async def wire(self, node: str) -> AsyncioWire:
         return AsyncioWire(await self._connect(), self._place)
 
     async def sleep(self, seconds: float) -> None:
@@ -216,6 +218,8 @@ class AsyncioWire:
     async def receive(self) -> list[Any]:
         try:
             answer = await self._connection.read_response()
+        except driver.ResponseError as error:
+            return [b"error", f"{error}".encode()]
         except (*BROKEN, AttributeError) as error:
             raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
         return list(answer) if isinstance(answer, (list, tuple)) else [answer]

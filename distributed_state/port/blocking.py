@@ -55,6 +55,7 @@ class BlockingPort(Calls):
     monotonic = staticmethod(time.monotonic)
     suspends = False
     wall = staticmethod(time.time)
+    several = False
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -111,7 +112,7 @@ class BlockingPort(Calls):
             self._free.append(connection)
         return answers
 
-    async def wire(self) -> BlockingWire:
+    async def wire(self, node: str) -> BlockingWire:
         connection = self._connections.blocking()
         try:
             connection.connect()
@@ -259,6 +260,8 @@ class BlockingWire:
             raise WarmUnavailable(f"{self._place}: the link is closed")
         try:
             answer = self._connection.read_response()
+        except driver.ResponseError as error:
+            return [b"error", f"{error}".encode()]
         except (driver.RedisError, *LOST, AttributeError, ValueError) as error:
             # close() from another thread takes the socket away under the reader: AttributeError or ValueError.
             raise WarmUnavailable(f"{self._place}: link lost: {error}") from error

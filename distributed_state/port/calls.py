@@ -29,6 +29,18 @@ class Calls:
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         raise AssertionError("the port's own")
 
+    def node_of(self, key: bytes) -> str:
+        return self._place
+
+    def nodes(self) -> list[str]:
+        return [self._place]
+
+    async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        return await self.exchange(commands)
+
+    async def relocate(self) -> None:
+        return None
+
     async def command(self, *words: Any) -> Any:
         return self._checked((await self.exchange((words,)))[0])
 
