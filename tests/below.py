@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,14 @@ def deaf(store: Any) -> None:
 def later(store: Any, seconds: float) -> None:
     """Let time pass, as far as this replica's deadlines are concerned."""
     deaf(store)
-    tiers(store).clock._ahead += seconds
+    shift(store, seconds)
+
+
+def shift(store: Any, seconds: float) -> None:
+    """Let this replica's estimate of the servers' clocks be wrong by so much."""
+    clock = tiers(store).clock
+    clock._heard = {node: replace(each, ahead=each.ahead + seconds) for node, each in clock._heard.items()}
+    clock._take_earliest()
 
 
 @contextmanager
