@@ -152,6 +152,10 @@ class Port(Protocol):
         """One command. Raises what `exchange` would return."""
         ...
 
+    async def command_with(self, node: str, *words: Any) -> Any:
+        """One command, with this node. Raises what `exchange_with` would return."""
+        ...
+
     async def commands(self, commands: Sequence[Words]) -> list[Any]:
         """Send commands together; one round trip. Raises the first answer that is an error."""
         ...

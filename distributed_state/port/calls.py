@@ -44,6 +44,9 @@ class Calls:
     async def command(self, *words: Any) -> Any:
         return self._checked((await self.exchange((words,)))[0])
 
+    async def command_with(self, node: str, *words: Any) -> Any:
+        return self._checked((await self.exchange_with(node, (words,)))[0])
+
     async def commands(self, commands: Sequence[Words]) -> list[Any]:
         return [self._checked(answer) for answer in await self.exchange(commands)]
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Port
-from distributed_state.port.errors import translate
 
 _STALE = 60.0
 _DRIFT = 0.0005  # a clock that is being set right runs at most that much too fast or too slow (adjtime)
@@ -104,10 +103,7 @@ class ServerClock:
         for node in nodes:
             sent = self._port.monotonic()
             try:
-                (answer,) = await self._port.exchange_with(node, [(b"TIME",)])
-                if isinstance(answer, Exception):
-                    raise translate(answer, node)
-                self.heard(node, answer, sent)
+                self.heard(node, await self._port.command_with(node, b"TIME"), sent)
             except StateError as problem:
                 error = problem
                 failed.append(node)

@@ -137,10 +137,10 @@ class NodeChannels:
 
     def refused(self, text: bytes) -> HeardPartition | None:
         """Take an error; the partition that it is about."""
-        word, _, rest = text.partition(b" ")
+        word, _, rest = text.decode(errors="replace").partition(" ")
         oldest = self._requests.oldest()
         heard = self._heard.find(oldest) if oldest is not None else None
-        if word == b"MOVED":
+        if word == "MOVED":
             slot = int(rest.split()[0])
             if heard is None or heard.slot != slot:
                 # To a request to leave what the server had ended of itself, which was taken for the answer.

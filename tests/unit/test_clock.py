@@ -27,15 +27,15 @@ class Servers:
     def nodes(self) -> list[str]:
         return sorted(self.ahead)
 
-    async def exchange_with(self, node: str, commands: list[Any]) -> list[Any]:
-        assert commands == [(b"TIME",)]
+    async def command_with(self, node: str, *words: Any) -> Any:
+        assert words == (b"TIME",)
         self.asked.append(node)
         ahead = self.ahead[node]
         if ahead is None:
             raise WarmUnavailable(node)
         shown = 1_000_000 + self.time + ahead + self.takes / 2
         self.time += self.takes
-        return [[b"%d" % shown, b"%d" % (shown % 1 * 1e6)]]
+        return [b"%d" % shown, b"%d" % (shown % 1 * 1e6)]
 
 
 def clock_of(servers: Servers) -> ServerClock:
