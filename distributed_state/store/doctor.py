@@ -168,10 +168,12 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings += await _times(tiers)
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)
-    backlog = await tiers.archiver.backlog()
-    waiting = sum(backlog.values())
-    behind = waiting < tiers.settings.journal_entries // 2
-    findings.append(Finding("archive lag", behind, f"{waiting} commits", "add archivers or make SQL faster"))
+    try:
+        waiting = sum((await tiers.archiver.backlog()).values())
+        behind = waiting < tiers.settings.journal_entries // 2
+        findings.append(Finding("archive lag", behind, f"{waiting} commits", "add archivers or make SQL faster"))
+    except StateError as error:
+        findings.append(Finding("archive lag", False, str(error), "see the message"))
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
     findings.append(Finding("layout", True, layout))  # compared with Redis and SQL when the store was opened
     for partition, why in tiers.archiver.diverged.items():

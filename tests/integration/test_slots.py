@@ -140,3 +140,32 @@ async def test_a_command_that_belongs_to_no_single_server_is_noticed(opener: Any
         await store.replicas()
         await store.close()
     assert any("replica" in each if wrong == "a key of another slot" else "TIME" in each for each in found)
+
+
+@pytest.mark.only(warm="valkey")
+async def test_the_doctor_looks_at_a_cluster(opener: Any, cluster: RedisServer) -> None:
+    with redis.Redis.from_url(cluster.url) as client:
+        await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        store = await opener(url=cluster.url, retry_for=4.5)
+        hasty = await opener(url=cluster.url, retry_for=1)
+        found = {each.name: each for each in await store.doctor()}
+        assert found["cluster"].ok
+        assert found["cluster"].found == "1 primaries, 16384 of 16384 slots served"
+        replicas = next(each for name, each in found.items() if name.endswith(" replicas"))
+        assert not replicas.ok
+        assert replicas.found == "0"
+        assert found["failover"].ok
+        assert "after 2 s (cluster-node-timeout)" in found["failover"].found
+        assert "for 2 s more" in found["isolation"].found
+        assert not {each.name: each for each in await hasty.doctor()}["failover"].ok
+        client.config_set("cluster-require-full-coverage", "no")
+        client.execute_command("CLUSTER", "DELSLOTS", 0)
+        try:
+            found = {each.name: each for each in await store.doctor()}
+            assert not found["cluster"].ok
+            assert "16383 of 16384" in found["cluster"].found
+        finally:
+            client.execute_command("CLUSTER", "ADDSLOTS", 0)
+            await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        await store.close()
+        await hasty.close()

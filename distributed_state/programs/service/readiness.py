@@ -57,15 +57,15 @@ async def any_server(port: Port) -> None:
     Raises WarmUnavailable if none answers.
     """
     asked = [asyncio.ensure_future(port.command_with(node, b"PING")) for node in port.nodes()]
+    errors = list[StateError]()
     try:
         for each in asyncio.as_completed(asked):
             try:
                 await each
-            except StateError as error:
-                if all(ping.done() for ping in asked):
-                    raise error
-            else:
                 return
+            except StateError as error:
+                errors.append(error)
+        raise errors[0]
     finally:
         for ping in asked:
             ping.cancel()
