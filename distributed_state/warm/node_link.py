@@ -174,6 +174,9 @@ class NodeLink:
                 words = PROBE.first_call(PROBE.call([prober.meta, prober.echoes], [repr(sent)]))
                 (answer,) = await self._port.exchange_with(self.node, [words])
                 if isinstance(answer, Exception):
+                    # A partition whose slot is being moved answers TRYAGAIN until that is done: others prove the node.
+                    with self._heard.mutex:
+                        self.channels.probe_another()
                     raise WarmUnavailable(f"{self.node}: {answer}") from answer
                 self._heard.time_received(self.node, answer[1:], sent)
                 done = True

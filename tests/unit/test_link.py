@@ -32,6 +32,7 @@ class Node:
         self.cluster, self.name = cluster, name
         self.listeners: dict[bytes, set[Wire]] = {}
         self.refusing = ""
+        self.moving = b""
         self.epochs: dict[bytes, str] = {}
         self.wires: list[Wire] = []
 
@@ -134,8 +135,8 @@ class Cluster:
     async def exchange_with(self, node: str, commands: list[Any]) -> list[Any]:
         server = self.servers[node]
         ((_, _, _, meta, echoes, sent),) = commands
-        if server.refusing or not server.serves(meta):
-            return [WarmUnavailable(server.refusing or "MOVED")]
+        if server.refusing or not server.serves(meta) or server.moving == meta:
+            return [WarmUnavailable(server.refusing or "MOVED, or TRYAGAIN")]
         epoch = server.epochs.get(meta, "")
         server.publish(echoes, f"{epoch} {sent}".encode())
         return [[b"ok", b"1", b"0"]]
@@ -284,6 +285,19 @@ async def test_a_slot_that_moves_unnoticed_would_be_taken_for_calm(cluster: Clus
         await a_slot_moves(cluster)
 
 
+async def test_a_partition_that_is_being_moved_does_not_make_its_node_silent(cluster: Cluster) -> None:
+    """For as long as that takes, no script of it is carried out, nor the probe; nothing of it is changed either."""
+    replica = Replica(cluster)
+    channels = [await replica.hears(0), await replica.hears(1)]
+    await cluster.until(lambda: all(map(replica.good, channels)))
+    for each in (0, 1):
+        cluster.servers["a:1"].moving = KEYS.partition(each).meta
+        for _ in range(200):
+            await cluster.passes()
+            assert all(map(replica.good, channels))
+    await replica.link.close()
+
+
 async def test_a_node_from_which_all_moved_is_left(cluster: Cluster) -> None:
     replica = Replica(cluster)
     channels = [await replica.hears(each) for each in range(4)]
@@ -351,6 +365,7 @@ async def test_a_primary_that_is_one_no_more_is_left_for_the_one_that_took_over(
     replica = Replica(cluster)
     channels = [await replica.hears(each) for each in (2, 3)]
     owns = [replica.link.heard_on(each) for each in channels]
+    before = [replica.link.freshness(each) for each in channels]
     former, taker = cluster.servers["b:2"], cluster.servers["a:1"]
     former.refusing = "MOVED"
     former.serves = lambda channel: True  # type: ignore[method-assign]
@@ -361,6 +376,27 @@ async def test_a_primary_that_is_one_no_more_is_left_for_the_one_that_took_over(
     await cluster.until(lambda: all(map(replica.good, channels)))
     assert not set(owns) & {replica.link.heard_on(each) for each in channels}
     assert not any(map(former.heard_by, [*channels, *owns]))
+    assert all(each is not None and each.over and each in replica.lost for each in before)
+    await replica.link.close()
+
+
+async def test_what_is_heard_elsewhere_is_heard_at_its_former_node_no_more(cluster: Cluster) -> None:
+    """Where that says nothing of itself; our own name is the first to go, or a writer there would be taken for us."""
+    replica = Replica(cluster)
+    staying, going = await replica.hears(2), await replica.hears(3)
+    own, before = replica.link.heard_on(going), replica.link.freshness(going)
+    former = cluster.servers["b:2"]
+    former.serves = lambda channel: True  # type: ignore[method-assign]
+    cluster.owner[KEYS.slot(3)] = "a:1"
+    asked = list[bytes]()
+    post = former.wires[0].post
+    former.wires[0].post = lambda kind, channel: (asked.append(channel), post(kind, channel))  # type: ignore[method-assign]
+    await replica.link.relocate()
+    assert asked[:2] == [own, going]
+    assert before in replica.lost
+    await cluster.until(lambda: replica.link.confirmed(going))
+    assert former.heard_by(own) == former.heard_by(going) == 0
+    assert former.heard_by(staying) == cluster.servers["a:1"].heard_by(going) == 1
     await replica.link.close()
 
 
