@@ -36,16 +36,11 @@ from distributed_state.warm.subscription import Link
 log = logging.getLogger(__name__)
 
 
-def mark(layout: dict[str, Any]) -> bytes:
-    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis was emptied."""
-    return orjson.dumps(layout | {"life": secrets.token_hex(8)})
-
-
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
     """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
     # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
     found: bytes | None = await ask(b"GET", keys.store)
-    if found is None and await ask(b"SET", keys.store, mark(layout), b"NX") is None:
+    if found is None and await ask(b"SET", keys.store, orjson.dumps(layout), b"NX") is None:
         found = await ask(b"GET", keys.store)
     return found
 

@@ -1,6 +1,6 @@
 """What is heard of each partition, and by whom. Law: a subscription ends together with what was read under it.
 
-Design: section 7.
+Design: sections 7, 19.
 """
 
 from __future__ import annotations

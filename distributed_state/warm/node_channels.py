@@ -5,7 +5,7 @@ So all of it is done under the mutex that the links of a replica share.
 Each subscription to a partition begins under another own name, asked for before the channels, so that a channel of ours
 never has a listener whom the server cannot tell from us.
 
-Design: section 7.
+Design: sections 7, 19.
 """
 
 from __future__ import annotations

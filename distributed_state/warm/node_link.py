@@ -7,7 +7,7 @@ other answer is silence: of a node that lost its slots, that is a replica now, t
 What a partition's subscription is worth ends with it: when the connection is lost; when its slot moves, upon which the
 server ends the subscriptions of that slot and says so; when Redis begins another life.
 
-Design: section 7.
+Design: sections 7, 19.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A server that does not have a slot refuses (UN)SUBSCRIBE without naming the channel, so it takes the order to know which
 one was meant. What it pushes of itself, as the end of a subscription whose slot has moved, stands between the answers.
 
-Design: section 7.
+Design: sections 7, 19.
 """
 
 from __future__ import annotations

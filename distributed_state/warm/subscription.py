@@ -9,7 +9,7 @@ when a channel that was named with it is left.
 Each node that has partitions of which something is heard has a link of its own (`node_link`): one that falls silent
 ends what hot answers of its partitions alone.
 
-Design: section 7.
+Design: sections 7, 19.
 """
 
 from __future__ import annotations
