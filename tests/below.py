@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,20 @@ def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
 def deaf(store: Any) -> None:
     """From now on this replica hears no server's time."""
     home = tiers(store)
-    home.link.time_received = home.clock.heard = lambda answer, sent: None  # type: ignore[method-assign]
+    home.clock.heard = lambda node, answer, sent: None  # type: ignore[method-assign]
 
 
 def later(store: Any, seconds: float) -> None:
     """Let time pass, as far as this replica's deadlines are concerned."""
     deaf(store)
-    tiers(store).clock._ahead += seconds
+    shift(store, seconds)
+
+
+def shift(store: Any, seconds: float) -> None:
+    """Let this replica's estimate of the servers' clocks be wrong by so much."""
+    clock = tiers(store).clock
+    clock._heard = {node: replace(each, ahead=each.ahead + seconds) for node, each in clock._heard.items()}
+    clock._take_earliest()
 
 
 @contextmanager

@@ -45,13 +45,13 @@ def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
     with redis.Redis.from_url(url or settings.url) as client, client.monitor() as monitor:
         yield found
         client.echo(marker)
+        probe = False
         for each in monitor.listen():
             command = each["command"]
             if marker in command:
                 return
-            probe = command == f"GET {settings.namespace}:meta" or (
-                command.startswith("SPUBLISH") and "}:link:" in command
-            )
+            if each["client_type"] != "lua":
+                probe = "Prove a link:" in command  # and what this script calls comes before any other command
             beat = "}:roll" in command or "}:replica:" in command
             if f"{settings.namespace}:" in command and not probe and not beat:
                 (found.inside if each["client_type"] == "lua" else found.sent).append(command)

@@ -14,6 +14,7 @@ from typing import Any
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
+from distributed_state.values.freshness import UNHEARD
 from distributed_state.values.journal import Op, fold
 from distributed_state.values.model import DELETED, STATE_FIELDS, TIMED, is_state
 
@@ -27,7 +28,7 @@ _MEMO = 150
 
 
 class CachedRecord:
-    """A record at one version. Never changed once made, but for the memo of decoded scalars."""
+    """A record at one version. Never changed once made, but for the memo of decoded scalars and its freshness."""
 
     __slots__ = (
         "_rest",
@@ -37,6 +38,7 @@ class CachedRecord:
         "expires",
         "fields",
         "fields_size",
+        "freshness",
         "messages",
         "size",
         "used",
@@ -60,6 +62,7 @@ class CachedRecord:
         self.messages = messages
         self.values: dict[str, Any] = {}
         self.used = False
+        self.freshness = UNHEARD
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
         self.size = self.fields_size + sum(map(len, messages.values())) + _PIECE * len(messages) + _ENTRY
         # When the first of its fields ends. Only a record that ever had a deadline is searched for them.

@@ -83,9 +83,8 @@ class AsyncioPort(Router):
         if pipe := self._pipes.pop(node, None):
             pipe.fail(driver.ConnectionError("another server has its keys now"))
 
-    async def relocate(self) -> None:
-        if self._topology.doubted:
-            await asyncio.to_thread(self._connections.look)
+    async def _look(self) -> None:
+        await asyncio.to_thread(self._connections.look)
 
     async def _connected(self, node: str) -> Pipe:
         async with self._connecting.setdefault(node, asyncio.Lock()):

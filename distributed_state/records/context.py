@@ -95,7 +95,7 @@ class RecordContext:
         """The field if hot knows it, else MISSING. No I/O."""
         hot = self.store.tiers().hot  # not by the property: each hot read comes here
         entry = hot.entries.get(self.text)
-        if entry is None or hot.clock() >= hot.good_until:
+        if entry is None or hot.clock() >= entry.freshness.good_until:
             return MISSING
         entry.used = True
         hot.hits += 1
@@ -117,7 +117,7 @@ class RecordContext:
 
     def must_ask(self, fresh: bool, max_staleness: float | None) -> bool:
         """Whether a read must ask the server, whatever hot holds."""
-        return fresh if max_staleness is None else not self.tiers.within(max_staleness) or fresh
+        return fresh if max_staleness is None else not self.tiers.within(self.text, max_staleness) or fresh
 
     def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
         """One field of the record as it was read."""

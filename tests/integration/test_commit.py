@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from below import Worker, names, own_server, redis_of, tiers, until
+from below import Worker, names, own_server, redis_of, shift, tiers, until
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -30,6 +30,7 @@ from distributed_state import (
 )
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
+from distributed_state.warm import op_ids
 from distributed_state.warm.answers import Cold, Committed, Draft
 from distributed_state.warm.scripts import COMMIT, INSTALL, MINT, READ
 
@@ -801,6 +802,41 @@ async def test_a_write_is_applied_once_however_much_came_after_it_and_whatever_t
         await store.close()
 
 
+async def applied_once_by_another_clock(opener: Any) -> None:
+    """Who brings the record back and answers the repetition is a replica that was promoted: its clock is behind."""
+    other = await opener(archiver=False)
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        tiers(store).port.several = True
+        await store.session("s").set("n", 0)
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(store.session("s").increment("n"))
+        await until(lambda: stored(other).get(b"n") == b"1")
+        await other.archive()
+        evicted(other)
+        now = "local now = redis.call('TIME')\n"
+        behind = now + "now[1] = string.format('%d', now[1] - 1)\n"
+        with sabotage("hydrate", now, behind):
+            await other.session("s").get("n", fresh=True)
+            loss.go.set()
+            assert await task == 1
+        assert await other.session("s").get("n", fresh=True) == 1
+        await store.close()
+
+
+@real
+async def test_a_write_is_applied_once_though_another_server_with_another_clock_answers(opener: Any) -> None:
+    await applied_once_by_another_clock(opener)
+
+
+@pytest.mark.brief("servers")
+@real
+async def test_without_a_margin_for_other_clocks_a_write_is_applied_twice(opener: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(op_ids, "_MARGIN_MS", 0)
+    with pytest.raises(AssertionError, match="2 == 1"):
+        await applied_once_by_another_clock(opener)
+
+
 @real
 async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(opener: Any) -> None:
     other = await opener(archiver=False)
@@ -976,7 +1012,7 @@ async def test_a_worker_whose_machine_was_suspended_writes_on(store: Any) -> Non
     """Its monotonic clock stood still, so that what it takes for the server's time is long past."""
     await store.session("s").set("n", 0)
     clock = tiers(store).clock
-    clock._ahead -= 3600
+    shift(store, -3600)
     assert await store.session("s").increment("n") == 1
     with redis_of(store) as client:
         seconds, _ = client.time()

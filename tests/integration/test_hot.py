@@ -22,7 +22,8 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
-from distributed_state.warm import subscription
+from distributed_state.values.freshness import Freshness
+from distributed_state.warm import node_link
 from distributed_state.warm.scripts import COMMIT
 
 real = pytest.mark.only(warm=("valkey", "redis"))
@@ -257,7 +258,7 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
 @pytest.mark.replicas
 async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(opener: Any, monkeypatch: Any) -> None:
     """The server keeps it for long, so the writer is there twice, and once for what it has come to hear since."""
-    monkeypatch.setattr(subscription, "_SILENCE", 0.5)
+    monkeypatch.setattr(node_link, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         await warmed(store.session("before"), store)
@@ -503,7 +504,7 @@ async def stale_at_most(opener: Any, max_staleness: float) -> None:
                     assert asked_at <= silent + max_staleness, f"{asked_at - silent:.3f} s after the link went silent"
                 await asyncio.sleep(0.002)
             assert stale, "hot answered for a while, as agreed"
-            assert not tiers(store).hot.entries or tiers(store).hot.good_until < time.monotonic()
+            assert all(each.freshness.good_until < time.monotonic() for each in tiers(store).hot.entries.values())
             proxy.cut(LINK)
         await warmed(session, store)
         await store.close()
@@ -517,7 +518,7 @@ async def test_a_silent_link_ends_hot_answers_within_max_staleness(opener: Any) 
 @pytest.mark.replicas
 @pytest.mark.only(face="asyncio")
 async def test_without_probes_a_silent_link_would_be_taken_for_calm(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Tiers, "_heard", lambda self, sent: setattr(self.hot, "good_until", math.inf))
+    monkeypatch.setattr(Freshness, "prove", lambda self, until: setattr(self, "good_until", math.inf))
     with pytest.raises(AssertionError):
         await stale_at_most(opener, 0.3)
 
@@ -525,7 +526,7 @@ async def test_without_probes_a_silent_link_would_be_taken_for_calm(opener: Any,
 @pytest.mark.replicas
 async def test_a_silent_link_is_replaced(opener: Any, monkeypatch: Any) -> None:
     """Nobody ends a connection that died without a word; the link does so itself."""
-    monkeypatch.setattr(subscription, "_SILENCE", 0.5)
+    monkeypatch.setattr(node_link, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         session = store.session("s")
@@ -560,7 +561,7 @@ async def test_a_link_that_lags_behind_does_not_answer(opener: Any) -> None:
             if began > end:
                 break
             await asyncio.sleep(0.01)
-        assert tiers(store).hot.good_until < time.monotonic()
+        assert all(each.freshness.good_until < time.monotonic() for each in tiers(store).hot.entries.values())
         proxy.lag(b"", 0)
         await store.close()
 
