@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from functools import partial
 from typing import Any
 
 import orjson
@@ -156,27 +157,24 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
     return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
-def decode_message(data: bytes, name: str = "message", *, number: int | None = None) -> Message:
+def decode_message(data: bytes, name: str = "message") -> Message:
     """Read back what `encode_message` wrote, with or without the time of its commit before it."""
+    return Message.unread(partial(_read_plain, name), [data], [None])[0].looked_at()
+
+
+def _read_plain(name: str, data: bytes, number: int | None) -> tuple[dict[str, Any], float | None]:
     time, text = field_ttl.split(data)
-    return _placed(_message(text, name), time, number)
+    return said(text, name), None if time == field_ttl.NEVER else time
 
 
-def _placed(message: Message, time: float, number: int | None) -> Message:
-    return message.placed(None if time == field_ttl.NEVER else time, number)
-
-
-def _message(data: bytes, name: str = "message") -> Message:
-    fields = decode(data, name)
-    try:
-        return Message.model_construct(_fields_set=set(fields), **fields)
-    except TypeError:
-        pass  # not an object, or one with a field that is called as a parameter of model_construct
-    try:
-        return Message.model_validate(fields)
-    except ValidationError as error:
-        text = f"{name}: the stored bytes are not a message: {refused(error, name)}"
-        raise CorruptState(text, field=name, data=data) from None
+def said(text: bytes, name: str = "message") -> dict[str, Any]:
+    """The fields of a message from its JSON text. Raises CorruptState."""
+    fields = decode(text, name)
+    if type(fields) is dict and "role" in fields:
+        return fields  # what was checked when it was written is not checked again
+    complaint = f"{name}: {len(text)} stored bytes are not a message: "
+    complaint += "no role" if type(fields) is dict else f"{_a(fields)}"
+    raise CorruptState(complaint, field=name, data=text)
 
 
 def key_id(data: bytes) -> str:
@@ -268,5 +266,22 @@ class Codec:
 
     def decode_message(self, data: bytes, source: str, number: int | None = None) -> Message:
         """A message from its stored bytes; `source` is the record that it was appended to."""
-        record_codec = self if source == self.record else self.of(source)
-        return _placed(_message(record_codec.open(data, MESSAGE)), field_ttl.split(data)[0], number)
+        return Message.unread(self.written_to(source).read_message, [data], [number])[0].looked_at()
+
+    def written_to(self, source: str) -> Codec:
+        """The form of what was appended to that record, which this one may show."""
+        return self if source == self.record else self.of(source)
+
+    def read_message(self, data: bytes, number: int | None) -> tuple[dict[str, Any], float | None]:
+        """What was said in a stored message of this record, and when it was committed."""
+        time, text = field_ttl.split(data)
+        try:
+            fields = said(self.open(text, MESSAGE))
+        except DecryptionFailed:
+            raise
+        except CorruptState as error:
+            # It may be looked at long after it was asked for: say which one it is.
+            which = "" if number is None else f"message {number}: "
+            complaint = f"{self.record[:200]}: {which}{error}"
+            raise CorruptState(complaint, field=error.field, data=text) from error.__cause__
+        return fields, None if time == field_ttl.NEVER else time
