@@ -215,11 +215,12 @@ class Codec:
 
     def open(self, data: bytes, name: str) -> bytes:
         """JSON text, from what is stored, with a deadline or without. Raises DecryptionFailed."""
-        if data[:1] in _FRAMED:
-            data = field_ttl.split(data)[1]
-        if data[:1] == SEALED:
-            raise self.failed(data, name, "and this store has no keys")
-        return data
+        if data[:1] not in _FRAMED:
+            return data
+        text = field_ttl.split(data)[1]
+        if text[:1] == SEALED:
+            raise self.failed(text, name, "and this store has no keys")
+        return text
 
     def seal_event(self, text: bytes, type: str, writer: str) -> bytes:
         """What is stored of an event's data. `writer` is its id but for the last part, which the server counts."""
