@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from functools import partial
 from typing import Any
 
 import orjson
@@ -157,24 +156,14 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
     return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
-def decode_message(data: bytes, name: str = "message") -> Message:
-    """Read back what `encode_message` wrote, with or without the time of its commit before it."""
-    return Message.unread(partial(_read_plain, name), [data], [None])[0].looked_at()
-
-
-def _read_plain(name: str, data: bytes, number: int | None) -> tuple[dict[str, Any], float | None]:
-    time, text = field_ttl.split(data)
-    return said(text, name), None if time == field_ttl.NEVER else time
-
-
-def said(text: bytes, name: str = "message") -> dict[str, Any]:
+def said(text: bytes) -> dict[str, Any]:
     """The fields of a message from its JSON text. Raises CorruptState."""
-    fields = decode(text, name)
+    fields = decode(text, "message")
     if type(fields) is dict and "role" in fields:
         return fields  # what was checked when it was written is not checked again
-    complaint = f"{name}: {len(text)} stored bytes are not a message: "
-    complaint += "no role" if type(fields) is dict else f"{_a(fields)}"
-    raise CorruptState(complaint, field=name, data=text)
+    found = "no role" if type(fields) is dict else _a(fields)
+    complaint = f"message: {len(text)} stored bytes are not a message: {found}"
+    raise CorruptState(complaint, field="message", data=text)
 
 
 def key_id(data: bytes) -> str:
