@@ -80,14 +80,15 @@ class CachedRecord:
         fields = {}
         messages = {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if is_state(name):
+            # Messages first: of a long conversation there are more than of anything else.
+            if name[:2] == b"#m" and (number := name[2:]).isdigit():
+                messages[int(number)] = value
+            elif is_state(name):
                 fields[name] = value
             elif name == b"#v":
                 if not value.isdigit():
                     raise CorruptState(f"#v: {len(value)} bytes are not a version", field="#v", data=value)
                 version = int(value)
-            elif name[:2] == b"#m" and name[2:].isdigit():
-                messages[int(name[2:])] = value
         return cls(record_codec, epoch, version, fields, messages)
 
     @property

@@ -97,6 +97,7 @@ SESSION: dict[str, Case] = {
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
+    "raw_messages": (lambda s: s.raw_messages(), [("read", M)]),
     "message": (lambda s: s.message(0), [("read", M)]),
     "window": (
         lambda s: s.window(

@@ -269,9 +269,17 @@ async def test_a_corrupt_message_is_named(store: Any) -> None:
     with redis_of(store) as client:
         client.hset(names(store, "s").record, "#m1", b"\xff")
     tiers(store).hot.clear()
-    with pytest.raises(CorruptState) as caught:
-        await session.messages()
-    assert caught.value.data == b"\xff"
+    one, two = await session.messages()
+    assert (one.content, two.number) == ("one", 1)
+    for _ in range(2):  # it stays so, whatever of it is asked for
+        for look in (lambda: two.content, lambda: two == one, lambda: repr(two), two.to_dict, two.model_dump):
+            with pytest.raises(CorruptState, match=r"^session:s: message 1: message: 1 stored bytes") as caught:
+                look()
+            assert (caught.value.field, caught.value.data) == ("message", b"\xff")
+    for read in (lambda: session.message(1), session.raw_messages, lambda: session.export_state(messages=True)):
+        with pytest.raises(CorruptState, match=r"^session:s: message 1: "):
+            await read()
+    assert [each["content"] for each in await session.raw_messages(limit=1)] == ["one"]
     await session.set("a", 1)
     assert await session.get("a") == 1
 
