@@ -13,6 +13,7 @@ local call = redis.call
 -- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
 redis.call('PERSIST', journal)
 -- No record, version 0: the archiver moves on and inserts nothing.
+local offset, bytes = place[2] + 0, place[3] + 0
 local entry_id, text, version, kind = event, '', '0', 'mark'
 local actor, token_held, last_message, data = '', '0', '0', ''
 -- @include journal
