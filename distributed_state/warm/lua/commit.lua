@@ -40,10 +40,10 @@ local first_step = 23 + 2 * expectations
 local call, words = redis.call, ARGV
 
 -- @include clock
-local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes')
-if not place[1] then return {'uninitialised'} end
-if epoch ~= '' and epoch ~= place[1] then return {'epoch', place[1]} end
-epoch = place[1]
+-- @include written
+if not current then return {'uninitialised'} end
+if epoch ~= '' and epoch ~= current then return {'epoch', current} end
+epoch = current
 
 -- The first step's field comes along: most changes are of one, and a call costs as much as three fields.
 local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#lifetime', words[first_step + 1] or '')
@@ -60,40 +60,44 @@ if ops then
     hydrated, ops = came + 0, groups
     if now_ms - hydrated <= window * 1000 then remembered = '@' .. came .. ';' end
   end
-  for who, first, time, rest in string.gmatch(ops, '([^; ]+) (%d+) (%d+)([^;]*)') do
-    if who == replica then
-      local dropped = oldest - first
-      -- A sequence is never before the oldest that is said with it.
-      if dropped < 0 and sequence - first < 0 then return {'forgotten'} end
-      local at = string.find(rest, ' ' .. sequence .. ':', 1, true)
-      if at then
-        local v, d, message, results = string.match(rest, '^ %d+:(%d+):(%w*):([^, ]*),?(%S*)', at)
-        if d ~= digest then return {'misused', v} end
-        return 'ok ' .. v .. ' ' .. epoch .. ' ' .. message .. ' ' .. results .. ' ' .. place[2]
-      end
-      if dropped < 0 or #rest >= 200 and dropped <= 64 then
-        mine, mine_oldest = rest, first
-      elseif oldest ~= sequence then
-        for op, s in string.gmatch(rest, '( (%d+):%S+)') do
-          if s - oldest >= 0 then mine = mine .. op end
+  -- Mostly there is one, of this replica and answered, and nothing to look at.
+  local only, last = string.match(ops, '^(%S+) %d+ %d+ (%d+):[^ ;]*$')
+  if only ~= replica or oldest - last <= 0 then
+    for who, first, time, rest in string.gmatch(ops, '([^; ]+) (%d+) (%d+)([^;]*)') do
+      if who == replica then
+        local dropped = oldest - first
+        -- A sequence is never before the oldest that is said with it.
+        if dropped < 0 and sequence - first < 0 then return {'forgotten'} end
+        local at = string.find(rest, ' ' .. sequence .. ':', 1, true)
+        if at then
+          local v, d, message, results = string.match(rest, '^ %d+:(%d+):(%w*):([^, ]*),?(%S*)', at)
+          if d ~= digest then return {'misused', v} end
+          return 'ok ' .. v .. ' ' .. epoch .. ' ' .. message .. ' ' .. results .. ' ' .. offset
         end
+        if dropped < 0 or #rest >= 200 and dropped <= 64 then
+          mine, mine_oldest = rest, first
+        elseif oldest ~= sequence then
+          for op, s in string.gmatch(rest, '( (%d+):%S+)') do
+            if s - oldest >= 0 then mine = mine .. op end
+          end
+        end
+      elseif time + window >= now[1] + 0 then
+        remembered = remembered .. who .. ' ' .. first .. ' ' .. time .. rest .. ';'
       end
-    elseif time + window >= now[1] + 0 then
-      remembered = remembered .. who .. ' ' .. first .. ' ' .. time .. rest .. ';'
     end
   end
 end
 -- It is not among them. That says it was not applied since `since`, as long as nothing since then can have been dropped.
 since = since + 0
-if now_ms - since > window * 1000 then return {'late', whole(now_ms), epoch} end
-if since < hydrated then return {'unsure', whole(now_ms), epoch} end
+if now_ms - since > window * 1000 then return {'late', format('%d', now_ms), epoch} end
+if since < hydrated then return {'unsure', format('%d', now_ms), epoch} end
 
 -- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
 -- and evicted. The repetition leaves word where nothing is evicted, before it is applied or answered with what SQL knows.
 if creation == '?' then
   creation = ''
   -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
-  if type(redis.pcall('HSET', meta, 'fresh', whole(now_ms))) == 'table' then return {'cold', epoch, ''} end
+  if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
 elseif creation == '*' and since <= (call('HGET', meta, 'fresh') or 0) + 0 then
   creation = ''
 end
@@ -140,23 +144,23 @@ for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
   if step == 's' or step == 'i' or step == 'd' then
-    local counts, current, before = string.byte(name) ~= 35, nil, 0
+    local counts, held, before = string.byte(name) ~= 35, nil, 0
     if i == first_step then
-      current = head[7]
-      before = current and #current or 0
+      held = head[7]
+      before = held and #held or 0
     elseif not cleared and step == 'i' then
-      current = call('HGET', record, name)
-      before = current and #current or 0
+      held = call('HGET', record, name)
+      before = held and #held or 0
     elseif not cleared and counts then
       before = call('HSTRLEN', record, name)
     end
     if step == 'i' then
       -- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
-      current = current or '0'
-      if #current > 15 or #value > 15 or not string.match(current, '^-?%d+$') or not string.match(value, '^-?%d+$') then
-        return {'swap', name, current}
+      held = held or '0'
+      if #held > 15 or #value > 15 or not string.match(held, '^-?%d+$') or not string.match(value, '^-?%d+$') then
+        return {'swap', name, held}
       end
-      step, value = 's', whole(current + value)
+      step, value = 's', format('%d', held + value)
       results = results == '' and value or results .. ',' .. value
     end
     if counts and before > 0 then growth = growth - before - #name end
@@ -169,10 +173,10 @@ for i = first_step, #words, 3 do
       fields[n - 1], fields[n] = name, value
     end
   elseif step == 'm' then
-    name, value = last_message, '!' .. whole(now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
+    name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
     n = n + 2
     fields[n - 1], fields[n] = '#m' .. name, value
-    last_message = whole(last_message + 1)
+    last_message = format('%d', last_message + 1)
   elseif step == 'c' or step == 'w' then
     gone = gone or {}
     -- Bounded by the record's own size limits.
@@ -193,7 +197,7 @@ for i = first_step, #words, 3 do
     types, payloads = types or {}, payloads or {}
     event = event or (call('HGET', meta, 'event') or 0) + 0
     types[#types + 1], payloads[#payloads + 1] = name, value
-    name = whole(event + #types) .. ' ' .. name .. ' ' .. text
+    name = format('%d', event + #types) .. ' ' .. name .. ' ' .. text
   elseif step == 'x' then
     local idle, left, limit = name + 0, value + 0, 0
     look = math.huge -- when to look at it
@@ -204,7 +208,7 @@ for i = first_step, #words, 3 do
     if idle > 0 then look = math.min(look, now_ms + idle) end
     if look < math.huge then
       lives = true
-      step, name, value = 's', '#lifetime', name .. ' ' .. whole(limit)
+      step, name, value = 's', '#lifetime', name .. ' ' .. format('%d', limit)
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
@@ -219,8 +223,8 @@ for i = first_step, #words, 3 do
     end
   end
 end
-if growth > 0 and size + growth > record_bytes + 0 then return {'toolarge', whole(size + growth)} end
-if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. place[2] end
+if growth > 0 and size + growth > record_bytes + 0 then return {'toolarge', format('%d', size + growth)} end
+if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. offset end
 if owner ~= '' and not call('HGET', record, '#owner') then
   n = n + 2
   fields[n - 1], fields[n] = '#owner', owner
@@ -229,10 +233,10 @@ if owner ~= '' and not call('HGET', record, '#owner') then
 end
 
 -- From here on only writes.
-if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, whole(look), text) end
+if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
 for i = 1, gone and #gone or 0, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
-version = whole((version or 0) + 1)
-fields[2], fields[4] = version, growth == 0 and head[5] or whole(size + growth)
+version = format('%d', (version or 0) + 1)
+fields[2], fields[4] = version, growth == 0 and head[5] or format('%d', size + growth)
 fields[6] = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
   .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
 if last_message ~= first_message then
@@ -242,7 +246,7 @@ end
 -- When it was last committed, for who looks whether it was idle too long: nothing else is noted of that on the way.
 if lives then
   n = n + 2
-  fields[n - 1], fields[n] = '#t', whole(now_ms)
+  fields[n - 1], fields[n] = '#t', format('%d', now_ms)
 end
 if n <= 7000 then
   call('HSET', record, unpack(fields, 1, n))

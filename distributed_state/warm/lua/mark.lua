@@ -6,14 +6,13 @@
 ]]
 local journal, meta = KEYS[1], KEYS[2]
 local epoch, event = ARGV[1], ARGV[2]
-local place = redis.call('HMGET', meta, 'epoch', 'offset', 'bytes')
-if place[1] ~= epoch then return {'epoch'} end
 local call = redis.call
+-- @include written
+if current ~= epoch then return {'epoch'} end
 -- @include clock
 -- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
 redis.call('PERSIST', journal)
 -- No record, version 0: the archiver moves on and inserts nothing.
-local offset, bytes = place[2] + 0, place[3] + 0
 local entry_id, text, version, kind = event, '', '0', 'mark'
 local actor, token_held, last_message, data = '', '0', '0', ''
 -- @include journal

@@ -26,7 +26,7 @@ local place = ''
 -- @include clock
 -- @include queue_head
 if deadline then
-  local offered = whole(math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
+  local offered = format('%d', math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
   if offered ~= head[1] then
     redis.call('ZADD', wait, head[2], offered)
     redis.call('ZREM', wait, head[1])
