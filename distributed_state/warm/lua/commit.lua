@@ -36,7 +36,7 @@ local record, lock, hydration, journal, meta, channel, events, events_channel, l
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
 local epoch, replica, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, publish_bytes, journal_entries, journal_bytes, record_bytes, window, kept_events, expectations = unpack(ARGV, 1, 22)
-local first_step = 23 + 2 * expectations
+local first_step = expectations == '0' and 23 or 23 + 2 * expectations
 local call, words = redis.call, ARGV
 
 -- @include clock
@@ -139,7 +139,7 @@ local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
 local change, changes, gone, event, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
-local fields, n = {'#v', '', '#size', '', '#ops', '', '', ''}, 6
+local fields, n = {'#v', '', '#ops', '', '', '', '', ''}, 4
 for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
@@ -224,7 +224,7 @@ for i = first_step, #words, 3 do
   end
 end
 if growth > 0 and size + growth > record_bytes + 0 then return {'toolarge', format('%d', size + growth)} end
-if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. offset end
+if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 if owner ~= '' and not call('HGET', record, '#owner') then
   n = n + 2
   fields[n - 1], fields[n] = '#owner', owner
@@ -236,9 +236,13 @@ end
 if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
 for i = 1, gone and #gone or 0, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
 version = format('%d', (version or 0) + 1)
-fields[2], fields[4] = version, growth == 0 and head[5] or format('%d', size + growth)
-fields[6] = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
+fields[2] = version
+fields[4] = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
   .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+if growth ~= 0 or not head[5] then
+  n = n + 2
+  fields[n - 1], fields[n] = '#size', format('%d', size + growth)
+end
 if last_message ~= first_message then
   n = n + 2
   fields[n - 1], fields[n] = '#mn', last_message

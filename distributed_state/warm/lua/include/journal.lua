@@ -1,6 +1,6 @@
 --[[
   An entry at the end of a partition's journal, and the partition's counts with it.
-  Expects  clock, written, journal
+  Expects  clock, written (offset and bytes may be numbers by now), journal
            entry_id, text, version, kind, actor, token_held, last_message, data; text '' and version '0' = no record
   Defines  offset, bytes    of this one, as texts
 ]]
