@@ -646,6 +646,7 @@ async def applied_once(opener: Any, between: str) -> None:
     ("between", "guard"),
     [
         ("nothing", "      if at then\n"),
+        ("nothing", "if only ~= replica or oldest - last <= 0 then"),
         ("expired", "if since < hydrated then"),
         ("hydrated and changed", "if since < hydrated then"),
     ],
