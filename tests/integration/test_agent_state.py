@@ -30,7 +30,7 @@ from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 
-CHECK = "if mismatch then return {'conflict', version or '0', unpack(found)} end"
+CHECK = "if mismatch then return {'conflict', version or '0', unpack(found or {})} end"
 
 
 def a_state(id: str = "s") -> AgentState:

@@ -25,8 +25,8 @@ from distributed_state.warm.scripts import COMMIT
 
 pytestmark = pytest.mark.brief("servers")
 
-CHECK = "if mismatch then return {'conflict', version or '0', unpack(found)} end"
-TELL = "if listening[2] > listening[4] then"
+CHECK = "if mismatch then return {'conflict', version or '0', unpack(found or {})} end"
+TELL = "if not listening or listening[2] > listening[4] then"
 ORDER = StateMachine(
     {("cart", "pay"): "paid", ("cart", "drop"): "dropped", ("paid", "ship"): "shipped"}, initial="cart", name="order"
 )
