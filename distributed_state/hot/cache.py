@@ -8,12 +8,12 @@ Design: sections 6, 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Port
-from distributed_state.values.journal import Op
+from distributed_state.values.journal import Step
 
 
 class Flight:
@@ -85,12 +85,13 @@ class Hot:
                 present = self.entries.get(text)
                 older = present is not None and present.epoch == entry.epoch and present.version >= entry.version
                 if flight.keepable and not older and epoch in ("", entry.epoch):
+                    self._drop(text)
                     dropped = self._put(text, entry)
         flight.done.set()
         for each in dropped:
             self._evicted(each)
 
-    def apply(self, text: str, epoch: str, version: int, ops: Iterable[Op] | None) -> None:
+    def apply(self, text: str, epoch: str, version: int, steps: Sequence[Step] | None) -> None:
         """A change was published: merge the next version, ignore an older one, forget on a gap."""
         dropped: list[str] = []
         with self._mutex:
@@ -101,8 +102,8 @@ class Hot:
             if entry is None or (entry.epoch == epoch and version <= entry.version):
                 return
             self._drop(text)
-            if entry.epoch == epoch and version == entry.version + 1 and ops is not None:
-                following = entry.after(version, ops, self._recent)
+            if entry.epoch == epoch and version == entry.version + 1 and steps is not None:
+                following = entry.after(version, steps, self._recent)
                 following.used = entry.used
                 if not following.deleted:
                     dropped = self._put(text, following)
@@ -131,11 +132,10 @@ class Hot:
                     flight.keepable = flight.open = False
 
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
-        """Keep an entry; the texts of those that had to make room for it.
+        """Keep an entry in no other's place; the texts of those that had to make room for it.
 
         Entries used since the last look get a second chance at the young end.
         """
-        self._drop(text)
         self.entries[text] = entry
         self.bytes += entry.size
         dropped = []

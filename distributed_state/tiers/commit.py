@@ -32,7 +32,7 @@ from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.read import ROUNDS, hydrate, read
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
-from distributed_state.values.journal import Op, unpack
+from distributed_state.values.journal import Step, unpack
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
 from distributed_state.warm.lease import AsyncLease
@@ -194,31 +194,39 @@ def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> 
 
 def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
-    ops: list[Op] | None = None
-    here = names.ref.text in tiers.hot.entries and not lifetime_may_change(draft)
-    appends = any(step == b"m" for step, _, _ in draft.steps)
-    known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
-    if here and known:
-        assert done.first_message is not None and done.results is not None
-        ops = []
-        number = done.first_message
-        sums = iter(done.results)
-        for step, name, value in draft.steps:
-            if step == b"i":
-                ops.append(Op(b"s", name, b"%d" % next(sums)))
-            elif step == b"m":
-                ops.append(Op(b"m", b"%d" % number, field_ttl.dated(value, done.time_ms or 0)))
-                number += 1
-            elif step == b"w":
-                ops.append(Op(b"w", b"", b"%d" % done.first_message))
-            else:
-                ops.append(Op(step, name, value))
-    tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
+    text = names.ref.text
+    if text in tiers.hot.entries and not lifetime_may_change(draft):
+        tiers.hot.apply(text, done.epoch, done.version, _applied(draft.steps, done))
+    else:
+        tiers.hot.apply(text, done.epoch, done.version, None)
+
+
+def _applied(steps: list[Step], done: Committed) -> list[Step] | None:
+    """The steps as the journal has them, None if the answer does not say what came of them."""
+    if done.first_message is None or done.results is None:
+        return None
+    applied = []
+    number = done.first_message
+    sums = iter(done.results)
+    for each in steps:
+        step, name, value = each
+        if step == b"i":
+            each = (b"s", name, b"%d" % next(sums))
+        elif step == b"m":
+            if done.time_ms is None:
+                return None
+            each = (b"m", b"%d" % number, field_ttl.dated(value, done.time_ms))
+            number += 1
+        elif step == b"w":
+            each = (b"w", b"", b"%d" % done.first_message)
+        applied.append(each)
+    return applied
 
 
 def lifetime_may_change(draft: Draft) -> bool:
     """Whether the record may have another lifetime now, which only the server computes."""
-    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in draft.sent_events)
+    sent = draft.sent_events
+    return bool(sent) and any(step in (b"x", b"X") and name + value != b"00" for step, name, value in sent)
 
 
 async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
