@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributed_state.errors import StateError
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
@@ -65,15 +65,25 @@ class Warm(Patience):
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
         draft.sent_events = events_of(names, draft)
-        sent = (self._attempt, names, draft, op, listening, trailing_call)
-        answer, trailing = await self.patiently(self.ops.send, [op], names.ref.text[:200], *sent)
+        try:
+            answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
+        except WarmUnavailable as error:
+            answer, trailing = await self.again(error, self._attempt, names, draft, op, listening, trailing_call)
         return self._committed(names, draft, answer, trailing)
 
     async def _attempt(
         self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
     ) -> tuple[Any, Any]:
         # Built for each attempt: it says since when the op id can have been applied.
-        return await self._ask(self._call(names, draft, op, listening), trailing_call)
+        self.ops.sending(op, names.ref.text)
+        call = self._call(names, draft, op, listening)
+        try:
+            if trailing_call is None:
+                return await self.port.script(*call), None
+            return await self._ask(call, trailing_call)
+        except WarmUnavailable:
+            op.doubted = True
+            raise
 
     @observed("commit_many", "warm", several)
     async def commit_many(
@@ -125,12 +135,12 @@ class Warm(Patience):
         """Read the answer of commit.lua, and keep that of the script which was sent after it."""
         word = answer[0]
         if word == b"ok":
-            _, version, epoch, first, results, offset, *time = answer
-            sums = tuple(map(int, results.split(b","))) if results else ()
+            sums = tuple(map(int, answer[4].split(b","))) if answer[4] else ()
             if draft.sent_events:
                 self.emitted += sum(step in (b"e", b"E") for step, _, _ in draft.sent_events)
-            time_ms = int(time[0]) if time else None
-            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing)
+            time_ms = int(answer[6]) if len(answer) > 6 else None
+            version, epoch, first_message, offset = int(answer[1]), answer[2].decode(), int(answer[3]), int(answer[5])
+            return Committed(version, epoch, first_message, sums, offset, time_ms, trailing)
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":

@@ -47,8 +47,8 @@ class ServerClock:
         """Milliseconds since 1970 that the server's clock shows already; 0 if it was never heard."""
         if not self.known:
             return 0
-        error = self._took / 2 + (self._port.monotonic() - self._asked) * _DRIFT
-        return math.floor((self.now() - error) * 1000)
+        now = self._port.monotonic()
+        return math.floor((now + self._ahead - self._took / 2 - (now - self._asked) * _DRIFT) * 1000)
 
     def heard(self, answer: Any, sent: float) -> None:
         """An answer of TIME to a question that was sent at this monotonic time. The quickest of a minute counts."""
