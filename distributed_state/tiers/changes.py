@@ -89,12 +89,13 @@ class Changes:
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""
-        if len(data) > self._settings.max_field_bytes:
+        size = len(data)
+        if size > self._settings.max_field_bytes:
             key = codec.decode_key(name)
             limit = self._settings.max_field_bytes
-            raise TooLarge(f"{key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
+            raise TooLarge(f"{key!r:.80}: {size} bytes are more than max_field_bytes={limit}")
         before = self._fields.get(name)
-        self._size += len(name) + len(data) - (len(name) + len(before[2]) if before else 0)
+        self._size += size - len(before[2]) if before else size + len(name)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
         self._fields[name] = (b"s", name, codec.compact(data))

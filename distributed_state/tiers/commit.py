@@ -9,9 +9,9 @@ Design: sections 4, 5.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -25,6 +25,7 @@ from distributed_state.errors import (
     Unavailable,
     WarmUnavailable,
 )
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Call
 from distributed_state.tiers import actors, lost_replies
 from distributed_state.tiers.assembly import Tiers
@@ -32,7 +33,7 @@ from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.read import ROUNDS, hydrate, read
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
-from distributed_state.values.journal import Step, unpack
+from distributed_state.values.journal import unpack
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
 from distributed_state.warm.lease import AsyncLease
@@ -86,11 +87,15 @@ async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
         tiers.warm.ops.end(op)
 
 
-async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
+def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Coroutine[Any, Any, Committed]:
     """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
     entry = tiers.hot.entries.get(names.ref.text)
     if entry is None or entry.expires == NEVER:
-        return await commit(tiers, names, draft)
+        return commit(tiers, names, draft)
+    return _sweep(tiers, names, draft, entry)
+
+
+async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRecord) -> Committed:
     await tiers.clock.know()
     now = tiers.clock.now()
     touched = {name for _, name, _ in draft.steps}
@@ -196,31 +201,9 @@ def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committe
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
     if text in tiers.hot.entries and not lifetime_may_change(draft):
-        tiers.hot.apply(text, done.epoch, done.version, _applied(draft.steps, done))
+        tiers.hot.apply(text, done.epoch, done.version, done.applied(draft.steps))
     else:
         tiers.hot.apply(text, done.epoch, done.version, None)
-
-
-def _applied(steps: list[Step], done: Committed) -> list[Step] | None:
-    """The steps as the journal has them, None if the answer does not say what came of them."""
-    if done.first_message is None or done.results is None:
-        return None
-    applied = []
-    number = done.first_message
-    sums = iter(done.results)
-    for each in steps:
-        step, name, value = each
-        if step == b"i":
-            each = (b"s", name, b"%d" % next(sums))
-        elif step == b"m":
-            if done.time_ms is None:
-                return None
-            each = (b"m", b"%d" % number, field_ttl.dated(value, done.time_ms))
-            number += 1
-        elif step == b"w":
-            each = (b"w", b"", b"%d" % done.first_message)
-        applied.append(each)
-    return applied
 
 
 def lifetime_may_change(draft: Draft) -> bool:

@@ -256,7 +256,7 @@ class Codec:
 
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""
-        return self.seal(self.text(value, key), key)
+        return encode(value, key)
 
     def decode(self, data: bytes, key: str) -> Any:
         """The value of a field from its stored bytes."""

@@ -212,6 +212,10 @@ class Sealed(Codec):
         """JSON text as it is stored: encrypted, if the field is to be."""
         return self.enclose(text, name) if self.covers(name) else text
 
+    def encode(self, value: Any, key: str) -> bytes:
+        """A field's value as it is stored."""
+        return self.seal(self.text(value, key), key)
+
     def enclose(self, text: bytes, name: str) -> bytes:
         """JSON text, encrypted."""
         keys = self._encryption.keys
