@@ -130,10 +130,12 @@ class Changes:
             self.sums.append(key)
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
-    def append(self, message: Message | dict[str, Any]) -> Message | dict[str, Any]:
+    def append(self, message: Message | dict[str, Any]) -> Message:
         """Add a message; what is stored of it."""
         if self._prepare_message is not None:
             message = self._prepare_message(message)
+        if not isinstance(message, Message):
+            message = codec.as_message(message)
         data = self._codec.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes

@@ -279,9 +279,5 @@ class Sealed(Codec):
         """A message as it is stored; an error says nothing of what is in it."""
         if not self.covers(MESSAGE):
             return codec.encode_message(message)
-        try:
-            checked = message if isinstance(message, Message) else codec.as_message(message)
-            return self.encode(checked.to_dict(), MESSAGE)
-        except InvalidValue as error:
-            complaint = str(error)
-        raise InvalidValue(complaint)
+        checked = message if isinstance(message, Message) else codec.as_message(message)
+        return self.encode(checked.to_dict(), MESSAGE)
