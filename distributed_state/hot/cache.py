@@ -8,13 +8,13 @@ Design: sections 6, 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Port
 from distributed_state.values.freshness import Freshness
-from distributed_state.values.journal import Op
+from distributed_state.values.journal import Step
 
 
 class Flight:
@@ -93,7 +93,7 @@ class Hot:
         for each in dropped:
             self._evicted(each)
 
-    def apply(self, text: str, epoch: str, version: int, ops: Iterable[Op] | None) -> None:
+    def apply(self, text: str, epoch: str, version: int, steps: Sequence[Step] | None) -> None:
         """A change was published: merge the next version, ignore an older one, forget on a gap."""
         dropped: list[str] = []
         with self._mutex:
@@ -104,8 +104,8 @@ class Hot:
             if entry is None or (entry.epoch == epoch and version <= entry.version):
                 return
             self._drop(text)
-            if entry.epoch == epoch and version == entry.version + 1 and ops is not None:
-                following = entry.after(version, ops, self._recent)
+            if entry.epoch == epoch and version == entry.version + 1 and steps is not None:
+                following = entry.after(version, steps, self._recent)
                 following.used = entry.used
                 following.freshness = entry.freshness
                 if not following.deleted:
@@ -156,14 +156,14 @@ class Hot:
         if present is not None and good and present.epoch == entry.epoch and present.version >= entry.version:
             return []
         entry.freshness = freshness
+        self._drop(text)
         return self._put(text, entry)
 
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
-        """Keep an entry; the texts of those that had to make room for it.
+        """Keep an entry in no other's place; the texts of those that had to make room for it.
 
         Entries used since the last look get a second chance at the young end.
         """
-        self._drop(text)
         self.entries[text] = entry
         self.bytes += entry.size
         dropped = []

@@ -15,8 +15,8 @@ from distributed_state.errors import CorruptState
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import UNHEARD
-from distributed_state.values.journal import Op, fold
-from distributed_state.values.model import DELETED, STATE_FIELDS, TIMED, is_state
+from distributed_state.values.journal import Step, fold
+from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
@@ -136,23 +136,27 @@ class CachedRecord:
         """The same version, if this field were already in it."""
         return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
 
-    def after(self, version: int, ops: Iterable[Op], recent: int) -> CachedRecord:
+    def after(self, version: int, steps: Sequence[Step], recent: int) -> CachedRecord:
         """The entry that follows this one."""
-        fields = dict(self.fields)
-        messages = dict(self.messages)
-        ops = list(ops)
-        fold(fields, ops)
-        for kind, name, value in ops:
-            if kind == b"m":
+        fields = self.fields.copy()
+        fold(fields, steps)
+        messages = self.messages
+        touched = set[bytes]()
+        for kind, name, value in steps:
+            if kind == b"s" or kind == b"d":
+                touched.add(name)
+            elif kind == b"m":
+                touched.add(NEXT)
+                messages = messages.copy() if messages is self.messages else messages
                 messages[int(name)] = value
             elif kind == b"w":
-                messages.clear()
-        for number in sorted(messages)[:-recent]:
-            del messages[number]
-        if any(kind == b"c" for kind, _, _ in ops):
-            return CachedRecord(self.codec, self.epoch, version, fields, messages)
+                touched.update((START, SEGMENTS))
+                messages = {}
+            elif kind == b"c":
+                touched.update(self.fields)
+        if len(messages) > recent:
+            messages = {number: messages[number] for number in sorted(messages)[-recent:]}
         # What did not change is not measured again: a record of many fields would make each small change slow.
-        touched = {name for _, name, _ in ops} | STATE_FIELDS
         size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
         return CachedRecord(self.codec, self.epoch, version, fields, messages, size)
 

@@ -147,7 +147,8 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise refused(error, name) from None  # pydantic repeats what it was given
+        refusal = refused(error, name)
+    raise refusal  # only here: pydantic's error holds what it was given, and would be its context
 
 
 def refused(error: ValidationError, name: str) -> InvalidValue:
@@ -244,7 +245,7 @@ class Codec:
 
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""
-        return self.seal(self.text(value, key), key)
+        return encode(value, key)
 
     def decode(self, data: bytes, key: str) -> Any:
         """The value of a field from its stored bytes."""

@@ -181,7 +181,8 @@ class Message(BaseModel):
         """The fields that were given, as plain JSON values."""
         # Not getattr: an unknown field may be called as a method is.
         given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
-        return {name: value for name, value in given.items() if name in self.model_fields_set}
+        names = self.model_fields_set
+        return {name: value for name, value in given.items() if name in names}
 
     def _said(self) -> dict[str, Any]:
         said = {**self.__dict__, **(self.__pydantic_extra__ or {})}

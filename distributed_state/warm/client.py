@@ -64,15 +64,25 @@ class Warm(Patience):
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
         draft.sent_events = events_of(names, draft)
-        sent = (self._attempt, names, draft, op, listening, trailing_call)
-        answer, trailing = await self.patiently(self.ops.send, [op], names.ref.text[:200], *sent)
+        try:
+            answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
+        except WarmUnavailable as error:
+            answer, trailing = await self.again(error, self._attempt, names, draft, op, listening, trailing_call)
         return self._committed(names, draft, answer, trailing)
 
     async def _attempt(
         self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
     ) -> tuple[Any, Any]:
         # Built for each attempt: it says since when the op id can have been applied.
-        return await self._ask(self._call(names, draft, op, listening), trailing_call)
+        self.ops.sending(op, names.ref.text)
+        call = self._call(names, draft, op, listening)
+        try:
+            if trailing_call is None:
+                return await self.port.script(*call), None
+            return await self._ask(call, trailing_call)
+        except WarmUnavailable:
+            op.doubted = True
+            raise
 
     @observed("commit_many", "warm", several)
     async def commit_many(

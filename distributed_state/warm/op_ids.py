@@ -96,17 +96,21 @@ class OpIds:
         """The id of the commit that a write becomes, in the journal and in SQL."""
         return f"{self._replica}.{op.sequence}.{op.digest}"
 
-    async def send(self, ops: Sequence[OpId], what: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Send writes by this call, and note that they may have been applied if no reply comes.
+    def sending(self, op: OpId, what: str) -> None:
+        """Note that a write is sent now; it may have been applied from here on, if no reply comes.
 
-        Raises DurabilityUnknown if it is too late to repeat one: half of the window after it was first sent. The other
+        Raises DurabilityUnknown if it is too late to repeat it: half of the window after it was first sent. The other
         half is for a request that is delayed on its way.
         """
+        if not op.doubted:
+            op.since_ms = max(op.since_ms, self._clock.earliest_ms())
+        elif self._port.monotonic() - op.first > self._window / 2:
+            raise DurabilityUnknown(f"{what[:200]}: {LOST}, and it is too late to ask")
+
+    async def send(self, ops: Sequence[OpId], what: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Send writes by this call, and note that they may have been applied if no reply comes."""
         for op in ops:
-            if not op.doubted:
-                op.since_ms = max(op.since_ms, self._clock.earliest_ms())
-            elif self._port.monotonic() - op.first > self._window / 2:
-                raise DurabilityUnknown(f"{what}: {LOST}, and it is too late to ask")
+            self.sending(op, what)
         try:
             return await call(*arguments)
         except WarmUnavailable:

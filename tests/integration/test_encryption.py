@@ -357,7 +357,7 @@ async def test_plain_text_is_refused_until_it_is_accepted(opener: Any) -> None:
     await session.set("password", "hunter")
     await session.set_many({"password": "hunter2", "n": 1})
     await session.append({"role": "user", "content": "hunter2"})
-    _with(store, NEW)
+    session = _with(store, NEW).session("s")
     for call in (
         lambda: session.get("password", fresh=True),
         lambda: contents(session),
@@ -369,11 +369,11 @@ async def test_plain_text_is_refused_until_it_is_accepted(opener: Any) -> None:
     ):
         with pytest.raises(DecryptionFailed, match="is not encrypted as it must be"):
             await call()
-    _with(store, NEW, accept_plaintext=True)
+    session = _with(store, NEW, accept_plaintext=True).session("s")
     assert await session.get("password", fresh=True) == "hunter2"
     assert await session.increment("n") == 2
     assert [m.content for m in await session.messages()] == ["hunter2"]
-    _with(store, NEW)
+    session = _with(store, NEW).session("s")
     assert await session.get("n", fresh=True) == 2, "what is written is encrypted"
 
 
@@ -672,6 +672,7 @@ async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: 
         for id in ("busy", "busy-too", "parent"):
             assert b"old" not in b"".join(client.hgetall(names(store, id).record).values())
     _with(store, ONLY_NEW)
+    busy, inherited = store.session("busy"), store.session("busy-too")
     assert await busy.get_all(fresh=True) == {"secret": "hunter2", "n": written}
     assert [m.content for m in await busy.messages()] == ["0"]
     assert [m.content for m in await inherited.messages()] == ["shared", "taken back", "own"]

@@ -364,6 +364,23 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
     await lease.release()
 
 
+async def test_a_lease_wakes_nobody_who_will_wake_in_time(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs look after all leases; waking them for each would cost more than the lease itself."""
+    renewal = tiers(store).leases._renewal
+    now = tiers(store).port.monotonic
+    async with store.session("first").lock(ttl=30):
+        await until(lambda: now() < renewal._renews_at < now() + 11 and now() < renewal._watches_at < now() + 28)
+        woken = list[str]()
+        monkeypatch.setattr(renewal._kept, "set", lambda: woken.append("renews"))
+        monkeypatch.setattr(renewal._watched, "set", lambda: woken.append("watches"))
+        for _ in range(3):
+            async with store.session("s").lock(ttl=30):
+                pass
+        assert woken == []
+        async with store.session("s").lock(ttl=20):
+            assert woken == ["renews", "watches"]
+
+
 async def in_task(session: Any) -> None:
     async with held_by_another(session):
         pass
