@@ -19,9 +19,11 @@ from typing import Any
 import fakeredis
 import redis
 from faces import core
+from redis.cluster import ClusterNode
 from sqlalchemy import create_engine, text
 from sqlalchemy import inspect as look
 
+from distributed_state.port.addresses import host_and_port
 from distributed_state.programs.servers import RedisServer, redis_binary, redis_server
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import RecordKeys
@@ -56,14 +58,28 @@ def later(store: Any, seconds: float) -> None:
 
 @contextmanager
 def redis_of(store: Any) -> Iterator[Any]:
-    """A plain client on the server of a store."""
+    """A plain client on the server of a store, or on all nodes of its cluster."""
     connections = core(store)._lifecycle.connections
     if connections.embedded is not None:
         client = fakeredis.FakeRedis(server=connections.embedded.fake)
+    elif connections.topology.only is None:
+        client = redis.RedisCluster(startup_nodes=[ClusterNode(*host_and_port(node)) for node in nodes_of(store)])
     else:
-        client = redis.Redis.from_url(core(store).settings.url)
+        client = redis.Redis.from_url(urls_of(store)[0])
     with client:
         yield client
+
+
+def nodes_of(store: Any) -> list[str]:
+    """The servers of a store that take its writes, as "host:port"."""
+    found: list[str] = core(store)._lifecycle.connections.topology.nodes()
+    return found
+
+
+def urls_of(store: Any) -> list[str]:
+    """The URLs of these servers; of one that stands alone its own, with all that it says."""
+    url: str = core(store).settings.url
+    return [f"redis://{node}/0" for node in nodes_of(store)] if url.startswith("redis+") else [url]
 
 
 def server_binary(warm: str) -> str:

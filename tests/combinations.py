@@ -12,8 +12,10 @@ from functools import cache
 FACES, COLD = ("asyncio", "blocking"), ("memory", "sqlite", "postgres")
 # "cluster" is of Valkey; "sentinel" of what "redis" is, the oldest server that the package serves.
 WARM = ("fake", "valkey", "redis", "sentinel", "cluster")
+# What a test may ask for by one word: any server there is, or one that stands alone, to be cut off, paused or emptied.
+KINDS = {"real": WARM[1:], "single": ("valkey", "redis")}
 # On these no test runs yet: the port does not speak to them.
-UNREACHED: tuple[str, ...] = ("sentinel", "cluster")
+UNREACHED: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from typing import Any
 import hypothesis
 import pytest
 from below import server_binary
-from combinations import EVERY, QUICK_FILES, Combination, covering, few, quick, shared_out
+from combinations import EVERY, KINDS, QUICK_FILES, Combination, covering, few, quick, shared_out
 from faces import Blocking, in_thread
 
 from distributed_state.programs.servers import (
@@ -152,7 +152,7 @@ def _wanted(combination: Combination, item: pytest.Function) -> bool:
         return False
     for marker in item.iter_markers("only"):
         for part, names in marker.kwargs.items():
-            if getattr(combination, part) not in ((names,) if isinstance(names, str) else names):
+            if getattr(combination, part) not in (KINDS.get(names, (names,)) if isinstance(names, str) else names):
                 return False
     return True
 

@@ -33,7 +33,8 @@ from distributed_state.values.codec import Codec
 from distributed_state.warm.answers import Cold, Committed, Draft
 from distributed_state.warm.scripts import COMMIT, INSTALL, MINT, READ
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
+single = pytest.mark.only(warm="single")
 
 
 def message(text: str) -> dict[str, Any]:
@@ -582,7 +583,7 @@ async def test_eight_processes_lose_nothing(opener: Any, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("between", ["nothing", "expired", "hydrated", "hydrated and changed"])
-@real
+@single
 async def test_a_write_whose_reply_was_lost_is_applied_once(opener: Any, between: str) -> None:
     await applied_once(opener, between)
 
@@ -658,7 +659,7 @@ async def test_without_looking_for_the_op_id_it_is_applied_twice(opener: Any, be
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("stays", [True, False])
 async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, begun: bool, stays: bool) -> None:
@@ -690,7 +691,7 @@ async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, be
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: Any) -> None:
     with own_server(opener) as server, Proxy(server.url) as proxy:
         opener.url = server.url
@@ -711,7 +712,7 @@ async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: 
         await opener.close()
 
 
-@real
+@single
 async def test_a_batch_whose_replies_were_lost_is_applied_once(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
@@ -747,7 +748,7 @@ def evicted(store: Any, *ids: str) -> None:
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["evicted", "emptied"])
-@real
+@single
 async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis_forgot_them(
     opener: Any, emptied: bool
 ) -> None:
@@ -778,7 +779,7 @@ async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis
 
 
 @pytest.mark.parametrize("wrong", [-600, 0, 600])
-@real
+@single
 async def test_a_write_is_applied_once_however_much_came_after_it_and_whatever_the_workers_clock_says(
     opener: Any, wrong: float
 ) -> None:
@@ -801,7 +802,7 @@ async def test_a_write_is_applied_once_however_much_came_after_it_and_whatever_t
         await store.close()
 
 
-@real
+@single
 async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(opener: Any) -> None:
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
@@ -833,7 +834,7 @@ async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(o
         await store.close()
 
 
-@real
+@single
 async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(opener: Any) -> None:
     """The repetition was applied, and the record left Redis and came back, before the first sending arrives."""
     other = await opener(archiver=False)
@@ -854,7 +855,7 @@ async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(open
         await store.close()
 
 
-@real
+@single
 async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied(opener: Any) -> None:
     """By then nobody need remember that its repetition was applied."""
     other = await opener(archiver=False, op_window=2, timeout=0.5, retry_for=0.5)
@@ -876,7 +877,7 @@ async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applie
         await store.close()
 
 
-@real
+@single
 async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(opener: Any) -> None:
     other = await opener(archiver=False, partitions=1)
     with Proxy(opener.url) as proxy:
@@ -920,7 +921,7 @@ async def test_without_its_time_a_request_that_lay_about_is_applied(opener: Any,
         await check(opener)
 
 
-@real
+@single
 async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_repeated(opener: Any) -> None:
     """Who looks for its op id by then may find it forgotten: whether it was applied is left open, and said."""
     other = await opener(archiver=False)
@@ -949,7 +950,7 @@ async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_
         await store.close()
 
 
-@real
+@single
 async def test_while_sql_cannot_say_whether_it_was_applied_a_write_is_not_repeated(opener: Any) -> None:
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
@@ -998,7 +999,7 @@ async def test_a_first_sending_costs_one_round_trip_though_the_record_was_brough
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 @pytest.mark.parametrize("lost", [MINT.sha, b"\r\nGET\r\n", INSTALL.sha], ids=["mint", "mark", "install"])
 async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(opener: Any, lost: bytes) -> None:
     with Proxy(opener.url) as proxy:
@@ -1012,7 +1013,7 @@ async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(o
         await store.close()
 
 
-@real
+@single
 async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_is_emptied(opener: Any) -> None:
     """Such a write asks no SQL; after a loss it must."""
     with own_server(opener) as server, Proxy(server.url) as proxy:
@@ -1039,7 +1040,7 @@ async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_i
         await other.close()
 
 
-@real
+@single
 async def test_a_generated_id_that_others_use_meanwhile_is_not_started_anew(opener: Any) -> None:
     """The handle that generated an id may make its first write long after others got to know the id."""
     with own_server(opener) as server:
@@ -1143,7 +1144,7 @@ async def test_nothing_to_send_is_answered_at_once(store: Any) -> None:
     assert await store.session("s").set("a", 1) == 1
 
 
-@real
+@single
 async def test_a_server_that_forgot_the_scripts_is_taught_again(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url)

@@ -320,7 +320,7 @@ async def test_a_lease_held_without_a_body_does_not_cancel_its_task(store: Any) 
     await lease.release()
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="single")
 async def test_a_silent_server_costs_the_lease_before_its_ttl_is_over(opener: Any, tmp_path: Any) -> None:
     """However long a command may take: whoever holds the record must know before another one can."""
     with redis_server() as server:
@@ -545,7 +545,7 @@ async def test_nobody_overtakes_among_many_waiters_of_several_replicas(opener: A
         assert client.zcard(names(stores[0], "s").wait) == 0
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
     """Counted on the server: asked, asked once more when the channel is confirmed, and asked when it is their turn."""
     session, waiters, asked = store.session("s"), 6, []

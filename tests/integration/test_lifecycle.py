@@ -25,7 +25,7 @@ from distributed_state.values import codec
 
 pytestmark = pytest.mark.brief("servers")
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
 
 
 def message(text: str) -> dict[str, Any]:
