@@ -62,7 +62,7 @@ def redis_of(store: Any) -> Iterator[Any]:
     connections = core(store)._lifecycle.connections
     if connections.embedded is not None:
         client = fakeredis.FakeRedis(server=connections.embedded.fake)
-    elif connections.topology.only is None:
+    elif len(nodes_of(store)) > 1:
         client = redis.RedisCluster(startup_nodes=[ClusterNode(*host_and_port(node)) for node in nodes_of(store)])
     else:
         client = redis.Redis.from_url(urls_of(store)[0])
@@ -72,14 +72,24 @@ def redis_of(store: Any) -> Iterator[Any]:
 
 def nodes_of(store: Any) -> list[str]:
     """The servers of a store that take its writes, as "host:port"."""
-    found: list[str] = core(store)._lifecycle.connections.topology.nodes()
+    found: list[str] = _topology(store).nodes()
     return found
+
+
+def _topology(store: Any) -> Any:
+    return core(store)._lifecycle.connections.topology
 
 
 def urls_of(store: Any) -> list[str]:
     """The URLs of these servers; of one that stands alone its own, with all that it says."""
     url: str = core(store).settings.url
     return [f"redis://{node}/0" for node in nodes_of(store)] if url.startswith("redis+") else [url]
+
+
+def server_with(store: Any, key: bytes) -> redis.Redis:
+    """A plain client on the one server that has this key."""
+    (url,) = urls_of(store) if len(nodes_of(store)) == 1 else [f"redis://{_topology(store).node_of(key)}/0"]
+    return redis.Redis.from_url(url)
 
 
 def server_binary(warm: str) -> str:

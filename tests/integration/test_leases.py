@@ -11,7 +11,7 @@ from contextvars import Context
 from typing import Any
 
 import pytest
-from below import Worker, names, redis_of, tiers, until
+from below import Worker, names, redis_of, server_with, tiers, until
 from controls import sabotage
 from faces import Blocking, in_thread
 
@@ -550,7 +550,7 @@ async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
     """Counted on the server: asked, asked once more when the channel is confirmed, and asked when it is their turn."""
     session, waiters, asked = store.session("s"), 6, []
     lock, stop = names(store, "s").lock, threading.Event()
-    with redis_of(store) as client, client.monitor() as monitor:
+    with server_with(store, lock) as client, client.monitor() as monitor:
 
         def count() -> None:
             for command in monitor.listen():
@@ -576,8 +576,8 @@ async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
             leave.set()
         await asyncio.gather(*tasks)
         stop.set()
-        with redis_of(store) as other:
-            other.eval(f"return redis.call('EXISTS', '{lock.decode()}')", 0)
+        with server_with(store, lock) as other:
+            other.eval("return redis.call('EXISTS', KEYS[1])", 1, lock)
         await asyncio.to_thread(thread.join, 5)
     acquire = [line for line in asked if f" {ACQUIRE.sha.decode()} " in line]
     assert waiters < len(acquire) <= 3 * waiters + 2
