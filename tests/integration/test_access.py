@@ -473,7 +473,7 @@ async def test_a_typed_record_asks_for_what_it_does(opener: Any, name: str) -> N
     assert list(dict.fromkeys(rules.told())) == expected
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 async def test_a_denial_costs_no_round_trip(opener: Any) -> None:
     store, rules = await guarded(opener)
     session = new(store, store.session("s", user="u", actor="a"))

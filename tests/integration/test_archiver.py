@@ -822,6 +822,7 @@ async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: 
         await opener.close()
 
 
+@pytest.mark.only(warm="single")
 @pytest.mark.brief("servers")
 @pytest.mark.replicas
 @pytest.mark.parametrize("policy", ["volatile-lru", "noeviction"])

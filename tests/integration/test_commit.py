@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from below import Worker, names, own_server, redis_of, shift, tiers, until
@@ -34,7 +35,8 @@ from distributed_state.warm import op_ids
 from distributed_state.warm.answers import Cold, Committed, Draft
 from distributed_state.warm.scripts import COMMIT, INSTALL, MINT, READ
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
+single = pytest.mark.only(warm="single")
 
 
 def message(text: str) -> dict[str, Any]:
@@ -583,7 +585,7 @@ async def test_eight_processes_lose_nothing(opener: Any, rounds: int) -> None:
 
 
 @pytest.mark.parametrize("between", ["nothing", "expired", "hydrated", "hydrated and changed"])
-@real
+@single
 async def test_a_write_whose_reply_was_lost_is_applied_once(opener: Any, between: str) -> None:
     await applied_once(opener, between)
 
@@ -660,7 +662,7 @@ async def test_without_looking_for_the_op_id_it_is_applied_twice(opener: Any, be
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 @pytest.mark.parametrize("begun", [True, False])
 @pytest.mark.parametrize("stays", [True, False])
 async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, begun: bool, stays: bool) -> None:
@@ -692,7 +694,7 @@ async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, be
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: Any) -> None:
     with own_server(opener) as server, Proxy(server.url) as proxy:
         opener.url = server.url
@@ -713,7 +715,7 @@ async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: 
         await opener.close()
 
 
-@real
+@single
 async def test_a_batch_whose_replies_were_lost_is_applied_once(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
@@ -749,7 +751,7 @@ def evicted(store: Any, *ids: str) -> None:
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["evicted", "emptied"])
-@real
+@single
 async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis_forgot_them(
     opener: Any, emptied: bool
 ) -> None:
@@ -780,7 +782,7 @@ async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis
 
 
 @pytest.mark.parametrize("wrong", [-600, 0, 600])
-@real
+@single
 async def test_a_write_is_applied_once_however_much_came_after_it_and_whatever_the_workers_clock_says(
     opener: Any, wrong: float
 ) -> None:
@@ -808,7 +810,7 @@ async def applied_once_by_another_clock(opener: Any) -> None:
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
-        tiers(store).port.several = True
+        several = mock.patch.object(type(tiers(store).port), "several", True)
         await store.session("s").set("n", 0)
         loss = proxy.lose(COMMIT.sha)
         task = asyncio.ensure_future(store.session("s").increment("n"))
@@ -817,7 +819,7 @@ async def applied_once_by_another_clock(opener: Any) -> None:
         evicted(other)
         now = "local now = redis.call('TIME')\n"
         behind = now + "now[1] = string.format('%d', now[1] - 1)\n"
-        with sabotage("hydrate", now, behind):
+        with sabotage("hydrate", now, behind), several:
             await other.session("s").get("n", fresh=True)
             loss.go.set()
             assert await task == 1
@@ -825,20 +827,20 @@ async def applied_once_by_another_clock(opener: Any) -> None:
         await store.close()
 
 
-@real
+@single
 async def test_a_write_is_applied_once_though_another_server_with_another_clock_answers(opener: Any) -> None:
     await applied_once_by_another_clock(opener)
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 async def test_without_a_margin_for_other_clocks_a_write_is_applied_twice(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(op_ids, "_MARGIN_MS", 0)
     with pytest.raises(AssertionError, match="2 == 1"):
         await applied_once_by_another_clock(opener)
 
 
-@real
+@single
 async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(opener: Any) -> None:
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
@@ -870,7 +872,7 @@ async def test_a_batch_is_applied_once_though_its_records_left_redis_meanwhile(o
         await store.close()
 
 
-@real
+@single
 async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(opener: Any) -> None:
     """The repetition was applied, and the record left Redis and came back, before the first sending arrives."""
     other = await opener(archiver=False)
@@ -891,7 +893,7 @@ async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(open
         await store.close()
 
 
-@real
+@single
 async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied(opener: Any) -> None:
     """By then nobody need remember that its repetition was applied."""
     other = await opener(archiver=False, op_window=2, timeout=0.5, retry_for=0.5)
@@ -913,7 +915,7 @@ async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applie
         await store.close()
 
 
-@real
+@single
 async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(opener: Any) -> None:
     other = await opener(archiver=False, partitions=1)
     with Proxy(opener.url) as proxy:
@@ -957,7 +959,7 @@ async def test_without_its_time_a_request_that_lay_about_is_applied(opener: Any,
         await check(opener)
 
 
-@real
+@single
 async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_repeated(opener: Any) -> None:
     """Who looks for its op id by then may find it forgotten: whether it was applied is left open, and said."""
     other = await opener(archiver=False)
@@ -986,7 +988,7 @@ async def test_later_than_half_of_the_window_after_the_first_sending_nothing_is_
         await store.close()
 
 
-@real
+@single
 async def test_while_sql_cannot_say_whether_it_was_applied_a_write_is_not_repeated(opener: Any) -> None:
     other = await opener(archiver=False)
     with Proxy(opener.url) as proxy:
@@ -1035,7 +1037,7 @@ async def test_a_first_sending_costs_one_round_trip_though_the_record_was_brough
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 @pytest.mark.parametrize("lost", [MINT.sha, b"\r\nGET\r\n", INSTALL.sha], ids=["mint", "mark", "install"])
 async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(opener: Any, lost: bytes) -> None:
     with Proxy(opener.url) as proxy:
@@ -1049,7 +1051,7 @@ async def test_the_first_write_of_a_partition_is_made_though_an_answer_is_lost(o
         await store.close()
 
 
-@real
+@single
 async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_is_emptied(opener: Any) -> None:
     """Such a write asks no SQL; after a loss it must."""
     with own_server(opener) as server, Proxy(server.url) as proxy:
@@ -1076,7 +1078,7 @@ async def test_the_first_write_of_a_generated_id_is_applied_once_even_if_redis_i
         await other.close()
 
 
-@real
+@single
 async def test_a_generated_id_that_others_use_meanwhile_is_not_started_anew(opener: Any) -> None:
     """The handle that generated an id may make its first write long after others got to know the id."""
     with own_server(opener) as server:
@@ -1180,7 +1182,7 @@ async def test_nothing_to_send_is_answered_at_once(store: Any) -> None:
     assert await store.session("s").set("a", 1) == 1
 
 
-@real
+@single
 async def test_a_server_that_forgot_the_scripts_is_taught_again(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url)

@@ -25,7 +25,7 @@ class Login(BaseModel):
     items: list[int] = []
 
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
 
 
 async def is_hot(store: Any, session: Any) -> None:

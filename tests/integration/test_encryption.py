@@ -626,7 +626,7 @@ async def test_events_are_encrypted_anew_and_who_has_yet_to_read_them_is_told(op
 # Records that never rest
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: Any) -> None:
     """It is written between any two looks at it, so there is no moment when all of it is archived."""
     store = await opener(encryption=Encryption(OLD), archive_every=60)

@@ -26,7 +26,7 @@ from distributed_state.values.freshness import Freshness
 
 pytestmark = pytest.mark.brief("servers")
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
 
 
 def message(text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from distributed_state.port import Script
 from distributed_state.programs.servers import redis_server
 from distributed_state.warm.scripts import HYDRATE, READ
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
 
 
 def message(text: str) -> dict[str, Any]:
@@ -305,6 +305,7 @@ async def test_a_key_of_another_type_is_reported(store: Any) -> None:
         client.delete(names(store, "s").record)
 
 
+@pytest.mark.only(warm="single")
 async def test_reads_keep_working_on_another_server_than_this_one(tmp_path: Any) -> None:
     """A store on a socket file is a store like any other."""
     from distributed_state import StateStore

@@ -105,7 +105,7 @@ async def test_a_deleted_session_has_no_phase_to_leave(store: Any) -> None:
             await session.transition(event)
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="real")
 async def test_a_transition_from_a_known_phase_is_one_round_trip(opener: Any) -> None:
     store = await opener(archiver=False)
     session = store.session("s")
