@@ -17,6 +17,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Call, Script, Words
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ELSEWHERE, ReplyError, translate
+from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
 _REDIRECTIONS = 5
@@ -106,7 +107,7 @@ class Router:
         """Who is to be asked this once for a slot on its way, "" if another server has it for good."""
         word, slot, target = str(answer).split(" ")[:3]
         if word == "ASK":
-            return target
+            return with_host(target, node)
         self._topology.moved(int(slot), target, node)
         return ""
 

@@ -60,7 +60,8 @@ class Topology:
         self._by_tag: dict[bytes, str] = {}
         self._epoch = -1  # of the primary that Sentinels named last
         self._looked = 0.0
-        self._looking = threading.Lock()
+        self._looking = threading.Lock()  # for a second, at times: never waited for by an event loop
+        self._changing = threading.Lock()
         self._gone: list[Callable[[str], None]] = []
 
     @property
@@ -105,9 +106,8 @@ class Topology:
 
     def moved(self, slot: int, node: str, answered: str) -> None:
         """A server said where a slot is now. `answered` is that server: it may leave its own host out."""
-        if node.startswith(":"):
-            node = node_name(host_and_port(answered)[0], node[1:])
-        with self._looking:
+        node = with_host(node, answered)
+        with self._changing:
             if self.kind != "cluster":
                 # A plain address that is a server of a cluster, and was not allowed to say so.
                 self.kind = "cluster"
@@ -181,18 +181,22 @@ class Topology:
                 for slot in range(first, last + 1):
                     if epoch > owners[slot][0]:
                         owners[slot] = (epoch, owner)
-        self._slots = [owner for _, owner in owners]
-        self._known = found
-        self._by_tag = {}
+        with self._changing:
+            self._slots = [owner for _, owner in owners]
+            self._known = found
+            self._by_tag = {}
 
     def _look_at_sentinels(self) -> None:
         """Ask all: one that was cut off with the old primary still names it, under an older epoch."""
         service = self._where.service
         named: list[tuple[int, str]] = []
-        answers = self._ask_all(self._where.seeds, (b"SENTINEL", b"MASTER", service.encode()), sentinel=True)
-        for (said,) in answers.values():
+        # Two questions: the Sentinel that leads a failover has the new epoch beside the old primary in its answer to
+        # the first, until all replicas follow the new one, which may take minutes.
+        asked = [(b"SENTINEL", word, service.encode()) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME")]
+        answers = self._ask_all(self._where.seeds, *asked, sentinel=True)
+        for said, (host, port) in answers.values():
             facts = dict(zip(said[::2], said[1::2], strict=True))
-            named.append((int(facts[b"config-epoch"]), node_name(facts[b"ip"].decode(), int(facts[b"port"]))))
+            named.append((int(facts[b"config-epoch"]), node_name(host.decode(), int(port))))
         epoch, primary = max(named, key=lambda each: (each[0], sum(one == each for one in named)))
         if epoch < self._epoch and self.only is not None:
             log.warning("%s: only Sentinels that know of an older failover answer", self._where.place)
@@ -224,10 +228,15 @@ class Topology:
         return answers
 
 
+def with_host(node: str, asked: str) -> str:
+    """A server as another one, or itself, names it; one that is named without a host is where we asked."""
+    host, port = host_and_port(node)
+    return node_name(host if host not in ("", "?") else host_and_port(asked)[0], port)
+
+
 def _endpoint(node: list[Any], asked: str) -> str:
-    """A server as CLUSTER SLOTS names it; one that names no host is where we asked."""
-    host = (node[0] or b"").decode()
-    return node_name(host if host not in ("", "?") else host_and_port(asked)[0], node[1])
+    """A server as CLUSTER SLOTS has it."""
+    return with_host(node_name((node[0] or b"").decode(), node[1]), asked)
 
 
 def _config_epochs(nodes: bytes) -> dict[bytes, int]:
