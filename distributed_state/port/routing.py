@@ -79,7 +79,10 @@ class Router:
         for _ in range(_REDIRECTIONS):
             groups: dict[str, list[int]] = {}
             for at, once in sorted(waiting.items()):
-                groups.setdefault(once or self._node_for(commands[at]), []).append(at)
+                try:
+                    groups.setdefault(once or self._node_for(commands[at]), []).append(at)
+                except WarmUnavailable as error:
+                    answers[at] = error
             sent = {
                 node: [each for at in group for each in ((_ASKING, commands[at]) if waiting[at] else (commands[at],))]
                 for node, group in groups.items()
@@ -117,8 +120,10 @@ class Router:
             key = words[3]
         elif len(words) > 1:
             key = words[1]
+        elif nodes := self._topology.nodes():
+            return nodes[0]
         else:
-            return self._topology.nodes()[0]
+            key = b""
         return self._topology.node_of(key if isinstance(key, bytes) else str(key).encode())
 
     async def command(self, *words: Any) -> Any:
@@ -149,6 +154,8 @@ class Router:
         again: dict[int, Words] = {}
         refused = [isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers]
         for at, (script, keys, _) in enumerate(calls) if any(refused) else ():
+            if isinstance(answers[at], WarmUnavailable):
+                continue
             node = self._topology.node_of(keys[0])
             if refused[at]:
                 known.setdefault(node, set())
