@@ -69,7 +69,7 @@ class AsyncioPort(Router):
 
     def abandon(self) -> None:
         """After fork() nothing of the parent's loop can be used or closed."""
-        self._connections.unused(self._gone)
+        self._connections.inherited(self._gone)
         self._pipes.clear()
 
     def _gone(self, node: str) -> None:

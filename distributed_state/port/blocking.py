@@ -65,7 +65,7 @@ class BlockingPort(Router):
 
     def abandon(self) -> None:
         """After fork(): drop the parent's sockets. redis-py closes them here without shutting them down."""
-        self._connections.unused(self._gone)
+        self._connections.inherited(self._gone)
         self._free.clear()
         self._used.clear()
 

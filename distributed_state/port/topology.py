@@ -16,7 +16,7 @@ import threading
 import time
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from distributed_state.port.addresses import Address, host_and_port, node_name
 log = logging.getLogger(__name__)
 SLOTS = 16384
 _QUICK = 1.0  # seconds for a server to say what it knows of the others
+_GRACE = 0.1  # more, for the others, when most have said it
 _PAUSE = 0.05  # between two looks
 _OFTEN = 1.0  # and between those for which the only reason is a slot that moved
 
@@ -79,6 +80,11 @@ class Topology:
             self._gone.remove(drop)
         return not self._gone
 
+    def inherited(self) -> None:
+        """In a forked child: locks that nobody is there to give back are others, and what is known is doubted."""
+        self._looking, self._changing = threading.Lock(), threading.Lock()
+        self.doubt()
+
     def node_of(self, key: bytes) -> str:
         """The server that has a key. Raises WarmUnavailable if none is known to have it."""
         if self.only is not None:
@@ -122,23 +128,28 @@ class Topology:
             self.doubted = self.doubted or time.monotonic() - self._looked > _OFTEN
 
     def look(self) -> None:
-        """Find out where keys are. Raises WarmUnavailable or ConfigurationError; may take a second."""
-        asked = time.monotonic()
+        """Find out where keys are, if that is in doubt; it may take a second.
+
+        Raises WarmUnavailable or ConfigurationError.
+        """
         with self._looking:
-            if self._looked > asked:
+            if not self.doubted:
                 return  # somebody looked while we waited
-            left = self._looked + _PAUSE - asked
+            left = self._looked + _PAUSE - time.monotonic()
             if left > 0:
                 time.sleep(left)
+            before = self.nodes()
+            # Before: meanwhile others go on with what is known, and what they doubt is looked at again.
+            self.doubted = not before
             try:
-                before = self.nodes()
-                if self.kind == "sentinel":
-                    self._look_at_sentinels()
-                elif self.kind == "cluster":
-                    self._look_at_cluster(self._known | set(self._where.seeds))
-                else:
-                    self._look_at_server()
-                self.doubted = False
+                self._find_out()
+                self.doubted = self.doubted and bool(before)
+            except StateError as error:
+                # Those who could say are away. What is known may still be true, and its servers say if it is not.
+                if not before or not isinstance(error, WarmUnavailable):
+                    self.doubted = True
+                    raise
+                log.warning("%s: nobody says where keys are now: %s", self._where.place, error)
             finally:
                 self._looked = time.monotonic()
                 self.looks += 1
@@ -148,6 +159,14 @@ class Topology:
                 log.info("%s: %s is no more asked; %s", self._where.place, node, ", ".join(after))
                 for drop in list(self._gone):
                     drop(node)
+
+    def _find_out(self) -> None:
+        if self.kind == "sentinel":
+            self._look_at_sentinels()
+        elif self.kind == "cluster":
+            self._look_at_cluster(self._known | set(self._where.seeds))
+        else:
+            self._look_at_server()
 
     def _look_at_server(self) -> None:
         """A plain address: a server, or one of a cluster."""
@@ -160,6 +179,8 @@ class Topology:
                 raise
             # Then a cluster shows when it answers MOVED.
         pairs = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
+        if pairs.get(b"mode") == b"sentinel":
+            raise ConfigurationError(f"{self._where.place}: a Sentinel: use redis+sentinel:// and the service's name")
         if pairs.get(b"mode") != b"cluster":
             self.only = seed
             return
@@ -214,13 +235,19 @@ class Topology:
         try:
             ask = partial(self._ask, timeout=quick, sentinel=sentinel)
             waiting = {pool.submit(ask, each, *commands): each for each in asked}
-            for done in as_completed(waiting, timeout=2 * quick):
-                try:
-                    answers[waiting[done]] = done.result()
-                except StateError as error:
-                    last = error
-        except TimeoutError:
-            log.debug("%s: not all answered", self._where.place)
+            # Not for all: one that is silent would hold up who asks for keys of the others.
+            while waiting:
+                enough = 2 * len(answers) > len(asked)
+                done, _ = wait(waiting, timeout=_GRACE if enough else 2 * quick, return_when=FIRST_COMPLETED)
+                if not done:
+                    log.debug("%s: no answer from %s", self._where.place, ", ".join(waiting.values()))
+                    break
+                for each in done:
+                    node = waiting.pop(each)
+                    try:
+                        answers[node] = each.result()
+                    except StateError as error:
+                        last = error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         if not answers:

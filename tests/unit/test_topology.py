@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -134,6 +135,7 @@ def test_the_seeds_are_asked_when_all_that_was_known_is_gone() -> None:
     where = cluster(told)
     where.look()
     told.answers = {A: view((0, SLOTS - 1, C, 2))}
+    where.doubt()
     where.look()
     assert where.nodes() == [C]
 
@@ -203,10 +205,61 @@ def test_who_left_is_dropped_and_who_stayed_is_not() -> None:
     where.on_gone(gone.append)
     where.look()
     told.answers = {A: view((0, 99, A, 1), (100, SLOTS - 1, C, 3))}
+    where.doubt()
     where.look()
     assert gone == [B]
     assert where.forget(gone.append)
     assert where.forget(gone.append), "a second time does no harm"
+
+
+def test_what_is_known_is_used_while_nobody_says_anything() -> None:
+    """A connection was reset, and all Sentinels are away: the primary still answers."""
+    told = Told()
+    told.answers = {S1: sentinel(A, 1)}
+    where = watched(told)
+    where.look()
+    told.answers = {}
+    where.doubt()
+    where.look()
+    assert where.only == A
+    told.answers = {S2: sentinel(B, 2)}
+    where.doubt()
+    where.look()
+    assert where.only == B
+
+
+def test_one_that_is_silent_is_not_waited_for_when_most_have_answered() -> None:
+    told, go_on = Told(), threading.Event()
+    told.answers = {A: view((0, SLOTS - 1, A, 1)), B: view((0, SLOTS - 1, A, 1)), C: lambda command: go_on.wait(5)}
+    where = cluster(told, f"redis+cluster://{A},{B},{C}")
+    began = monotonic()
+    where.look()
+    assert monotonic() - began < 0.9
+    assert where.nodes() == [A]
+    go_on.set()
+
+
+def test_a_doubt_that_comes_while_one_looks_is_looked_at_again() -> None:
+    told = Told()
+    told.answers = {A: view((0, SLOTS - 1, A, 1))}
+    where = cluster(told)
+    where.look()
+    told.answers = {A: lambda command: (where.doubt(), view((0, SLOTS - 1, A, 1))(command))[1]}
+    where.doubt()
+    where.look()
+    assert where.doubted
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
+    told = Told()
+    told.answers = {A: view((0, SLOTS - 1, A, 1))}
+    where = cluster(told)
+    where.look()
+    with where._looking, where._changing:
+        where.inherited()
+        assert where.doubted
+        where.look()
+    assert not where.doubted
 
 
 def test_nobody_to_ask_is_unavailable() -> None:
@@ -342,6 +395,7 @@ def test_the_old_primary_is_dropped_at_a_switch() -> None:
     where.on_gone(gone.append)
     where.look()
     told.answers = {S1: sentinel(B, 2)}
+    where.doubt()
     where.look()
     assert gone == [A]
 
@@ -354,5 +408,6 @@ def test_without_comparing_epochs_the_old_primary_would_come_back() -> None:
     where.look()
     told.answers = {S2: sentinel(A, 1), S3: sentinel(A, 1)}
     where._epoch = -1
+    where.doubt()
     where.look()
     assert where.only == A
