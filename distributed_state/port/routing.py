@@ -74,9 +74,14 @@ class Router:
         topology = self._topology
         if topology.doubted:
             await self._look()
-        if topology.only is None:
-            return await self._exchange_routed(commands)
-        return await self.exchange_with(topology.only, commands)
+        if topology.only is not None:
+            return await self.exchange_with(topology.only, commands)
+        if len(commands) == 1:
+            # The short way, which is nearly always the whole of it.
+            answers = await self.exchange_with(self._node_for(commands[0]), commands)
+            if not isinstance(answers[0], ReplyError) or answers[0].word not in _REDIRECTED:
+                return answers
+        return await self._exchange_routed(commands)
 
     async def _exchange_routed(self, commands: Sequence[Words]) -> list[Any]:
         """Each command to the server that has its key, followed where that sends it.
