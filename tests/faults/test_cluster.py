@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from below import server_binary
 from faces import Blocking, core, in_thread
-from under_load import IDS, Load, load, now
+from under_load import IDS, Load, listening, load, now
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.port.topology import slot_of
@@ -175,7 +175,10 @@ async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
         async with AsyncStateStore.open(cluster.url, **place) as store:
             mine = slots(store)
-        with load(url=cluster.url, retry_for=30.0, **place) as running:
+        with (
+            listening(url=cluster.url, **place) as listener,
+            load(url=cluster.url, retry_for=30.0, **place) as running,
+        ):
             wait_for(0.5)
             for number in mine[:4]:
                 source = cluster.primary_of(number)
@@ -188,6 +191,9 @@ async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -
             cluster.move_slots(fifth, cluster.nodes[0])
             cluster.remove_node(fourth)
             wait_for(0.5)
+            running.end()
+            assert running.emitted
+            listener.check(running.emitted)
         assert running.acknowledged() > 500
         await running.check()
 
