@@ -67,7 +67,8 @@ def best(steps: list[Result], max_p99: float) -> Result | None:
 def compared(fleet: LocalFleet, source: Source, commands: baseline.Commands) -> Figure:
     """Turns a second of the library alone, beside bare redis-py."""
     count = len(fleet.workers)
-    found = baseline.compared(fleet.redis.url, count, _messages(source), commands)
+    paces = baseline.compared(fleet.redis.url, count, _messages(source), commands)
+    found = {name: pace.turns for name, pace in paces.items()}
     library = found.pop("library")
     name = max(found, key=lambda each: found[each])
     beside = f"{found[name]:,.0f}/s: {count} processes of {name}, the same {commands.count} commands"
