@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -22,15 +22,35 @@ _STOP_SECONDS = 10.0
 # Below the ports that systems lend to outgoing connections: otherwise a client that retries while its server is
 # down may be lent the server's own port, and the server could not come back.
 _PORTS = range(15_000, 32_000)
+# Those given away here. A server that is about to start, or is down for a moment, does not listen on its port.
+_given = set[int]()
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
+    """Return a loopback port that nobody listens on now, and never the same one twice."""
     for port in random.SystemRandom().sample(_PORTS, 100):
+        if port in _given:
+            continue
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
     raise ConfigurationError(f"none of 100 ports tried from {_PORTS.start} to {_PORTS.stop} is free")
+
+
+def wait_until(condition: Callable[[], bool], missing: str, seconds: float = _START_SECONDS) -> None:
+    """Wait until the condition holds. Raises ConfigurationError saying what is `missing` if it never does.
+
+    That a server cannot be asked just now counts as not yet.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        with suppress(OSError):
+            if condition():
+                return
+        if time.monotonic() > deadline:
+            raise ConfigurationError(f"{missing} within {seconds:g} s")
+        time.sleep(0.03)
 
 
 class Server(ABC):
@@ -43,6 +63,7 @@ class Server(ABC):
         self.directory = directory
         self.log = directory / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._paused = False
         self._owner = os.getpid()
 
     @property
@@ -61,6 +82,11 @@ class Server(ABC):
     def running(self) -> bool:
         """Whether the process is there; a paused server counts as running."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def answering(self) -> bool:
+        """Whether it runs and was not paused."""
+        return self.running and not self._paused
 
     @abstractmethod
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
@@ -101,10 +127,12 @@ class Server(ABC):
 
     def pause(self) -> None:
         """Freeze it with SIGSTOP: connections stay open and nothing answers."""
+        self._paused = True
         self._send(signal.SIGSTOP)
 
     def resume(self) -> None:
         """Let a paused server go on."""
+        self._paused = False
         self._send(signal.SIGCONT)
 
     def _processes(self) -> list[int]:
@@ -119,6 +147,7 @@ class Server(ABC):
                 os.kill(pid, number)
 
     def _spawn(self) -> None:
+        self._paused = False
         with self.log.open("ab") as log:
             self._process = self._launch(log.fileno())
         atexit.unregister(self.kill)

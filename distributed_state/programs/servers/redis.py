@@ -7,7 +7,9 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from distributed_state.programs.servers.asking import Connection, info
 from distributed_state.programs.servers.binaries import redis_binary
 from distributed_state.programs.servers.process import Server, launch, working_folder
 
@@ -25,10 +27,37 @@ class RedisServer(Server):
         """The URL for `StateStore.open`."""
         return f"redis://127.0.0.1:{self.port}/0"
 
-    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+    @property
+    def password(self) -> str | None:
+        """The password that its options ask for."""
+        words = list(self._options)
+        return words[words.index("--requirepass") + 1] if "--requirepass" in words else None
+
+    def connect(self) -> Connection:
+        """Connect for plain commands. Raises OSError."""
+        return Connection(self.port, password=self.password)
+
+    def ask(self, *words: str | int) -> Any:
+        """Return the answer to one plain command. Raises hiredis.ReplyError or OSError."""
+        with self.connect() as connection:
+            return connection.ask(*words)
+
+    def info(self, section: str) -> dict[str, str]:
+        """Return the fields of one section of INFO. Raises OSError."""
+        return info(self.ask("INFO", section))
+
+    def in_sync(self) -> bool:
+        """Whether it is a replica that has the data of its primary and hears its writes. May raise OSError."""
+        return self.info("replication").get("master_link_status") == "up"
+
+    def _settings(self) -> dict[str, str]:
         defaults = {"bind": "127.0.0.1", "save": "", "appendonly": "no", "maxmemory-policy": "noeviction"}
-        defaults |= {"port": str(self.port), "dir": str(self.directory)}
-        words = [word for name, value in defaults.items() for word in (f"--{name}", value)]
+        # A replica is synchronised at once, not after the five seconds in which others might ask for the same.
+        defaults |= {"repl-diskless-sync-delay": "0"}
+        return defaults | {"port": str(self.port), "dir": str(self.directory)}
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        words = [word for name, value in self._settings().items() for word in (f"--{name}", value)]
         return launch([self.binary, *words, *self._options], self.directory, log)
 
     def _answers(self) -> bool:

@@ -1,0 +1,193 @@
+"""A Redis Cluster on loopback. Law: it is formed, and changed, by the commands that `redis-cli --cluster` sends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+from pathlib import Path
+
+from distributed_state.errors import ConfigurationError
+from distributed_state.programs.servers.binaries import redis_binary
+from distributed_state.programs.servers.cluster_node import SLOTS, ClusterNode
+from distributed_state.programs.servers.process import wait_until, working_folder
+from distributed_state.programs.servers.resharding import begin_move, end_move, move_keys
+
+
+class RedisCluster:
+    """Some primaries, each with its replicas. A primary that is silent for a second is replaced by a replica."""
+
+    def __init__(self, binary: str, options: Sequence[str], directory: Path) -> None:
+        self.binary = binary
+        self.directory = directory
+        self.nodes: list[ClusterNode] = []
+        self._options = options
+        self._started = 0
+
+    @property
+    def url(self) -> str:
+        """The URL for `StateStore.open`, with every node as a seed."""
+        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    def start(self, primaries: int, replicas: int) -> None:
+        """Start `primaries` nodes, each with so many `replicas`, share the slots out, and wait until all agree."""
+        first = [self._new_node() for _ in range(primaries)]
+        rest = [self._new_node() for _ in range(primaries * replicas)]
+        for at, node in enumerate(first):
+            # Different from the start: two primaries with the same epoch would first have to settle that.
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1)
+            node.ask("CLUSTER", "ADDSLOTSRANGE", SLOTS * at // primaries, SLOTS * (at + 1) // primaries - 1)
+        for one, other in combinations(self.nodes, 2):
+            one.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+        wait_until(self._all_met, "the nodes of a cluster did not meet")
+        for at, node in enumerate(rest):
+            node.ask("CLUSTER", "REPLICATE", first[at % primaries].id)
+        self.wait_converged()
+
+    # Who is what
+
+    def primaries(self) -> list[ClusterNode]:
+        """The nodes that answer and have slots, in the order of their first slots."""
+        asked = [(node, node.itself()) for node in self._answering()]
+        owners = [(member.slot_ranges[0].start, node) for node, member in asked if member.is_owner]
+        return [node for _, node in sorted(owners, key=lambda each: each[0])]
+
+    def replicas_of(self, primary: ClusterNode) -> list[ClusterNode]:
+        """The replicas of a primary that answer; it need not answer itself."""
+        return [node for node in self._answering() if node.itself().primary_id == primary.id]
+
+    def primary_of(self, slot: int) -> ClusterNode:
+        """The node that has a slot. Raises ConfigurationError if none that answers has it."""
+        for node in self._answering():
+            if node.itself().owns(slot):
+                return node
+        raise ConfigurationError(f"no node that answers has slot {slot}")
+
+    # Faults
+
+    def kill_primary(self, primary: ClusterNode | None = None) -> ClusterNode:
+        """Kill a primary, the first one if none is given, and return it; `start` brings it back as a replica.
+
+        Its replica replaces it some seconds later: `wait_converged` waits for that.
+        """
+        chosen = primary or self.primaries()[0]
+        chosen.kill()
+        return chosen
+
+    def failover(self, primary: ClusterNode) -> ClusterNode:
+        """Hand a primary's part over to one of its replicas, which has all its writes; return the new primary."""
+        return self._promote(primary, ())
+
+    def takeover(self, primary: ClusterNode) -> ClusterNode:
+        """Let a replica take a primary's part without asking anyone, the primary least of all; return the replica."""
+        return self._promote(primary, ("TAKEOVER",))
+
+    def wait_converged(self) -> None:
+        """Wait until all nodes that answer agree on who is what, serve every slot, and replicas are in sync."""
+        wait_until(self.converged, f"the nodes of {self.url} did not agree")
+
+    def converged(self) -> bool:
+        """Whether all nodes that answer agree, serve every slot, and replicas are in sync. May raise OSError."""
+        nodes = self._answering()
+        ports = {node.port for node in nodes}
+        views = {frozenset(m for m in node.members() if m.port in ports) for node in nodes}
+        if len(views) != 1:
+            return False
+        (view,) = views
+        served = sum(len(each) for member in view if member.is_owner for each in member.slot_ranges)
+        return {m.port for m in view} == ports and served == SLOTS and all(node.serving() for node in nodes)
+
+    # Growing, shrinking, resharding
+
+    def add_node(self) -> ClusterNode:
+        """Add a primary without slots, and return it when all nodes know it."""
+        node = self._new_node()
+        for other in self._answering():
+            if other is not node:
+                node.ask("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus_port)
+        wait_until(self._all_met, "a node did not meet the others")
+        self.wait_converged()
+        return node
+
+    def add_replica(self, primary: ClusterNode) -> ClusterNode:
+        """Add a replica of this primary, and return it when it is in sync."""
+        node = self.add_node()
+        node.ask("CLUSTER", "REPLICATE", primary.id)
+        self.wait_converged()
+        return node
+
+    def remove_node(self, node: ClusterNode) -> None:
+        """Let all others forget a node, and stop it. Raises ConfigurationError if it still has slots."""
+        if node in self.primaries():
+            raise ConfigurationError(f"the node on port {node.port} has slots; move them first")
+        for replica in self.replicas_of(node):
+            replica.ask("CLUSTER", "REPLICATE", self.primaries()[0].id)
+        gone = node.id
+        self.nodes.remove(node)
+        node.kill()
+        for other in self._answering():
+            other.ask("CLUSTER", "FORGET", gone)
+        self.wait_converged()
+
+    def move_slots(self, slots: Iterable[int], to: ClusterNode, *, pause: float = 0.0) -> None:
+        """Move slots to a node one after the other, as under load: each stays on its way for `pause` seconds."""
+        by_port = {node.port: node for node in self.nodes}
+        for slot in slots:
+            # The target is told first when a slot is handed over, so it knows best.
+            owners = [member for member in to.members() if member.is_owner]
+            source = next(by_port[member.port] for member in owners if member.owns(slot))
+            if source is to:
+                continue
+            others = [by_port[member.port] for member in owners if member.port not in (source.port, to.port)]
+            begin_move(slot, source, to)
+            time.sleep(pause)
+            while move_keys(slot, source, to):
+                pass
+            end_move(slot, source, to, others)
+
+    def kill(self) -> None:
+        """End every process at once; what they hold goes with their folders."""
+        for node in self.nodes:
+            node.kill()
+
+    def _promote(self, primary: ClusterNode, how: tuple[str, ...]) -> ClusterNode:
+        replicas = self.replicas_of(primary)
+        if not replicas:
+            raise ConfigurationError(f"the primary on port {primary.port} has no replica that answers")
+        chosen = replicas[0]
+        chosen.ask("CLUSTER", "FAILOVER", *how)
+        wait_until(lambda: chosen in self.primaries(), f"the replica on port {chosen.port} was not promoted")
+        self.wait_converged()
+        return chosen
+
+    def _new_node(self) -> ClusterNode:
+        self._started += 1
+        node = ClusterNode(self.binary, self._options, self.directory / f"node-{self._started}")
+        self.nodes.append(node)
+        node.start()
+        return node
+
+    def _answering(self) -> list[ClusterNode]:
+        return [node for node in self.nodes if node.answering]
+
+    def _all_met(self) -> bool:
+        ports = {node.port for node in self._answering()}
+        return all({m.port for m in node.members() if m.joined} >= ports for node in self._answering())
+
+
+@contextmanager
+def redis_cluster(
+    *options: str, primaries: int = 3, replicas: int = 1, binary: str | None = None, directory: Path | None = None
+) -> Iterator[RedisCluster]:
+    """Run a cluster of Redis or Valkey servers while the block runs, formed anew each time.
+
+    `options` are words of each node's command line; a later one wins (`"--cluster-node-timeout", "5000"`).
+    """
+    with working_folder(directory) as place:
+        cluster = RedisCluster(binary or redis_binary(), options, place)
+        try:
+            cluster.start(primaries, replicas)
+            yield cluster
+        finally:
+            cluster.kill()

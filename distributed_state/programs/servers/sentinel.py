@@ -1,0 +1,196 @@
+"""A primary with replicas and the Sentinels that watch it. Law: one that is silent for a second is replaced."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from distributed_state.errors import ConfigurationError
+from distributed_state.programs.servers.binaries import redis_binary
+from distributed_state.programs.servers.process import launch, wait_until, working_folder
+from distributed_state.programs.servers.redis import RedisServer
+
+SERVICE = "mymaster"
+# A Sentinel asks for INFO every ten seconds and greets the others every two; a failover would take twenty.
+_PERIODS_MS = ("info-period", 500, "publish-period", 200, "ping-period", 200)
+
+
+class SentinelServer(RedisServer):
+    """One Sentinel. It keeps what it learns in its configuration, so it comes back knowing the others."""
+
+    def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        super().__init__(binary, (), directory)
+        self._configuration = directory / "sentinel.conf"
+        self._configuration.write_text(self._first_configuration(primary, quorum))
+
+    @property
+    def url(self) -> str:
+        """The URL for `StateStore.open`, with this Sentinel as the only one."""
+        return f"redis+sentinel://127.0.0.1:{self.port}/{SERVICE}/0"
+
+    def start(self) -> None:
+        """Start, or start again with what it knew, and wait until it answers."""
+        super().start()
+        self.ask("SENTINEL", "DEBUG", *_PERIODS_MS)
+
+    def primary_port(self) -> int:
+        """The port of the primary that it names. May raise OSError."""
+        return int(self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
+
+    def knows(self, others: int, replicas: set[int]) -> bool:
+        """Whether it hears so many `others`, and these `replicas` by their ports. May raise OSError."""
+        watched = _fields(self.ask("SENTINEL", "MASTER", SERVICE))
+        listed = [_fields(each) for each in self.ask("SENTINEL", "REPLICAS", SERVICE)]
+        heard = {
+            int(each["port"]) for each in listed if each["flags"] == "slave" and each["master-link-status"] == "ok"
+        }
+        return int(watched["num-other-sentinels"]) >= others and watched["flags"] == "master" and heard >= replicas
+
+    def _first_configuration(self, primary: RedisServer, quorum: int) -> str:
+        lines = [
+            f"port {self.port}",
+            "bind 127.0.0.1",
+            f'dir "{self.directory}"',
+            f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} {quorum}",
+            f"sentinel down-after-milliseconds {SERVICE} 1000",
+            f"sentinel failover-timeout {SERVICE} 3000",
+            f"sentinel parallel-syncs {SERVICE} 5",
+        ]
+        if primary.password is not None:
+            lines.append(f"sentinel auth-pass {SERVICE} {primary.password}")
+        return "\n".join(lines) + "\n"
+
+    def _launch(self, log: int) -> subprocess.Popen[bytes]:
+        return launch([self.binary, str(self._configuration), "--sentinel"], self.directory, log)
+
+
+class RedisSentinel:
+    """A primary, its replicas and their Sentinels. A quorum is more than half of the Sentinels."""
+
+    def __init__(self, binary: str, options: Sequence[str], directory: Path) -> None:
+        self.binary = binary
+        self.directory = directory
+        self.servers: list[RedisServer] = []
+        self.sentinels: list[SentinelServer] = []
+        self._options = options
+
+    @property
+    def url(self) -> str:
+        """The URL for `StateStore.open`, with every Sentinel."""
+        addresses = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+        return f"redis+sentinel://{addresses}/{SERVICE}/0"
+
+    def start(self, replicas: int, sentinels: int) -> None:
+        """Start a primary, its `replicas` and so many `sentinels`, and wait until all agree."""
+        for at in range(replicas + 1):
+            server = self._new_server(at)
+            if at:
+                server.ask("REPLICAOF", "127.0.0.1", self.servers[0].port)
+        wait_until(lambda: all(map(RedisServer.in_sync, self.servers[1:])), "the replicas were not in sync")
+        for at in range(sentinels):
+            folder = self.directory / f"sentinel-{at + 1}"
+            sentinel = SentinelServer(self.binary, folder, self.servers[0], sentinels // 2 + 1)
+            self.sentinels.append(sentinel)
+            sentinel.start()
+        self.wait_converged()
+
+    # Who is what
+
+    @property
+    def primary(self) -> RedisServer:
+        """The server that most Sentinels name as the primary. It may be one that was just killed."""
+        named = [sentinel.primary_port() for sentinel in self._answering()]
+        port = max(named, key=named.count)
+        return next(server for server in self.servers if server.port == port)
+
+    @property
+    def replicas(self) -> list[RedisServer]:
+        """The servers that answer and are not the primary."""
+        primary = self.primary
+        return [server for server in self.servers if server.answering and server is not primary]
+
+    # Faults
+
+    def kill_primary(self) -> RedisServer:
+        """Kill the primary and return it; `start` brings it back, and the Sentinels make a replica of it.
+
+        They replace it some seconds later: `wait_replaced` waits for that.
+        """
+        primary = self.primary
+        primary.kill()
+        return primary
+
+    def failover(self) -> RedisServer:
+        """Let the Sentinels replace a primary that is well, and return the new one when all agree."""
+        before = self.primary
+        self._answering()[0].ask("SENTINEL", "FAILOVER", SERVICE)
+        return self.wait_replaced(before)
+
+    def wait_replaced(self, before: RedisServer) -> RedisServer:
+        """Wait until another server than this one is the primary for all, and return it."""
+        wait_until(lambda: self.primary is not before, f"the primary on port {before.port} was not replaced")
+        self.wait_converged()
+        return self.primary
+
+    def wait_converged(self) -> None:
+        """Wait until the Sentinels that answer name one primary, and the other servers are its replicas and in sync."""
+        wait_until(self.converged, f"the Sentinels of {self.url} did not agree")
+
+    def converged(self) -> bool:
+        """Whether the Sentinels that answer agree, and the other servers are replicas in sync. May raise OSError."""
+        sentinels, primary = self._answering(), self.primary
+        if {sentinel.primary_port() for sentinel in sentinels} != {primary.port}:
+            return False
+        replicas = self.replicas
+        if primary.info("replication")["role"] != "master" or not all(_follows(each, primary) for each in replicas):
+            return False
+        ports = {replica.port for replica in replicas}
+        return all(sentinel.knows(len(sentinels) - 1, ports) for sentinel in sentinels)
+
+    def kill(self) -> None:
+        """End every process at once; what they hold goes with their folders."""
+        for server in (*self.sentinels, *self.servers):
+            server.kill()
+
+    def _new_server(self, at: int) -> RedisServer:
+        folder = self.directory / f"server-{at + 1}"
+        folder.mkdir(parents=True, exist_ok=True)
+        server = RedisServer(self.binary, self._options, folder)
+        self.servers.append(server)
+        server.start()
+        return server
+
+    def _answering(self) -> list[SentinelServer]:
+        found = [sentinel for sentinel in self.sentinels if sentinel.answering]
+        if not found:
+            raise ConfigurationError("no Sentinel answers")
+        return found
+
+
+def _follows(replica: RedisServer, primary: RedisServer) -> bool:
+    state = replica.info("replication")
+    return state.get("master_link_status") == "up" and int(state["master_port"]) == primary.port
+
+
+def _fields(answer: list[str]) -> dict[str, str]:
+    return dict(zip(answer[::2], answer[1::2], strict=True))
+
+
+@contextmanager
+def redis_sentinel(
+    *options: str, replicas: int = 2, sentinels: int = 3, binary: str | None = None, directory: Path | None = None
+) -> Iterator[RedisSentinel]:
+    """Run a primary, its replicas and their Sentinels while the block runs.
+
+    `options` are words of the servers' command line, not of the Sentinels'.
+    """
+    with working_folder(directory) as place:
+        watched = RedisSentinel(binary or redis_binary(), options, place)
+        try:
+            watched.start(replicas, sentinels)
+            yield watched
+        finally:
+            watched.kill()
