@@ -7,11 +7,10 @@ import subprocess
 import time
 from contextlib import suppress
 
-from deploy.load.warm_tiers import moment
+from deploy.load.warm_tiers import SHARE, moment
 
 SERVICE = "agents"  # as deploy/sentinel.yml names what the Sentinels watch
 _SLOTS = 16_384
-_SHARE = 5
 
 
 class ComposeFleet:
@@ -87,7 +86,7 @@ class ComposeFleet:
         ids = [self._ask(each, "CLUSTER", "MYID").strip() for each in sorted(self._elected_by(self._servers()))]
         for at, id in enumerate(ids):
             target = ids[(at + 1) % len(ids)]
-            moved = ("--cluster-from", id, "--cluster-to", target, "--cluster-slots", str(_SLOTS // len(ids) // _SHARE))
+            moved = ("--cluster-from", id, "--cluster-to", target, "--cluster-slots", str(_SLOTS // len(ids) // SHARE))
             self._ask("valkey-1", "--cluster", "reshard", "127.0.0.1:6379", *moved, "--cluster-yes")
 
     def _servers(self) -> list[str]:

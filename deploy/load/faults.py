@@ -117,7 +117,7 @@ class Breaking:
 
     def _break(self, moment: float) -> None:
         acts: dict[str, Callable[[], float | None]] = {
-            "kill-worker": self._fleet.kill_worker,
+            "kill-worker": lambda: self._fleet.kill_worker(),
             "stop-redis": lambda: self._fleet.stop_redis(LASTS),
             "pause-postgres": lambda: self._fleet.pause_postgres(LASTS),
             "kill-primary": lambda: self._fleet.kill_primary(LASTS),

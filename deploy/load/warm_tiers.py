@@ -11,9 +11,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from distributed_state.programs.servers.cluster_node import ClusterNode
-from distributed_state.programs.servers.sentinel import SERVICE
-
 from distributed_state.programs.servers import (
     RedisCluster,
     RedisSentinel,
@@ -22,11 +19,13 @@ from distributed_state.programs.servers import (
     redis_sentinel,
     redis_server,
 )
+from distributed_state.programs.servers.cluster_node import ClusterNode
+from distributed_state.programs.servers.sentinel import SERVICE
 
 _OPTIONS = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "volatile-lru")
 _LOOK = 0.02
 _ELECTED = 30.0
-_SHARE = 5  # one slot of so many is moved by `reshard`
+SHARE = 5  # one slot of so many is moved by `reshard`
 
 
 class WarmTier(Protocol):
@@ -109,8 +108,12 @@ class Sentinel:
         self._watched.wait_converged()
         return elected
 
+    def primary(self) -> RedisServer:
+        """The one that the Sentinels name."""
+        return self._watched.primary
+
     def _elected(self, before: RedisServer) -> float:
-        return moment(lambda: self._watched.primary is not before, "no Sentinel named another primary")
+        return moment(lambda: self.primary() is not before, "no Sentinel named another primary")
 
     def reshard(self) -> None:
         """It has no slots."""
@@ -154,13 +157,17 @@ class Cluster:
         self._cluster.wait_converged()
         return elected
 
-    def reshard(self) -> None:
-        """Move the first fifth of every primary's slots to the next one, a slot after the other."""
+    def reshard(self, share: int = SHARE) -> None:
+        """Move the first fifth (one of `share`) of every primary's slots to the next one, a slot after the other."""
         primaries = self._cluster.primaries()
         owned = [[slot for each in node.itself().slot_ranges for slot in each] for node in primaries]
         for at, slots in enumerate(owned):
-            self._cluster.move_slots(slots[: len(slots) // _SHARE], primaries[(at + 1) % len(primaries)])
+            self._cluster.move_slots(slots[: len(slots) // share], primaries[(at + 1) % len(primaries)])
         self._cluster.wait_converged()
+
+    def primaries(self) -> list[ClusterNode]:
+        """Those that have slots."""
+        return self._cluster.primaries()
 
     def _next_primary(self) -> ClusterNode:
         primaries = self._cluster.primaries()

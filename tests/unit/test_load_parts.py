@@ -124,7 +124,7 @@ def test_knees_are_compared_only_if_both_were_found() -> None:
     assert reached.reached is True
     missed, _ = at_knees(searched(800), searched(1000), 2, commands)
     assert missed.reached is False
-    assert "80%" in missed.measured or "7" in missed.measured
+    assert missed.measured == "800/s, 81%"
     (unknown,) = at_knees(searched(960), searched(float("inf")), 2, commands)
     assert unknown.reached is False
     assert unknown.measured.startswith("not found to 5%")
@@ -245,8 +245,8 @@ def test_a_turn_that_is_only_lost_is_told_from_everything_worse() -> None:
     after = talk((2, "c:0:0"), (3, "t:gone"), (3, "t:a"), (4, "t:b"))
     assert lost(after, "c:0:0", "t:a", "t:b") == [True]
     assert lost(talk(*ALL)) == [True, True]
-    assert lost(after, "c:0:0", "t:a", "t:a", "t:b") == [False, False], "lost, and another one doubled"
-    assert lost(after, "c:0:0", "t:b", "t:a") == [False], "lost, and the rest in another order"
+    assert set(lost(after, "c:0:0", "t:a", "t:a", "t:b")) == {False}, "lost, and another one doubled"
+    assert set(lost(after, "c:0:0", "t:b", "t:a")) == {False}, "lost, and the rest in another order"
     assert False in lost(after, "c:0:0", "t:gone", "t:a", "t:b"), "two with one version, both there"
     (conversation,) = differences(SOURCE, talk(*ALL), None)
     assert conversation.lost
