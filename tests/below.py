@@ -58,8 +58,8 @@ def later(store: Any, seconds: float) -> None:
 def redis_of(store: Any) -> Iterator[Any]:
     """A plain client on the server of a store."""
     connections = core(store)._lifecycle.connections
-    if connections.embedded:
-        client = fakeredis.FakeRedis(server=connections._server)
+    if connections.embedded is not None:
+        client = fakeredis.FakeRedis(server=connections.embedded.fake)
     else:
         client = redis.Redis.from_url(core(store).settings.url)
     with client:

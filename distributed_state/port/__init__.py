@@ -94,7 +94,10 @@ class Wire(Protocol):
         ...
 
     async def receive(self) -> list[Any]:
-        """The next message. Raises WarmUnavailable when the connection is lost or closed."""
+        """The next message; an answer that is an error as [b"error", its text].
+
+        Raises WarmUnavailable when the connection is lost or closed.
+        """
         ...
 
     def close(self) -> None:
@@ -136,12 +139,30 @@ class Port(Protocol):
         """After fork(): forget the parent's connections without a word on the wire."""
         ...
 
-    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
-        """Send commands together; one round trip. An answer that is an error is returned in its place.
+    def node_of(self, key: bytes) -> str:
+        """The server that has this key now, as "host:port"; "" if embedded. Raises WarmUnavailable if none has."""
+        ...
 
-        Each is carried out whatever became of those before it; what depends on that is a script, and looks itself.
-        Raises WarmUnavailable when answers are missing: the commands may or may not have been carried out.
+    def nodes(self) -> list[str]:
+        """All servers that have keys: one, unless in a cluster."""
+        ...
+
+    async def relocate(self) -> None:
+        """Find out again where keys are, if something said that they moved."""
+        ...
+
+    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
+        """Send commands together, each to the server that has its first key; one round trip.
+
+        An answer that is an error is returned in its place; of several servers' those of one that cannot be reached,
+        too, as WarmUnavailable. Each command is carried out whatever became of those before it; what depends on that
+        is a script, and looks itself. Raises WarmUnavailable when all answers are missing: the commands may or may not
+        have been carried out.
         """
+        ...
+
+    async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        """Send commands to one server, whatever keys they name; otherwise as `exchange`."""
         ...
 
     async def command(self, *words: Any) -> Any:
@@ -160,8 +181,8 @@ class Port(Protocol):
         """Many script calls in one round trip. An answer that is an error is returned in its place."""
         ...
 
-    async def wire(self) -> Wire:
-        """Open a connection of its own, for a subscription."""
+    async def wire(self, node: str) -> Wire:
+        """Open a connection of its own to a server, for a subscription."""
         ...
 
     async def sleep(self, seconds: float) -> None:

@@ -12,19 +12,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from hiredis import pack_command
+import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import Words
-from distributed_state.port.calls import Calls
+from distributed_state.port import Wire, Words
 from distributed_state.port.connections import Connections
-from distributed_state.port.errors import translate
-from distributed_state.port.pipe import BROKEN, Pipe
+from distributed_state.port.embedded_wires import AsyncioEmbeddedWire
+from distributed_state.port.errors import BROKEN, translate
+from distributed_state.port.pipe import Pipe, PipeWire
+from distributed_state.port.routing import Router
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -35,28 +36,29 @@ def here() -> asyncio.AbstractEventLoop:
     return asyncio.get_running_loop()
 
 
-class AsyncioPort(Calls):
-    """One shared connection for commands, one more for the link, threads for SQL."""
+class AsyncioPort(Router):
+    """One shared connection to each server for commands, more for links, threads for SQL."""
 
     monotonic = staticmethod(time.monotonic)
     suspends = True
     wall = staticmethod(time.time)
 
     def __init__(self, connections: Connections) -> None:
-        self._connections = connections
-        self._place = connections.place
-        self._pipe: Pipe | None = None
+        super().__init__(connections)
+        self._pipes: dict[str, Pipe] = {}
         self._loop = asyncio.get_running_loop()
-        self._connecting = asyncio.Lock()
+        self._connecting: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
         self._handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
+        connections.used(self._gone)
 
     async def open(self) -> None:
         await self.command(b"PING")
 
     async def close(self) -> None:
-        if self._pipe is not None:
-            await self._pipe.close()
+        self._connections.unused(self._gone)
+        for pipe in self._pipes.values():
+            pipe.fail(driver.ConnectionError("closed"))
         self._handlers.shutdown(wait=False)
         try:
             async with asyncio.timeout(self._connections.timeout):
@@ -67,40 +69,69 @@ class AsyncioPort(Calls):
 
     def abandon(self) -> None:
         """After fork() nothing of the parent's loop can be used or closed."""
-        self._pipe = None
+        self._connections.unused(self._gone)
+        self._pipes.clear()
 
-    async def _connected(self) -> Pipe:
-        async with self._connecting:
-            if self._pipe is None or self._pipe.broken is not None:
-                self._pipe = Pipe(await self._connect())
-            return self._pipe
+    def _gone(self, node: str) -> None:
+        """A server is no more asked: who waits for its answers is told at once."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._drop, node)
 
-    async def _connect(self) -> Any:
-        connection = self._connections.asyncio()
+    def _drop(self, node: str) -> None:
+        if pipe := self._pipes.pop(node, None):
+            pipe.fail(driver.ConnectionError("another server has its keys now"))
+
+    async def relocate(self) -> None:
+        if self._topology.doubted:
+            await asyncio.to_thread(self._connections.look)
+
+    async def _connected(self, node: str) -> Pipe:
+        async with self._connecting.setdefault(node, asyncio.Lock()):
+            pipe = self._pipes.get(node)
+            if pipe is None or pipe.broken is not None:
+                connection = await self._connect(node)
+                pipe = Pipe(connection, self._connections.timeout, self._refused, self._topology.doubt)
+                self._pipes[node] = pipe
+            return pipe
+
+    async def _connect(self, node: str) -> Any:
         try:
-            async with asyncio.timeout(self._connections.timeout):
-                await connection.connect()
-        except (TimeoutError, *BROKEN) as error:
-            raise translate(error, self._place) from error
-        return connection
+            return await self._connections.connect_asyncio(node)
+        except StateError:
+            self._topology.doubt()
+            raise
 
-    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
+    async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if not commands:
             return []  # waiting for no answer would never end, and hold up everybody after it
-        pipe = self._pipe
+        if self._embedded is not None:
+            return self._embedded.exchange(commands)
+        pipe = self._pipes.get(node)
         if pipe is None or pipe.broken is not None:
-            pipe = await self._connected()
-        waiting = pipe.send(commands)
-        timer = pipe.loop.call_later(self._connections.timeout, pipe.fail_silent, waiting)
+            pipe = await self._connected(node)
         try:
-            return await waiting
+            return await pipe.send(commands)
         except BROKEN as error:
             raise translate(error, self._place) from error
-        finally:
-            timer.cancel()
 
-    async def wire(self) -> AsyncioWire:
-        return AsyncioWire(await self._connect(), self._place)
+    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+        if len(groups) == 1:
+            ((node, commands),) = groups.items()
+            return {node: await self._tried(node, commands)}
+        async with asyncio.TaskGroup() as together:
+            tasks = {node: together.create_task(self._tried(node, sent)) for node, sent in groups.items()}
+        return {node: task.result() for node, task in tasks.items()}
+
+    async def _tried(self, node: str, commands: Sequence[Words]) -> list[Any] | WarmUnavailable:
+        try:
+            return await self.exchange_with(node, commands)
+        except WarmUnavailable as error:
+            return error
+
+    async def wire(self, node: str) -> Wire:
+        if self._embedded is not None:
+            return AsyncioEmbeddedWire(self._embedded)
+        return PipeWire(await self._connect(node), self._place)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -187,41 +218,6 @@ class AsyncioSignal:
                 return await self._event.wait()
         except TimeoutError:
             return False
-
-
-class AsyncioWire:
-    """A subscription of one loop."""
-
-    def __init__(self, connection: Any, place: str) -> None:
-        self._connection = connection
-        self._place = place
-        self._outgoing: list[bytes] = []
-        self._sending: asyncio.Task[None] | None = None
-
-    def post(self, *words: Any) -> None:
-        self._outgoing.append(pack_command(words))
-        if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send())
-
-    async def _send(self) -> None:
-        while self._outgoing:
-            parts = self._outgoing
-            self._outgoing = []
-            try:
-                await self._connection.send_packed_command(parts, check_health=False)
-            except BROKEN as error:
-                # The reader meets the same broken socket and reports it.
-                log.debug("link: %s", error)
-
-    async def receive(self) -> list[Any]:
-        try:
-            answer = await self._connection.read_response()
-        except (*BROKEN, AttributeError) as error:
-            raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
-        return list(answer) if isinstance(answer, (list, tuple)) else [answer]
-
-    def close(self) -> None:
-        self._closing = asyncio.ensure_future(self._connection.disconnect(nowait=True))
 
 
 class AsyncioGuard:

@@ -1,83 +1,173 @@
-"""Connections to Redis from a URL, real or embedded. Law: every connection speaks RESP2 and never retries by itself.
+"""Connections to Redis, up to where they are ready for commands. Law: the handshake is the driver's, the rest is ours.
 
-Design: section 16.
+TLS, user and password, rotating ones too, the database and CLIENT SETINFO are what redis-py does. Every connection
+speaks RESP2 and never retries by itself.
+
+Design: section 19.
 """
 
 from __future__ import annotations
 
-import re
+import asyncio
+from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
-import redis
-import redis.asyncio
+import redis.asyncio.connection as theirs_asyncio
+import redis.connection as theirs
+import redis.exceptions as driver
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
+from distributed_state.port import Words
+from distributed_state.port.addresses import host_and_port, read_address
+from distributed_state.port.embedded import EmbeddedServer
+from distributed_state.port.errors import BROKEN, ReplyError, translate
+from distributed_state.port.sentinels import SentinelWatch
+from distributed_state.port.sockets import Socket, pack
+from distributed_state.port.topology import Topology
 
-SCHEMES = ("redis://", "rediss://", "unix://")
-_DATABASE = re.compile(r"/?|/\d+/?", re.ASCII)
-_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_ROLE: Words = (b"ROLE",)
+Credentials = Callable[[], tuple[str, str]]
+
+
+class _Asked(CredentialProvider):
+    """A user's function that is asked for user and password at each connection, so that tokens may rotate."""
+
+    def __init__(self, ask: Credentials) -> None:
+        self._ask = ask
+
+    def get_credentials(self) -> tuple[str, str]:
+        return self._ask()
 
 
 class Connections:
-    """Makes connections; holds none."""
+    """Makes connections of one URL, and knows which servers it means now; shared by all ports of a store."""
 
-    def __init__(self, url: str | None, timeout: float) -> None:
+    def __init__(self, url: str | None, timeout: float, credentials: Credentials | None = None) -> None:
         self.timeout = timeout
         self.place = "the embedded server"
-        self.embedded = url is None
+        self.embedded: EmbeddedServer | None = None
+        self._watch: SentinelWatch | None = None
         if url is None:
-            # Imported here because it takes a quarter of a second, and a fleet never needs it.
-            import fakeredis
-
-            self._fake = fakeredis
-            self._server = fakeredis.FakeServer(version=(7,))
+            self.embedded = EmbeddedServer()
+            self.topology = Topology(None, timeout, self.ask)
             return
-        self._url = url
-        if not url.startswith(SCHEMES):
-            raise ConfigurationError(
-                "url is Redis or Valkey: use redis://, rediss:// or unix://; SQL goes into another parameter, archive="
-            )
-        refuse_unescaped(url, "url")
+        self.address = address = read_address(url)
+        self.topology = Topology(address, timeout, self.ask)
+        self.place = address.place
+        self._options = address.options
+        if credentials is not None:
+            if {"username", "password"} & address.options.keys():
+                raise ConfigurationError(f"{self.place}: user and password stand in the url or come from credentials=")
+            self._options = address.options | {"credential_provider": _Asked(credentials)}
+        if address.kind == "sentinel":
+            self._watch = SentinelWatch(address.seeds, address.service, self._connect_sentinel, self._switched)
         try:
-            parts = urlsplit(url)
-            if parts.port == 0 or (parts.scheme != "unix" and "@" in parts.path + parts.fragment):
-                raise ValueError
-        except ValueError:
-            # Without the cause: of a password with a slash it says a part.
-            raise ConfigurationError(f"url: {UNREADABLE}") from None
-        if parts.scheme != "unix" and not _DATABASE.fullmatch(parts.path):
-            # The driver would take database 0 for it.
-            raise ConfigurationError("url: after the host stands the number of the database, as in redis://host:6379/0")
-        host = parts.hostname or (parts.path if parts.scheme == "unix" else "")
-        self.place = f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else "")
-        require_files(self.place, {name: value for name, value in parse_qsl(parts.query) if name in _FILES})
-        try:
-            self.blocking()
+            self._blocking(address.seeds[0], self._options)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"{self.place}: an option of the url is wrong: {error}") from error
 
-    def blocking(self) -> Any:
-        """A connection for one caller at a time."""
-        options: dict[str, Any] = {"protocol": 2, "retry": Retry(NoBackoff(), 0)}
-        if self.embedded:
-            pool: Any = self._fake.FakeRedis(server=self._server, **options).connection_pool
-            return pool.make_connection()
-        options |= {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
-        pool = redis.ConnectionPool.from_url(self._url, **options)
-        return pool.make_connection()
+    def _blocking(self, node: str, options: dict[str, Any], timeout: float = 0) -> Any:
+        """A connection of the driver's, not connected yet."""
+        seconds = timeout or self.timeout
+        given = options | {
+            "protocol": 2,
+            "retry": Retry(NoBackoff(), 0),
+            "socket_timeout": seconds,
+            "socket_connect_timeout": seconds,
+        }
+        if self.address.unix:
+            unix: Any = theirs.UnixDomainSocketConnection
+            return unix(**given)
+        host, port = host_and_port(node)
+        kind = theirs.SSLConnection if self.address.tls else theirs.Connection
+        return kind(host=host, port=port, **given)
 
-    def asyncio(self) -> Any:
-        """A connection that belongs to the running event loop."""
-        options: dict[str, Any] = {"protocol": 2, "retry": AsyncRetry(NoBackoff(), 0)}
-        if self.embedded:
-            pool: Any = self._fake.FakeAsyncRedis(server=self._server, **options).connection_pool
-            return pool.make_connection()
+    def connect(self, node: str, on_error: Callable[[str], Exception] = ReplyError) -> Socket:
+        """A connection for one caller at a time. Raises WarmUnavailable or ConfigurationError."""
+        try:
+            socket = Socket(self._blocking(node, self._options), self.timeout, on_error)
+            if self.address.kind == "sentinel":
+                self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
+        except BROKEN as error:
+            raise translate(error, self.place) from error
+        return socket
+
+    async def connect_asyncio(self, node: str) -> Any:
+        """A connection of the driver's that belongs to the running event loop. Raises as `connect`."""
+        connection = self._asyncio(node)
+        try:
+            async with asyncio.timeout(self.timeout):
+                await connection.connect()
+                if self.address.kind == "sentinel":
+                    await connection.send_command(*_ROLE)
+                    self._require_primary(node, await connection.read_response())
+        except (TimeoutError, *BROKEN) as error:
+            await connection.disconnect(nowait=True)
+            raise translate(error, self.place) from error
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+        return connection
+
+    def _asyncio(self, node: str) -> Any:
         # No timeout of the driver's on reads: a shared connection is read without pause, and each caller has its own.
-        options |= {"socket_timeout": None, "socket_connect_timeout": self.timeout}
-        pool = redis.asyncio.ConnectionPool.from_url(self._url, **options)
-        return pool.make_connection()
+        given = self._options | {
+            "protocol": 2,
+            "retry": AsyncRetry(NoBackoff(), 0),
+            "socket_timeout": None,
+            "socket_connect_timeout": self.timeout,
+        }
+        if self.address.unix:
+            return theirs_asyncio.UnixDomainSocketConnection(**given)
+        host, port = host_and_port(node)
+        kind = theirs_asyncio.SSLConnection if self.address.tls else theirs_asyncio.Connection
+        return kind(host=host, port=port, **given)
+
+    def _require_primary(self, node: str, role: Any) -> None:
+        """Sentinels name a server before it knows that it was promoted, and after it was demoted."""
+        if not isinstance(role, list) or role[0] not in (b"master", "master"):
+            found = role[0] if isinstance(role, list) else role
+            raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
+
+    def used(self, drop: Callable[[str], None]) -> None:
+        """A port is there: `drop` is called, by any thread, with each server that is no more asked."""
+        self.topology.on_gone(drop)
+
+    def unused(self, drop: Callable[[str], None]) -> None:
+        """The port is closed."""
+        if self.topology.forget(drop) and self._watch is not None:
+            self._watch.end()
+
+    def look(self) -> None:
+        """Find out where keys are, and hear of it from now on when that changes. Raises as `Topology.look`."""
+        self.topology.look()
+        if self._watch is not None:
+            self._watch.begin()
+
+    def _switched(self) -> None:
+        self.topology.doubt()
+        self.topology.look()
+
+    def _connect_sentinel(self, node: str) -> Socket:
+        try:
+            return Socket(self._blocking(node, self.address.sentinel_options, 1.0), 1.0)
+        except BROKEN as error:
+            raise translate(error, self.place) from error
+
+    def ask(self, node: str, *commands: Words, timeout: float, sentinel: bool = False) -> list[Any]:
+        """Ask a server, on a connection of its own, where keys are. Raises as `connect`, and for an error's answer."""
+        options = self.address.sentinel_options if sentinel else self._options
+        try:
+            socket = Socket(self._blocking(node, options, timeout), timeout)
+            answers = socket.exchange(pack(commands), len(commands))
+            socket.close()
+        except BROKEN as error:
+            raise translate(error, self.place) from error
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise translate(answer, self.place) from answer
+        return answers

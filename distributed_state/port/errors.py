@@ -1,6 +1,6 @@
-"""Driver errors become ours here, and nowhere else.
+"""Errors of servers and of the driver become ours here, and nowhere else.
 
-Design: section 16.
+Design: section 19.
 """
 
 from __future__ import annotations
@@ -13,24 +13,38 @@ import redis.exceptions as driver
 from distributed_state.errors import Backpressure, ConfigurationError, StateError, WarmUnavailable
 
 LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
-_AWAY = (driver.ReadOnlyError, driver.MasterDownError, driver.ClusterDownError, driver.TryAgainError)
-_AWAY_WORDS = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS", "MISCONF")
+BROKEN = (driver.RedisError, *LOST)
+ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another server may have the keys now
+_AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF"}
+
+
+class ReplyError(Exception):
+    """An answer of the server that is an error; `word` is its first word, as "NOSCRIPT"."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.word = text.partition(" ")[0]
 
 
 def translate(error: BaseException, place: str) -> StateError:
-    """The error of ours that says what the driver's means. `place` is the server without its password."""
+    """The error of ours that says what a server's or the driver's means. `place` is the server without its password."""
+    if isinstance(error, StateError):
+        return error
     text = str(error)
-    if isinstance(error, (driver.AuthenticationError, driver.AuthorizationError)) or text.startswith("WRONGPASS"):
+    word = text.partition(" ")[0]
+    if isinstance(error, (driver.AuthenticationError, driver.AuthorizationError)) or word in ("WRONGPASS", "NOAUTH"):
         return ConfigurationError(f"{place}: the server refused user name or password ({text})")
-    if isinstance(error, (driver.NoPermissionError,)) or text.startswith("NOPERM"):
+    if isinstance(error, driver.NoPermissionError) or word == "NOPERM":
         return ConfigurationError(f"{place}: the user lacks a right: {text}")
     if isinstance(error, driver.InvalidResponse):
         return ConfigurationError(f"{place}: what answers there is not a Redis or Valkey server ({text[:80]})")
     if refused := [each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)]:
         return ConfigurationError(f"{place}: the server's certificate is not trusted: {refused[0].verify_message}")
-    if isinstance(error, driver.OutOfMemoryError) or text.startswith("OOM"):
+    if isinstance(error, driver.OutOfMemoryError) or word == "OOM":
         return Backpressure(f"{place}: Redis is at maxmemory and nothing more is evictable; nothing was written")
-    if isinstance(error, LOST + _AWAY) or text.startswith(_AWAY_WORDS):
+    if word == "TRYAGAIN":
+        return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
+    if isinstance(error, LOST) or word in _AWAY:
         return WarmUnavailable(f"{place}: {text or type(error).__name__}")
     return ConfigurationError(f"{place}: {type(error).__name__}: {text}")
 

@@ -3,96 +3,181 @@
 So a caller that was cancelled leaves its place in the queue, its answer is read all the same, and where the order is
 in doubt, after a reply that did not come in time, the connection is given up.
 
-Design: section 16.
+Design: section 19.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis.exceptions as driver
 from hiredis import pack_command
 
+from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Words
-from distributed_state.port.errors import LOST
+from distributed_state.port.errors import ReplyError
+from distributed_state.port.sockets import message, pack, reader
 
-BROKEN = (driver.RedisError, *LOST)
+
+class Taken(asyncio.Protocol):
+    """A connection of the driver's, taken over once its handshake is done. Law: nobody else reads or closes it."""
+
+    def __init__(self, connection: Any, on_error: Callable[[str], Exception] = ReplyError) -> None:
+        parser = reader(on_error)
+        self._feed = parser.feed
+        self._gets = parser.gets
+        # Kept: the stream would close its transport when it is collected.
+        self._stream: asyncio.StreamWriter = getattr(connection, "_writer")  # noqa: B009 - the driver has no door to it
+        connection._writer = connection._reader = None  # noqa: SLF001 - so that it does not close what is ours now
+        transport: Any = self._stream.transport
+        self._transport: asyncio.WriteTransport = transport
+        transport.set_protocol(self)
+
+    def drop(self) -> None:
+        """Close it without waiting for anything."""
+        self._transport.abort()
 
 
-class Pipe:
-    """A connection shared by all tasks of a loop."""
+class Pipe(Taken):
+    """Commands of all tasks: those of one turn of the loop leave in one write."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(
+        self, connection: Any, timeout: float, on_error: Callable[[str], Exception], lost: Callable[[], None]
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.broken: Exception | None = None
-        self._connection = connection
+        self._timeout = timeout
+        self._lost = lost
         self._outgoing: list[bytes] = []
-        self._waiting: deque[tuple[asyncio.Future[list[Any]], int]] = deque()
-        self._wake = asyncio.Event()
-        self._writer = asyncio.create_task(self._write(), name="distributed-state-writer")
-        self._reader = asyncio.create_task(self._read(), name="distributed-state-reader")
+        self._waiting: deque[tuple[asyncio.Future[list[Any]], int, float]] = deque()
+        self._answers: list[Any] = []
+        self._watched = False
+        super().__init__(connection, on_error)
 
     def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
         """Send commands together; their answers, when all are there."""
-        self._outgoing.extend(map(pack_command, commands))
-        waiting: asyncio.Future[list[Any]] = self.loop.create_future()
-        self._waiting.append((waiting, len(commands)))
-        self._wake.set()
+        packed = pack_command(commands[0]) if len(commands) == 1 else pack(commands)
+        loop = self.loop
+        waiting: asyncio.Future[list[Any]] = loop.create_future()
+        if self._outgoing:
+            self._outgoing.append(packed)
+        elif self._waiting:
+            # Others are at it as well: what they send in this turn of the loop leaves together.
+            self._outgoing.append(packed)
+            loop.call_soon(self._flush)
+        else:
+            self._transport.write(packed)
+        self._waiting.append((waiting, len(commands), loop.time()))
+        if not self._watched:
+            self._watched = True
+            loop.call_later(self._timeout, self._watch)
         return waiting
 
-    def fail_silent(self, waiting: asyncio.Future[list[Any]]) -> None:
-        """The server has not answered in time. Later answers could be taken for others', so the connection is over."""
-        if not waiting.done():
-            self._fail(driver.TimeoutError("no answer in time"))
+    def _flush(self) -> None:
+        parts = self._outgoing
+        self._outgoing = []
+        if self.broken is None:
+            self._transport.write(b"".join(parts))
 
-    async def _write(self) -> None:
-        try:
-            # Asked each time: asyncio.wait_for in the driver may swallow our cancellation (Python 3.11, bpo-37658).
-            while self.broken is None:
-                await self._wake.wait()
-                self._wake.clear()
-                parts = self._outgoing
-                self._outgoing = []
-                await self._connection.send_packed_command(parts, check_health=False)
-        except BROKEN as error:
-            self._fail(error)
-
-    async def _read(self) -> None:
-        read = self._connection.read_response
+    def data_received(self, data: bytes) -> None:
+        """Hand answers to those who wait for them."""
         waiting = self._waiting
-        answers: list[Any] = []
+        gets = self._gets
         try:
-            while self.broken is None:
-                try:
-                    answers.append(await read())
-                except driver.ResponseError as error:
-                    answers.append(error)
-                future, count = waiting[0]
+            self._feed(data)
+            while (answer := gets()) is not False:
+                if not waiting:
+                    raise driver.ConnectionError("unexpected answer")
+                future, count, _ = waiting[0]
+                answers = self._answers
+                answers.append(answer)
                 if len(answers) == count:
                     waiting.popleft()
+                    self._answers = []
                     if not future.done():  # its caller may have been cancelled; the answer is read all the same
                         future.set_result(answers)
-                    answers = []
-        except (*BROKEN, IndexError) as error:
-            self._fail(error if not isinstance(error, IndexError) else driver.ConnectionError("unexpected answer"))
+        except (driver.RedisError, ValueError) as error:
+            self.fail(error)
 
-    def _fail(self, error: Exception) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell all who wait."""
+        self.fail(error or driver.ConnectionError("the server closed the connection"))
+
+    def _watch(self) -> None:
+        """Look whether the one who waits longest has waited too long.
+
+        Later answers could be taken for others', so the connection is over then.
+        """
+        self._watched = False
+        if self._waiting and self.broken is None:
+            left = self._waiting[0][2] + self._timeout - self.loop.time()
+            if left <= 0:
+                self.fail(driver.TimeoutError("no answer in time"))
+            else:
+                self._watched = True
+                self.loop.call_later(left, self._watch)
+
+    def fail(self, error: Exception) -> None:
+        """Give the connection up."""
         if self.broken is None:
             self.broken = error
-            for task in (self._reader, self._writer):
-                if task is not asyncio.current_task():
-                    task.cancel()
-            self._forget = self.loop.create_task(self._connection.disconnect(nowait=True))
+            self.drop()
+            self._lost()
         while self._waiting:
-            future, _ = self._waiting.popleft()
+            future, _, _ = self._waiting.popleft()
             if not future.done():
                 future.set_exception(driver.ConnectionError(f"connection lost: {error}"))
                 future.exception()  # marked as seen: its caller may be gone
 
-    async def close(self) -> None:
-        """Drop the connection. Who waits for an answer gets WarmUnavailable."""
-        self._fail(driver.ConnectionError("closed"))
-        await asyncio.gather(self._reader, self._writer, self._forget, return_exceptions=True)
+
+class PipeWire(Taken):
+    """A subscription of one loop."""
+
+    def __init__(self, connection: Any, place: str) -> None:
+        self._place = place
+        self._arrived: deque[list[Any]] = deque()
+        self._lost: Exception | None = None
+        self._reader: asyncio.Future[None] | None = None
+        super().__init__(connection)
+
+    def post(self, *words: Any) -> None:
+        """Send without waiting for an answer."""
+        self._transport.write(pack_command(words))
+
+    async def receive(self) -> list[Any]:
+        """The next message; an answer that is an error as [b"error", its text]."""
+        while not self._arrived:
+            if self._lost is not None:
+                raise WarmUnavailable(f"{self._place}: link lost: {self._lost}")
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        return self._arrived.popleft()
+
+    def data_received(self, data: bytes) -> None:
+        """Keep messages until they are asked for."""
+        try:
+            self._feed(data)
+            while (answer := self._gets()) is not False:
+                self._arrived.append(message(answer))
+        except (driver.RedisError, ValueError) as error:
+            self._lost = error
+            self.drop()
+        self._wake()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Tell whoever receives."""
+        self._lost = self._lost or error or driver.ConnectionError("the server closed the connection")
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def close(self) -> None:
+        """Drop the connection; whoever receives gets an error."""
+        self._lost = self._lost or driver.ConnectionError("closed")
+        self.drop()
+        self._wake()

@@ -462,7 +462,7 @@ class AsyncStateStore:
                     print(finding.advice)
         """
         self._context.allow("admin")
-        return await doctor.examine(self._context.tiers(), embedded=self._lifecycle.connections.embedded)
+        return await doctor.examine(self._context.tiers(), embedded=self._lifecycle.connections.embedded is not None)
 
     async def stats(self) -> dict[str, int]:
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).

@@ -20,7 +20,8 @@ from distributed_state.cold.engine import parse_url
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ConfigurationError
 from distributed_state.port import Mutex, Port
-from distributed_state.port.connections import SCHEMES, Connections
+from distributed_state.port.addresses import SCHEMES
+from distributed_state.port.connections import Connections
 from distributed_state.records.access import Guard
 from distributed_state.records.store_context import StoreContext
 from distributed_state.settings import Settings
@@ -102,7 +103,7 @@ class StoreLifecycle:
             settings.namespace,
             migrate=settings.migrate,
             snapshot_every=settings.snapshot_every,
-            alone=self.connections.embedded,
+            alone=self.connections.embedded is not None,
         )
         with self._mutex:
             if opening in self._openings and self.cold is None:

@@ -118,7 +118,7 @@ class Link:
         while True:
             wire = None
             try:
-                wire = await self._port.wire()
+                wire = await self._port.wire(self._port.node_of(self._echoes))
                 with self._mutex:
                     self._wire, self._since = wire, self._port.monotonic()
                     self._rename()

@@ -1,0 +1,151 @@
+"""Where Redis is, read from a URL. Law: what cannot work is refused here, before anything is sent.
+
+    redis://host:6379/0  rediss://host:6379  unix:///run/redis.sock
+    redis+cluster://host:6379,host:6379      rediss+cluster://...
+    redis+sentinel://host:26379,host:26379/service/0      rediss+sentinel://...
+
+User, password and options are redis-py's; options that begin with `sentinel_` are for the Sentinels alone.
+
+Design: section 19.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from redis.connection import parse_url
+
+from distributed_state.errors import ConfigurationError
+from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
+
+PLAIN = ("redis://", "rediss://", "unix://")
+SENTINEL = ("redis+sentinel://", "rediss+sentinel://")
+CLUSTER = ("redis+cluster://", "rediss+cluster://")
+SCHEMES = PLAIN + SENTINEL + CLUSTER
+_DATABASE = re.compile(r"/?|/\d+/?", re.ASCII)
+_SERVICE = re.compile(r"/(?P<service>[A-Za-z0-9._-]{1,200})(?:/(?P<database>\d+)?)?", re.ASCII)
+_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+_SENTINELS_OWN = "sentinel_"
+
+
+def node_name(host: str, port: int | str) -> str:
+    """How a server is called here: "host:port", as MOVED has it; of IPv6 without brackets."""
+    return f"{host}:{port}"
+
+
+def host_and_port(node: str) -> tuple[str, int]:
+    """Read back what `node_name` wrote."""
+    host, _, port = node.rpartition(":")
+    return host, int(port)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A URL of Redis, read. `options` are those of a driver's connection but for its host and port."""
+
+    kind: str
+    """"plain", "sentinel" or "cluster". A plain address may turn out to be a server of a cluster."""
+    place: str
+    """The same to be shown, without user, password and options."""
+    seeds: tuple[str, ...]
+    """Where to begin: servers, or Sentinels, by name; of a Unix socket its path."""
+    tls: bool
+    options: dict[str, Any] = field(repr=False)
+    sentinel_options: dict[str, Any] = field(repr=False)
+    service: str = ""
+
+    @property
+    def unix(self) -> bool:
+        """Whether the seed is the path of a Unix socket."""
+        return "path" in self.options
+
+
+def read_address(url: str) -> Address:
+    """Read a URL. Raises ConfigurationError, which repeats neither the password nor a part of it."""
+    if not url.startswith(SCHEMES):
+        raise ConfigurationError(
+            "url is Redis or Valkey: use redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://; SQL goes "
+            "into another parameter, archive="
+        )
+    refuse_unescaped(url, "url")
+    kind = "sentinel" if url.startswith(SENTINEL) else "cluster" if url.startswith(CLUSTER) else "plain"
+    scheme, _, rest = url.partition("://")
+    plain = scheme.partition("+")[0]
+    # The servers' names are read apart, as a URL has one; the rest is a plain URL, which the driver reads.
+    netloc, slash, path = rest.partition("/") if plain != "unix" else ("", "", rest)
+    netloc, question, query = netloc.partition("?") if not slash else (netloc, "", "")
+    login, at, hosts = netloc.rpartition("@")
+    seeds = _seeds(hosts, 26379 if kind == "sentinel" else 6379, kind) if plain != "unix" else ()
+    try:
+        parts = urlsplit(f"{plain}://{login}{at}{'host' if plain != 'unix' else ''}{slash}{path}{question}{query}")
+        if plain != "unix" and "@" in parts.path + parts.fragment:
+            raise ValueError
+    except ValueError:
+        # Without the cause: of a password with a slash it says a part.
+        raise ConfigurationError(f"url: {UNREADABLE}") from None
+    service, database = _path(kind, parts.path) if plain != "unix" else ("", "")
+    shown = ",".join(_shown(seed) for seed in seeds) if plain != "unix" else parts.path
+    place = f"{scheme}://{shown}" + (f"/{service}" if service else "")
+    require_files(place, {n: v for n, v in parse_qsl(parts.query) if n.removeprefix(_SENTINELS_OWN) in _FILES})
+    options = _options(parts._replace(path=parts.path if plain == "unix" else database).geturl(), place)
+    if kind == "cluster" and options.get("db"):
+        raise ConfigurationError(f"{place}: a cluster has database 0 alone, not {options['db']}")
+    theirs = {n.removeprefix(_SENTINELS_OWN): v for n, v in options.items() if n.startswith(_SENTINELS_OWN)}
+    mine = {name: value for name, value in options.items() if not name.startswith(_SENTINELS_OWN)}
+    if theirs and kind != "sentinel":
+        raise ConfigurationError(f"{place}: options of Sentinels ({', '.join(sorted(theirs))}) need redis+sentinel://")
+    # Certificates are those of the servers unless Sentinels have their own; a login is never given to another server.
+    shared = {name: value for name, value in mine.items() if name.startswith("ssl_")}
+    if plain == "unix":
+        seeds = (str(mine.get("path", "")),)
+    return Address(kind, place, seeds, plain == "rediss", mine, shared | theirs, service)
+
+
+def _seeds(hosts: str, port: int, kind: str) -> tuple[str, ...]:
+    seeds = []
+    for each in hosts.split(","):
+        try:
+            parts = urlsplit(f"redis://{each}")
+            if parts.port == 0 or (kind != "plain" and not parts.hostname):
+                raise ValueError
+        except ValueError:
+            raise ConfigurationError(f"url: {UNREADABLE}") from None
+        seeds.append(node_name(parts.hostname or "localhost", parts.port or port))
+    if kind == "plain" and len(seeds) > 1:
+        raise ConfigurationError("url: several servers are redis+cluster:// or redis+sentinel://")
+    return tuple(seeds)
+
+
+def _shown(node: str) -> str:
+    host, port = host_and_port(node)
+    return f"[{host}]:{port}" if ":" in host else node
+
+
+def _path(kind: str, path: str) -> tuple[str, str]:
+    """The service of Sentinels, and the path of the database alone."""
+    if kind == "sentinel":
+        found = _SERVICE.fullmatch(path)
+        if found is None:
+            raise ConfigurationError(
+                "url: after the Sentinels stands the name of the service that they watch, and then the number of the "
+                "database, as in redis+sentinel://host:26379,host:26379/mymaster/0"
+            )
+        return found["service"], f"/{found['database'] or 0}"
+    if not _DATABASE.fullmatch(path):
+        # The driver would take database 0 for it.
+        raise ConfigurationError("url: after the host stands the number of the database, as in redis://host:6379/0")
+    return "", path
+
+
+def _options(url: str, place: str) -> dict[str, Any]:
+    """The driver's options of a plain URL. Raises ConfigurationError."""
+    try:
+        options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]  # the driver's, without types
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"{place}: an option of the url is wrong: {error}") from error
+    for name in ("connection_class", "host", "port"):
+        options.pop(name, None)
+    return options

@@ -1,0 +1,133 @@
+"""Threads of the blocking face that work in the background. Law: one that is asked to stop ends at its next wait.
+
+Design: section 16.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from distributed_state.errors import StateError
+from distributed_state.port import user_coroutines
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+_here = threading.local()
+
+
+def finish(core: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine whose every await is answered at once; fail loudly if one is not."""
+    try:
+        core.send(None)
+    except StopIteration as done:
+        return done.value  # type: ignore[no-any-return]  # StopIteration.value is untyped
+    finally:
+        core.close()
+    raise RuntimeError("the core may await nothing but its port")
+
+
+class Stopped(BaseException):
+    """Ends a background thread at its next sleep, as cancellation ends a task."""
+
+
+def _stop() -> threading.Event | None:
+    found: threading.Event | None = getattr(_here, "stop", None)
+    return found
+
+
+def here() -> bool:
+    """Whether this is such a thread."""
+    return _stop() is not None
+
+
+def stopping() -> bool:
+    """Whether this is such a thread, and asked to end."""
+    stop = _stop()
+    return stop is not None and stop.is_set()
+
+
+def sleep(seconds: float) -> None:
+    """Wait. Raises Stopped in a thread that is asked to end."""
+    stop = _stop()
+    if stop is None:
+        time.sleep(seconds)
+    elif stop.wait(seconds):
+        raise Stopped
+
+
+class BlockingJob:
+    """A daemon thread that runs one coroutine of the core."""
+
+    def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
+        self._job = job
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        _here.stop = self._stop
+        try:
+            finish(self._job())
+        except Stopped:
+            log.debug("%s stopped", threading.current_thread().name)
+        except StateError as error:
+            log.error("%s ended: %s", threading.current_thread().name, error)
+        finally:
+            user_coroutines.close()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=10)
+
+
+class BlockingSignal:
+    """An event that also ends when its thread is asked to stop.
+
+    Not threading.Event, whose waiting is Python code: Ctrl-C in the middle of it breaks the event for other threads.
+    """
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiters: list[threading.Lock] = []
+
+    def set(self) -> None:
+        self._set = True
+        waiters = self._waiters
+        self._waiters = []
+        for waiter in waiters:
+            with suppress(RuntimeError):  # another set() was faster
+                waiter.release()
+
+    def clear(self) -> None:
+        self._set = False
+
+    async def wait(self, seconds: float | None = None) -> bool:
+        stop = _stop()
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._set:
+            if stop is not None and stop.is_set():
+                raise Stopped
+            # In short steps: a background thread notices its own stop, and nobody depends on being woken.
+            left = 0.1 if stop is not None else 1.0
+            if end is not None:
+                left = min(left, end - time.monotonic())
+                if left <= 0:
+                    return False
+            self._doze(left)
+        return True
+
+    def _doze(self, seconds: float) -> None:
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
+        # Looked at again: set() may have taken the list of waiters before this one was in it.
+        if not self._set:
+            waiter.acquire(timeout=seconds)
+        with suppress(ValueError):
+            self._waiters.remove(waiter)

@@ -1,0 +1,131 @@
+"""The embedded server: Redis in this process, called directly. Law: nothing waits, and nobody sees half a command.
+
+Nothing lies between the words of a command and fakeredis: no socket, no connection, no RESP. Threads and event loops
+share one server; a lock of its own makes each command atomic, scripts too. It is held while a script publishes, and
+whoever hears it may want a command next. So messages are put into a queue, and handed out when the command is over.
+
+Design: section 19.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from distributed_state.errors import ConfigurationError
+from distributed_state.port import Words
+from distributed_state.port.errors import ReplyError
+
+log = logging.getLogger(__name__)
+
+
+class EmbeddedServer:
+    """A Redis in this process."""
+
+    def __init__(self) -> None:
+        try:
+            # Imported here because it takes a quarter of a second, and a fleet never needs it.
+            from fakeredis import FakeServer
+
+            from distributed_state.port.embedded_client import EmbeddedClient
+        except (ImportError, AttributeError) as error:
+            raise ConfigurationError(
+                "the embedded server needs fakeredis 2.40, and the one installed is built differently: "
+                f"pip install 'fakeredis[lua]==2.40.*', or give the url of a server ({error})"
+            ) from error
+        self.fake = FakeServer(version=(7,))  # fakeredis' own, for tests that look into it
+        self._client = EmbeddedClient
+        self._free: list[EmbeddedClient] = []
+        self._outbox: deque[tuple[EmbeddedSubscription, Any]] = deque()
+        self._delivering = threading.Lock()
+
+    def exchange(self, commands: Sequence[Words]) -> list[Any]:
+        """Carry these out at once, in order; what a client of RESP2 would see, an error in its place as ReplyError."""
+        # All of them first: a word that is none is an error before anything was done.
+        encoded = [encode(words) for words in commands]
+        try:
+            client = self._free.pop()
+        except IndexError:
+            client = self._client(self.fake)
+        # One that was interrupted is not put back.
+        answers = client.answers(encoded)
+        self._free.append(client)
+        if self._outbox:
+            self.deliver()
+        return answers
+
+    def subscribe(self, deliver: Callable[[list[Any]], None]) -> EmbeddedSubscription:
+        """Hear channels. `deliver` gets each message, in order, in the thread that publishes; no lock is held then."""
+        return EmbeddedSubscription(self, deliver)
+
+    def client(self, subscription: EmbeddedSubscription) -> Any:
+        """A client of the subscription's own, whose answers and messages are put into the queue for it."""
+        return self._client(self.fake, lambda message: self._outbox.append((subscription, message)))
+
+    def deliver(self) -> None:
+        """Hand out what was published so far, one thread at a time, so that all hear it in order."""
+        # Looked at again after each round: another thread may have added a message and gone, seeing us at work. And who
+        # publishes in `deliver` leaves its message to the round that it is in.
+        while self._outbox and self._delivering.acquire(blocking=False):
+            try:
+                while self._outbox:
+                    subscription, message = self._outbox.popleft()
+                    subscription.receive(message)
+            finally:
+                self._delivering.release()
+
+
+class EmbeddedSubscription:
+    """A client that hears channels."""
+
+    def __init__(self, server: EmbeddedServer, deliver: Callable[[list[Any]], None]) -> None:
+        self._server = server
+        self._deliver = deliver
+        self._client = server.client(self)
+        self._closed = False
+        self._posting = threading.Lock()  # never held while anything is delivered
+
+    def post(self, *words: Any) -> None:
+        """SSUBSCRIBE, SUNSUBSCRIBE or PING; the answer is a message. Nothing happens after `close`."""
+        with self._posting:
+            if self._closed:
+                return
+            self._client.answers([encode(words)])
+        self._server.deliver()
+
+    def receive(self, message: Any) -> None:
+        """Pass on one message; an answer that is an error as [b"error", its text]."""
+        if self._closed:
+            return
+        if isinstance(message, ReplyError):
+            message = [b"error", str(message).encode()]
+        try:
+            self._deliver(message if isinstance(message, list) else [message])
+        except Exception as error:  # noqa: BLE001 - whoever published did its work, and is not to blame
+            log.error("a subscription ended: its reader failed with %r", error)
+            self.close()
+
+    def close(self) -> None:
+        """Hear nothing more, not even what is on its way."""
+        with self._posting:
+            if not self._closed:
+                self._closed = True
+                self._client.leave()
+
+
+def encode(words: Words) -> list[bytes]:
+    """The words as bytes; those of the same types that hiredis can send."""
+    return [word if type(word) is bytes else _encoded(word) for word in words]
+
+
+def _encoded(word: Any) -> bytes:
+    if isinstance(word, str):
+        return word.encode()
+    if type(word) in (int, float):
+        return repr(word).encode()
+    if isinstance(word, bytes | memoryview):
+        return bytes(word)
+    raise TypeError(f"a word of a command is bytes, str, int or float, not {type(word).__name__}")

@@ -1,0 +1,169 @@
+"""Commands and scripts, each to the server that has its keys; the same on both faces.
+
+Each server has a script cache of its own, which is empty after a restart, a failover and SCRIPT FLUSH: of the scripts
+of one exchange it may know the second and not the first. Law: each script runs after all that stand before it in its
+exchange for the same server. What ran too early is sent once more after those whose text the server had to be sent; so
+every script that is sent with others is one that may be repeated.
+
+Design: sections 4, 19.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distributed_state.errors import WarmUnavailable
+from distributed_state.port import Call, Script, Words
+from distributed_state.port.connections import Connections
+from distributed_state.port.errors import ELSEWHERE, ReplyError, translate
+
+_TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
+_REDIRECTIONS = 5
+_ASKING: Words = (b"ASKING",)
+_EVAL = (b"EVALSHA", b"EVAL")
+_REDIRECTED = ("MOVED", "ASK")
+
+
+class Router:
+    """What a port can do beside sending to one server."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._place = connections.place
+        self._embedded = connections.embedded
+        self._topology = connections.topology
+
+    async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        raise AssertionError("the face's own")
+
+    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+        raise AssertionError("the face's own")
+
+    async def relocate(self) -> None:
+        raise AssertionError("the face's own")
+
+    def node_of(self, key: bytes) -> str:
+        return self._topology.node_of(key)
+
+    def nodes(self) -> list[str]:
+        return self._topology.nodes()
+
+    def _refused(self, text: str) -> ReplyError:
+        """The error of an answer that is one. Only errors come here, so that answers need not be searched for them."""
+        error = ReplyError(text)
+        if error.word not in _REDIRECTED:
+            if error.word in ELSEWHERE:
+                self._topology.doubt()
+        elif self._topology.only is not None:
+            # A plain address that is a server of a cluster, and was not allowed to say so.
+            self._redirected(error, self._topology.only)
+        return error
+
+    async def exchange(self, commands: Sequence[Words]) -> list[Any]:
+        topology = self._topology
+        if topology.doubted:
+            await self.relocate()
+        if topology.only is None:
+            return await self._exchange_routed(commands)
+        return await self.exchange_with(topology.only, commands)
+
+    async def _exchange_routed(self, commands: Sequence[Words]) -> list[Any]:
+        """Each command to the server that has its key, followed where that sends it.
+
+        The answers of a server that cannot be reached are WarmUnavailable, in their places; raised if it is all.
+        """
+        answers: list[Any] = [None] * len(commands)
+        waiting = dict.fromkeys(range(len(commands)), "")  # with the server to be asked this once, "": the owner
+        for _ in range(_REDIRECTIONS):
+            groups: dict[str, list[int]] = {}
+            for at, once in sorted(waiting.items()):
+                groups.setdefault(once or self._node_for(commands[at]), []).append(at)
+            sent = {
+                node: [each for at in group for each in ((_ASKING, commands[at]) if waiting[at] else (commands[at],))]
+                for node, group in groups.items()
+            }
+            found = await self._exchange_with_all(sent)
+            waiting = {}
+            for node, group in groups.items():
+                part = found[node]
+                if isinstance(part, WarmUnavailable):
+                    part = [part] * len(sent[node])
+                kept = [answer for words, answer in zip(sent[node], part, strict=True) if words is not _ASKING]
+                for at, answer in zip(group, kept, strict=True):
+                    answers[at] = answer
+                    if isinstance(answer, ReplyError) and answer.word in _REDIRECTED:
+                        waiting[at] = self._redirected(answer, node)
+            if not waiting:
+                break
+        else:
+            self._topology.doubt()
+        if answers and all(isinstance(answer, WarmUnavailable) for answer in answers):
+            raise answers[0]
+        return answers
+
+    def _redirected(self, answer: ReplyError, node: str) -> str:
+        """Who is to be asked this once for a slot on its way, "" if another server has it for good."""
+        word, slot, target = str(answer).split(" ")[:3]
+        if word == "ASK":
+            return target
+        self._topology.moved(int(slot), target, node)
+        return ""
+
+    def _node_for(self, words: Words) -> str:
+        """The server that a command goes to: that of its first key; of one without a key any."""
+        if words[0] in _EVAL:
+            key = words[3]
+        elif len(words) > 1:
+            key = words[1]
+        else:
+            return self._topology.nodes()[0]
+        return self._topology.node_of(key if isinstance(key, bytes) else str(key).encode())
+
+    async def command(self, *words: Any) -> Any:
+        return self._checked((await self.exchange((words,)))[0])
+
+    async def commands(self, commands: Sequence[Words]) -> list[Any]:
+        return [self._checked(answer) for answer in await self.exchange(commands)]
+
+    async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
+        words = script.call(keys, arguments)
+        answer = (await self.exchange((words,)))[0]
+        if isinstance(answer, ReplyError) and answer.word == "NOSCRIPT":
+            return await self.command(*script.first_call(words))
+        return self._checked(answer)
+
+    async def scripts(self, calls: Sequence[Call]) -> list[Any]:
+        words = [script.call(keys, arguments) for script, keys, arguments in calls]
+        answers = await self._together(words)
+        # Again and again, as the cache may be emptied meanwhile; each time the first that was unknown is done.
+        while again := self._again(calls, words, answers):
+            for at, answer in zip(again, await self._together(list(again.values())), strict=True):
+                answers[at] = answer
+        return [translate(each, self._place) if isinstance(each, Exception) else each for each in answers]
+
+    def _again(self, calls: Sequence[Call], words: Sequence[Words], answers: Sequence[Any]) -> dict[int, Words]:
+        """What is sent again because a server did not know a script: on that server, all from there on."""
+        known: dict[str, set[Script]] = {}  # what servers were sent, from their first unknown script on
+        again: dict[int, Words] = {}
+        refused = [isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers]
+        for at, (script, keys, _) in enumerate(calls) if any(refused) else ():
+            node = self._topology.node_of(keys[0])
+            if refused[at]:
+                known.setdefault(node, set())
+            if node in known:
+                # The first call of each script brings its text; those after it find it there.
+                again[at] = words[at] if script in known[node] else script.first_call(words[at])
+                known[node].add(script)
+        return again
+
+    async def _together(self, words: Sequence[Words]) -> list[Any]:
+        answers: list[Any] = []
+        for at in range(0, len(words), _TOGETHER):
+            answers += await self.exchange(words[at : at + _TOGETHER])
+        return answers
+
+    def _checked(self, answer: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise translate(answer, self._place) from answer
+        return answer

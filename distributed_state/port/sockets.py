@@ -1,0 +1,162 @@
+"""A connection that one thread uses at a time. Law: after anything but whole answers it is closed, never used again.
+
+A half-read connection would give its next user somebody else's answer.
+
+Design: section 19.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import redis.exceptions as driver
+from hiredis import Reader, pack_command
+
+from distributed_state.errors import WarmUnavailable
+from distributed_state.port import Words
+from distributed_state.port.errors import LOST, ReplyError
+
+_READ = 65_536
+
+
+def reader(make_error: Callable[[str], Exception]) -> Any:
+    """A parser of answers; RESP2 has no booleans, so that False says that there is no whole answer yet."""
+    return Reader(protocolError=driver.InvalidResponse, replyError=make_error, errors="replace")
+
+
+def pack(commands: Sequence[Words]) -> bytes:
+    """The bytes of commands."""
+    return b"".join(map(pack_command, commands))
+
+
+class Socket:
+    """A connection whose handshake is done. `on_error` makes the error of an answer that is one."""
+
+    __slots__ = ("__weakref__", "_buffer", "_connection", "_feed", "_gets", "_receive", "_send", "_socket")
+
+    def __init__(self, connection: Any, timeout: float, on_error: Callable[[str], Exception] = ReplyError) -> None:
+        connection.connect()
+        self._connection = connection  # the driver closes it, and knows not to shut down what a forked child inherits
+        found: socket.socket | None = getattr(connection, "_sock", None)
+        if found is None:
+            raise driver.ConnectionError("the connection was closed at once")
+        if not isinstance(found, ssl.SSLSocket):
+            # The kernel minds the time, where Python would ask poll() before each call.
+            limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            found.settimeout(None)
+        parser = reader(on_error)
+        self._socket = found
+        self._buffer = bytearray(_READ)
+        self._feed = parser.feed
+        self._gets = parser.gets
+        self._send = found.sendall
+        self._receive = found.recv_into
+
+    def exchange(self, packed: bytes, count: int) -> list[Any]:
+        """Send, and read so many answers. Raises driver.RedisError or OSError; the connection is closed then."""
+        self.send(packed)
+        return self.answers(count)
+
+    def send(self, packed: bytes) -> None:
+        """Send, and leave the answers to `answers`."""
+        try:
+            self._send(packed)
+        except BaseException:
+            self.close()
+            raise
+
+    def answers(self, count: int) -> list[Any]:
+        """Read so many answers."""
+        answers: list[Any] = []
+        try:
+            while True:
+                while (answer := self._gets()) is not False:
+                    answers.append(answer)
+                    if len(answers) == count:
+                        return answers
+                self.read()
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self) -> None:
+        """Wait for bytes and give them to the parser."""
+        try:
+            received = self._receive(self._buffer)
+        except BlockingIOError as error:
+            raise driver.TimeoutError("no answer in time") from error
+        if not received:
+            raise driver.ConnectionError("the server closed the connection")
+        self._feed(self._buffer, 0, received)
+
+    def answer(self) -> Any:
+        """Read one message."""
+        while (answer := self._gets()) is False:
+            self.read()
+        return answer
+
+    def arrived(self) -> list[Any]:
+        """Read once, and return what messages are there then."""
+        self.read()
+        return list(iter(self._gets, False))
+
+    def fileno(self) -> int:
+        """The socket's, for a selector."""
+        return self._socket.fileno()
+
+    def shut(self) -> None:
+        """End it from another thread: whoever reads it gets an error at once."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it."""
+        self._connection.disconnect()
+
+
+class SocketWire:
+    """A subscription read by one thread and written by any."""
+
+    def __init__(self, connection: Socket, place: str, stopped: Callable[[], bool]) -> None:
+        self._connection = connection
+        self._place = place
+        self._stopped = stopped
+        self._writing = threading.Lock()
+        self._closed = False
+
+    def post(self, *words: Any) -> None:
+        """Send without waiting for an answer."""
+        with self._writing, suppress(*LOST, driver.RedisError):  # the reader meets the same broken socket
+            self._connection.send(pack_command(words))
+
+    async def receive(self) -> list[Any]:
+        """The next message; an answer that is an error as [b"error", its text]."""
+        if self._closed or self._stopped():
+            raise WarmUnavailable(f"{self._place}: the link is closed")
+        try:
+            answer = self._connection.answer()
+        except (driver.RedisError, *LOST, ValueError) as error:
+            # close() from another thread takes the socket away under the reader: ValueError.
+            raise WarmUnavailable(f"{self._place}: link lost: {error}") from error
+        return message(answer)
+
+    def close(self) -> None:
+        """Drop the connection; whoever receives gets an error."""
+        self._closed = True
+        self._connection.shut()
+        self._connection.close()
+
+
+def message(answer: Any) -> list[Any]:
+    """What came on a subscription, as `Wire.receive` has it."""
+    if isinstance(answer, ReplyError):
+        return [b"error", str(answer).encode()]
+    return answer if isinstance(answer, list) else [answer]
