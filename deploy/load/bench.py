@@ -22,6 +22,7 @@ if not __package__:
 
 from deploy.load.conversations import long_conversation, saving, turns, window
 from deploy.load.hot_reads import hot, hot_memory, weight
+from deploy.load.in_cluster import in_cluster
 from deploy.load.plain import same_commands
 from deploy.load.rows import Row, report
 from deploy.load.several import archiver, hand_off, processes
@@ -37,7 +38,7 @@ def main(
     only: Annotated[
         str,
         typer.Option(
-            help="sections, by comma: import,hot,memory,set,telemetry,async,long,lock,agent,archiver,processes"
+            help="sections, by comma: import,hot,memory,set,telemetry,async,long,lock,agent,archiver,processes,cluster"
         ),
     ] = "",
 ) -> None:
@@ -71,6 +72,7 @@ def main(
             with postgres_server() as postgres:
                 run("archiver", lambda: [archiver(server.url, postgres.url, "PostgreSQL", 8_000)])
         run("processes", lambda: processes(server.url, sqlite))
+        run("cluster", lambda: in_cluster(server))
 
     report(console, rows, png, as_json)
 

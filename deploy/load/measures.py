@@ -156,11 +156,12 @@ class Timeline:
         """
         first = due = None
         for end, latency in zip(self.ends, self.latencies, strict=True):
-            if latency >= _WAITED and began - _WAITED <= end - latency <= elected <= end:
+            waited = latency >= _WAITED and began - _WAITED <= end - latency <= elected
+            if waited and end >= elected - _WAITED:  # the election was seen a moment after it was
                 first = end if first is None else min(first, end)
                 due = end - latency if due is None else min(due, end - latency)
         if first is not None and due is not None:
-            return Outage(first - due, first - elected)
+            return Outage(first - due, max(first - elected, 0.0))
         # Nobody had to wait: the new one took over between two requests.
         answered = self.first_due_after(elected)
         return Outage(None, None) if answered is None else Outage(0.0, answered - elected)

@@ -122,15 +122,15 @@ def _short(number: float) -> str:
 def _faults(report: Report) -> Table:
     table = Table(title="faults, in seconds", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     replaced = any(report.outages)
-    names = ["fault", "at", "over at", "first success after it"]
-    names += ["elected at", "without success", "first success after the election"] if replaced else []
+    names = ["fault", "at", "over", "success after"]
+    names += ["elected at", "success after", "no success for"] if replaced else []
     for name in names:
         table.add_column(name, justify="left" if name == "fault" else "right")
     for broke, recovery, outage in zip(report.broke, report.recoveries, report.outages, strict=True):
         over = escape(broke.error) or _seconds(broke.over, 1)
         row = [broke.kind, _seconds(broke.began, 1), over, _seconds(recovery)]
         if outage:
-            row += [_seconds(broke.elected, 1), _seconds(outage.without), _seconds(outage.after)]
+            row += [_seconds(broke.elected, 1), _seconds(outage.after), _seconds(outage.without)]
         table.add_row(*row)
     return table
 
