@@ -145,8 +145,17 @@ def __init__(self, twin: AsyncRecord) -> None:
 """,
     # A store of this face makes its core itself, on the blocking port.
     ("AsyncStateStore", "__init__"): """
-def __init__(self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None) -> None:
-    self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access, wrap=_wrap)
+def __init__(
+    self,
+    settings: Settings,
+    *,
+    encryption: Encryption | None = None,
+    access: Policy | None = None,
+    credentials: Credentials | None = None,
+) -> None:
+    self._twin = AsyncStateStore(
+        settings, BlockingPort, here, encryption=encryption, access=access, credentials=credentials, wrap=_wrap
+    )
 """,
     # So does a host, of agents of its own face.
     ("AsyncHost", "__init__"): """
@@ -185,7 +194,10 @@ return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_stalen
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """
 store = cls(
-    resolve(url=url, archive=archive, namespace=namespace, **settings), encryption=encryption, access=access
+    resolve(url=url, archive=archive, namespace=namespace, **settings),
+    encryption=encryption,
+    access=access,
+    credentials=credentials,
 )
 store._twin.hook(clean, clean_messages)
 finish(store._twin.__aenter__())

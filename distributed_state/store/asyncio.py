@@ -24,7 +24,7 @@ from distributed_state.events.config import Source
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
 from distributed_state.port import Port
-from distributed_state.port.connections import Connections
+from distributed_state.port.connections import Connections, Credentials
 from distributed_state.records import deletion, erasure
 from distributed_state.records.access import Guard, Policy
 from distributed_state.records.batch import AsyncBatch
@@ -77,13 +77,14 @@ class AsyncStateStore:
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
+        credentials: Credentials | None = None,
         wrap: Callable[[Any], Any] = itself,
     ) -> None:
         # `wrap`: what user code is given in place of our own sessions and turns
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, wrap)
+        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, wrap, credentials)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
         self.settings = settings
@@ -102,6 +103,7 @@ class AsyncStateStore:
         access: Policy | None = None,
         clean: Clean | None = None,
         clean_messages: CleanMessage | None = None,
+        credentials: Credentials | None = None,
         **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
@@ -112,15 +114,18 @@ class AsyncStateStore:
                 await store.app("shop").set("open", True)
 
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
-        `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
-        SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
+        `url` it is shared by all workers that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for
+        throwaway use) and `namespace`: redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
+        redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
+        `credentials()` returns user and password anew for each connection, where they are tokens that end.
+        More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
         `clean_messages(message)` return what is stored in place of each value and message.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
-        store = cls(given, encryption=encryption, access=access)
+        store = cls(given, encryption=encryption, access=access, credentials=credentials)
         store.hook(clean, clean_messages)
         return store
 

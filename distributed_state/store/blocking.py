@@ -18,6 +18,7 @@ from distributed_state.conversation.workflow import Workflow
 from distributed_state.events.config import Source
 from distributed_state.events.handlers import Handler
 from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.port.connections import Credentials
 from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
@@ -91,9 +92,16 @@ class StateStore:
     """
 
     def __init__(
-        self, settings: Settings, *, encryption: Encryption | None = None, access: Policy | None = None
+        self,
+        settings: Settings,
+        *,
+        encryption: Encryption | None = None,
+        access: Policy | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
-        self._twin = AsyncStateStore(settings, BlockingPort, here, encryption=encryption, access=access, wrap=_wrap)
+        self._twin = AsyncStateStore(
+            settings, BlockingPort, here, encryption=encryption, access=access, credentials=credentials, wrap=_wrap
+        )
 
     @property
     def settings(self) -> Settings:
@@ -111,6 +119,7 @@ class StateStore:
         access: Policy | None = None,
         clean: Clean | None = None,
         clean_messages: CleanMessage | None = None,
+        credentials: Credentials | None = None,
         **settings: Any,
     ) -> Self:
         """Open a store: `with StateStore.open(...) as store`, or `store = StateStore.open(...)`.
@@ -121,15 +130,21 @@ class StateStore:
                 store.app("shop").set("open", True)
 
         Without `url` everything runs in this process, archived to a SQLite file, each commit before it returns. With
-        `url` (redis://, rediss://, unix://) it is shared by all workers that name the same Redis, `archive` (a
-        SQLAlchemy URL, or "memory" for throwaway use) and `namespace`. More settings: see Settings.
+        `url` it is shared by all workers that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for
+        throwaway use) and `namespace`: redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
+        redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
+        `credentials()` returns user and password anew for each connection, where they are tokens that end.
+        More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
         `clean_messages(message)` return what is stored in place of each value and message.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         store = cls(
-            resolve(url=url, archive=archive, namespace=namespace, **settings), encryption=encryption, access=access
+            resolve(url=url, archive=archive, namespace=namespace, **settings),
+            encryption=encryption,
+            access=access,
+            credentials=credentials,
         )
         store._twin.hook(clean, clean_messages)
         finish(store._twin.__aenter__())

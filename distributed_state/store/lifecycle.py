@@ -21,7 +21,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import ConfigurationError
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
-from distributed_state.port.connections import Connections
+from distributed_state.port.connections import Connections, Credentials
 from distributed_state.records.access import Guard
 from distributed_state.records.store_context import StoreContext
 from distributed_state.settings import Settings
@@ -47,6 +47,7 @@ class StoreLifecycle:
         codec_of: Callable[[str], Codec],
         guard: Guard | None,
         wrap: Callable[[Any], Any],
+        credentials: Credentials | None = None,
     ) -> None:
         self.context = StoreContext(
             settings=settings,
@@ -56,7 +57,7 @@ class StoreLifecycle:
             tiers=self.tiers,
             wrap=wrap,
         )
-        self.connections = Connections(settings.url, settings.timeout)
+        self.connections = Connections(settings.url, settings.timeout, credentials)
         parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
         self.cold: ColdStore | None = None
         self.unusable = "open it first: `async with AsyncStateStore.open(...) as store`"

@@ -9,14 +9,18 @@ Design: section 9.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import ColdUnavailable
 from distributed_state.port import Signal
 from distributed_state.values.journal import Journal, JournalEntry
+from distributed_state.warm.answers import PartitionState
 
 EMPTIED = "Redis was emptied"
+_BYTES_TOGETHER = 2**20
 
 
 @dataclass(slots=True)
@@ -82,6 +86,22 @@ class Pass:
         """Raise ColdUnavailable if it cannot go on somewhere."""
         for partition, why in self.misfits.items():
             raise ColdUnavailable(f"partition {partition} is not archived: {why}")
+
+
+def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> Iterator[list[int]]:
+    """The partitions in random order, those together whose journals are read in one round trip."""
+    group: list[int] = []
+    size = 0
+    for partition in random.sample(partitions, len(partitions)):
+        place = places.get(partition)
+        group.append(partition)
+        size += place.waiting if place else 0
+        if size > _BYTES_TOGETHER:
+            yield group
+            group = []
+            size = 0
+    if group:
+        yield group
 
 
 def misfit(cursor: Cursor | None, journal: Journal) -> str:

@@ -10,17 +10,16 @@ Design: section 9.
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
-from distributed_state.errors import ColdUnavailable, StateError
+from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
-from distributed_state.tiers.archive_pass import Pass
+from distributed_state.tiers.archive_pass import Pass, grouped
 from distributed_state.values.journal import JournalEntry
-from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
@@ -30,7 +29,6 @@ from distributed_state.warm.telemetry import observed, several
 log = logging.getLogger(__name__)
 _ENTRIES_A_PASS = 8000
 _BYTES_A_PASS = 32 * 2**20
-_BYTES_TOGETHER = 2**20
 _QUARANTINED_SECONDS = 15.0
 _SHORTEST = 0.001
 
@@ -141,13 +139,18 @@ class Archiver:
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
         """Those of the partitions that hold what is not archived yet."""
-        places = await self._partitions.states([self._keys.partition(each) for each in partitions])
+        return self._behind(await self._partitions.states(self._keys_of(partitions)))
+
+    def _behind(self, places: dict[int, PartitionState]) -> dict[int, PartitionState]:
         self.places.update(places)
         return {partition: place for partition, place in places.items() if place.offset > place.archived}
 
+    def _keys_of(self, partitions: Iterable[int]) -> list[PartitionKeys]:
+        return [self._keys.partition(each) for each in partitions]
+
     async def backlog(self) -> dict[int, int]:
         """Commits not archived yet, by partition."""
-        places = await self._partitions.states([self._keys.partition(each) for each in range(self._keys.partitions)])
+        places = await self._partitions.states(self._keys_of(range(self._keys.partitions)))
         return {partition: place.offset - place.archived for partition, place in places.items()}
 
     # One pass
@@ -191,7 +194,7 @@ class Archiver:
     async def _read(self, partitions: Sequence[int], passed: Pass, cursors: dict[int, Cursor]) -> None:
         """Read the journals about their cursors, and compare the two."""
         most = max(2, min(self._settings.archive_batch, _ENTRIES_A_PASS // len(partitions)) + 1)
-        for some in self._groups(partitions):
+        for some in grouped(partitions, self.places):
             if passed.size > _BYTES_A_PASS:
                 passed.more = True
                 break  # the others have their turn in the next pass
@@ -228,21 +231,6 @@ class Archiver:
         self.diverged.update(found)
         return found
 
-    def _groups(self, partitions: Sequence[int]) -> Iterator[list[int]]:
-        """The partitions in random order, those together whose journals are read in one round trip."""
-        group: list[int] = []
-        size = 0
-        for partition in random.sample(partitions, len(partitions)):
-            place = self.places.get(partition)
-            group.append(partition)
-            size += place.waiting if place else 0
-            if size > _BYTES_TOGETHER:
-                yield group
-                group = []
-                size = 0
-        if group:
-            yield group
-
     async def _settle(self, passed: dict[int, tuple[str, list[JournalEntry]]]) -> None:
         """Entries that SQL has already, too: an archiver that died before settling left them in the journal."""
         calls = []
@@ -272,9 +260,8 @@ class Archiver:
             # Here, because others who drive may only add to it.
             self.behind = False
             try:
-                await self._assignment.hold()
-                await self._assignment.give_back(self._assignment.excess)
-                found = await self._unarchived(self._assignment.mine)
+                await self._hold()
+                found = self._behind(await self._partitions.reachable_states(self._keys_of(self._assignment.mine)))
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
@@ -287,6 +274,20 @@ class Archiver:
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.
                 await self._port.sleep(pause)
+
+    async def _hold(self) -> None:
+        """Keep our share of the partitions. Where that cannot be asked for, what was ours is archived all the same.
+
+        One server of a cluster has the list of archivers; without it the journals of the others would fill up. That
+        two archive the same is harmless.
+        """
+        try:
+            await self._assignment.hold()
+            await self._assignment.give_back(self._assignment.excess)
+        except WarmUnavailable as error:
+            if not self._assignment.mine:
+                raise
+            log.warning("archiver: %s", error)
 
     async def _count_quarantined(self) -> None:
         """Count what SQL holds in quarantine, now and then, if anybody measures."""

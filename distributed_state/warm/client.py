@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distributed_state.errors import StateError
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
@@ -83,7 +83,13 @@ class Warm(Patience):
         for names, draft, _, _ in writes:
             draft.sent_events = events_of(names, draft)
         ops = [op for _, _, op, _ in writes]
-        answers = await self.patiently(self.ops.send, ops, f"a batch of {len(writes)}", self._attempt_many, writes)
+        answers: list[Any] = []
+        sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
+        try:
+            await self.patiently(self.ops.send, *sent)
+        except WarmUnavailable:
+            if not answers:
+                raise
         results: list[Committed | Cold | Swap | Uninitialised | Unsure | StateError] = []
         for (names, draft, _, _), answer in zip(writes, answers, strict=True):
             try:
@@ -92,8 +98,12 @@ class Warm(Patience):
                 results.append(error)
         return results
 
-    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]) -> list[Any]:
-        return await self.port.scripts([self._call(*write) for write in writes])
+    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]], answers: list[Any]) -> None:
+        answers[:] = await self.port.scripts([self._call(*write) for write in writes])
+        # Of several servers some may be away. All is sent again: what was applied is remembered.
+        for answer in answers:
+            if isinstance(answer, WarmUnavailable):
+                raise answer
 
     def _call(self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes) -> Call:
         """The call of commit.lua."""

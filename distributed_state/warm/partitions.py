@@ -8,6 +8,7 @@ Design: sections 9, 14.
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.patience import Patience
 from distributed_state.warm.scripts import INSTALL, MARK, MINT, SETTLE, TAIL, TRIM
+
+log = logging.getLogger(__name__)
 
 
 class Partitions:
@@ -46,10 +49,24 @@ class Partitions:
 
     async def states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
         """How far each partition was written, and archived."""
+        return self._states(partitions, await self._patience.commands(self._asked(partitions)))
+
+    async def reachable_states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
+        """The same at once, without those whose server is away. Raises WarmUnavailable if all are."""
+        return self._states(partitions, await self._patience.port.exchange(self._asked(partitions)))
+
+    @staticmethod
+    def _asked(partitions: Sequence[PartitionKeys]) -> list[Words]:
         fields = (b"epoch", b"offset", b"archived_offset", b"bytes", b"archived_bytes")
-        answers = await self._patience.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
+        return [(b"HMGET", keys.meta, *fields) for keys in partitions]
+
+    @staticmethod
+    def _states(partitions: Sequence[PartitionKeys], answers: Sequence[Any]) -> dict[int, PartitionState]:
         states = {}
         for keys, answer in zip(partitions, answers, strict=True):
+            if isinstance(answer, Exception):
+                log.warning("partition %d: %s", keys.partition, answer)
+                continue
             offset, archived, written, settled = (int(each or 0) for each in answer[1:])
             states[keys.partition] = PartitionState((answer[0] or b"").decode(), offset, archived, written - settled)
         return states

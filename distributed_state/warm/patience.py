@@ -37,8 +37,26 @@ class Patience:
         return await self.patiently(self.port.script, script, keys, arguments)
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
-        """Scripts in one round trip, patiently. An answer that is an error is returned in its place."""
-        return await self.patiently(self.port.scripts, calls)  # type: ignore[no-any-return]  # a list, as there
+        """Scripts in one round trip, patiently. An answer that is an error is returned in its place.
+
+        Of several servers some may be away: only what they were asked is asked again.
+        """
+        answers: list[Any] = [None] * len(calls)
+        left = list(range(len(calls)))
+
+        async def ask() -> None:
+            for at, answer in zip(left, await self.port.scripts([calls[at] for at in left]), strict=True):
+                answers[at] = answer
+            left[:] = [at for at in left if isinstance(answers[at], WarmUnavailable)]
+            if left:
+                raise answers[left[0]]
+
+        try:
+            await self.patiently(ask)
+        except WarmUnavailable:
+            if len(left) == len(calls):
+                raise
+        return answers
 
     async def patiently(self, call: Any, *arguments: Any) -> Any:
         """Repeat while Redis does not answer, with jitter, for `retry_for` seconds."""
