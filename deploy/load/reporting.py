@@ -90,9 +90,10 @@ def show(console: Console, report: Report) -> None:
         console.print(f"[yellow]the generator itself was up to {late:.2f} s late: its machine is too busy[/]")
     console.print(f"{report.acknowledged:,} turns acknowledged; {report.verified}")
     if report.lost_by_failover:
-        console.print(f"[yellow]lost by an asynchronous failover: {len(report.lost_by_failover)}[/]")
-    for difference in report.lost_by_failover[:20]:
-        console.print(f"[yellow]{escape(difference.text)}[/]")
+        turns = sum(each.turns for each in report.lost_by_failover)
+        console.print(f"[yellow]lost by an asynchronous failover: {turns} acknowledged turns are not there[/]")
+        for each in report.lost_by_failover[:20]:
+            console.print(f"[yellow]  {escape(each.text)}[/]")
     for text in [*(difference.text for difference in report.differences[:20]), *report.missed]:
         console.print(f"[red]{escape(text)}[/]")
     if len(report.differences) > 20:

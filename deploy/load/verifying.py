@@ -21,10 +21,12 @@ class Difference:
     """What is wrong, in words. `lost`: something acknowledged is not there, and nothing else is wrong with it.
 
     That is what an asynchronous failover does to the writes that no replica had yet; anything else it must not do.
+    `turns`: how many acknowledged turns that are.
     """
 
     text: str
     lost: bool = False
+    turns: int = 0
 
 
 @dataclass(slots=True)
@@ -68,7 +70,8 @@ def differences(source: Source, expected: Expected, found: Sequence[dict[str, An
     known = f"{expected.id}:"
     if found is None:
         if acked:
-            yield Difference(f"{known} the conversation is lost, with {len(acked)} acknowledged turns", lost=True)
+            turns = sum(turn != "n" for _, turn in acked)
+            yield Difference(f"{known} the conversation is lost, with {turns} acknowledged turns", True, turns)
         return
     wanted = [Wanted(turn, version, _texts(messages_of(source, turn))) for version, turn in acked]
     maybe = [_texts(messages_of(source, turn)) for turn in expected.uncertain]
@@ -80,7 +83,7 @@ def differences(source: Source, expected: Expected, found: Sequence[dict[str, An
     if missing is None:
         yield from map(Difference, _told(known, there, wanted, maybe))
     else:
-        yield from (Difference(f"{known} {each}, is lost", lost=True) for each in missing)
+        yield from (Difference(f"{known} {each}, is lost", lost=True, turns=1) for each in missing)
 
 
 @dataclass(frozen=True, slots=True)

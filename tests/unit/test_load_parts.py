@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 
 from deploy.load import faults, fleet, load, scenarios
 from deploy.load.baseline import Commands, _quoted, _trip
@@ -18,11 +19,11 @@ from deploy.load.faults import Breaking, Broke, Fault
 from deploy.load.figures import at_knees
 from deploy.load.knee import PHASES, PRECISION, Knee
 from deploy.load.measures import Outage, Recorder, Result, Timeline, carried, combine, without_lost
-from deploy.load.reporting import Figure, Report
+from deploy.load.reporting import Figure, Report, show
 from deploy.load.scenarios import Caller, Chat
 from deploy.load.schedule import arrivals
 from deploy.load.thresholds import Thresholds
-from deploy.load.verifying import Expected, differences, messages_of
+from deploy.load.verifying import Difference, Expected, differences, messages_of
 
 USER = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
 SOURCE = [[USER, [{"role": "user", "content": "and?"}]], [[{"role": "user", "content": "bye"}]]]
@@ -250,6 +251,15 @@ def test_a_turn_that_is_only_lost_is_told_from_everything_worse() -> None:
     assert False in lost(after, "c:0:0", "t:gone", "t:a", "t:b"), "two with one version, both there"
     (conversation,) = differences(SOURCE, talk(*ALL), None)
     assert conversation.lost
+    assert conversation.turns == 2
+
+
+def test_what_a_failover_lost_is_printed_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report({}, lost_by_failover=[Difference("s: turn t:a is lost", lost=True, turns=1)])
+    show(Console(width=120), report)
+    said = capsys.readouterr().out
+    assert "lost by an asynchronous failover: 1 acknowledged turns are not there" in said
+    assert "passed" in said
 
 
 def test_of_two_turns_that_say_the_same_one_may_be_lost() -> None:
