@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import time
-from contextlib import suppress
 
-from deploy.load.warm_tiers import SHARE, moment
+from deploy.load.warm_tiers import SHARE
 
 SERVICE = "agents"  # as deploy/sentinel.yml names what the Sentinels watch
 _SLOTS = 16_384
+_LOOK = 0.02
 
 
 class ComposeFleet:
@@ -60,30 +60,34 @@ class ComposeFleet:
     def kill_primary(self, seconds: float) -> float | None:
         """SIGKILL to a primary; it is started again, one that stands alone after so long, else when it is replaced."""
         primary = self._primary()
-        replicas = [each for each in self._servers() if each != primary]
+        watched = self._watched(primary)
         id = self._run("ps", "-q", primary).strip()
-        before = self._elected_by(replicas) if replicas else frozenset()
         subprocess.run(["docker", "kill", id], check=True, capture_output=True)
-        if replicas:
-            elected = moment(lambda: bool(self._elected_by(replicas) - before), "no replica was elected")
-        else:
+        elected = None
+        if watched is None:
             time.sleep(seconds)
+        else:
+            elected = self._replaced(*watched)
         subprocess.run(["docker", "start", id], check=True, capture_output=True)
-        return elected if replicas else None
+        return elected
 
     def failover(self) -> float | None:
         """Let a replica take over from a primary that is well."""
-        before = self._elected_by(self._servers())
+        primary = self._primary()
+        watched = self._watched(primary)
+        assert watched is not None
         if self.warm_kind == "sentinel":
             self._ask("sentinel-1", "SENTINEL", "FAILOVER", SERVICE)
         else:
-            replica = next(each for each in self._servers() if each not in before)
+            lines = [line.split() for line in self._ask(primary, "CLUSTER", "NODES").splitlines()]
+            mine = next(words[0] for words in lines if "myself" in words[2])
+            replica = next(words[1].split(",")[1] for words in lines if words[3] == mine)
             self._ask(replica, "CLUSTER", "FAILOVER")
-        return moment(lambda: bool(self._elected_by(self._servers()) - before), "no replica was elected")
+        return self._replaced(*watched)
 
     def reshard(self) -> None:
         """Move a fifth of every primary's slots to the next one, by valkey-cli, which moves one after the other."""
-        ids = [self._ask(each, "CLUSTER", "MYID").strip() for each in sorted(self._elected_by(self._servers()))]
+        ids = [self._ask(each, "CLUSTER", "MYID").strip() for each in self._primaries()]
         for at, id in enumerate(ids):
             target = ids[(at + 1) % len(ids)]
             moved = ("--cluster-from", id, "--cluster-to", target, "--cluster-slots", str(_SLOTS // len(ids) // SHARE))
@@ -95,17 +99,36 @@ class ComposeFleet:
         return sorted(name for name in names if re.fullmatch(r"valkey(-\d+)?", name))
 
     def _primary(self) -> str:
+        """The next one of those that are a primary now."""
         servers = self._servers()
-        return servers[0] if len(servers) == 1 else min(self._elected_by(servers))
+        if self.warm_kind == "sentinel":
+            return next(each for each in servers if self._ask(each, "ROLE").startswith("master"))
+        return servers[0] if len(servers) == 1 else self._primaries()[0]
 
-    def _elected_by(self, servers: list[str]) -> frozenset[str]:
-        """Those of the servers that say they are a primary now."""
-        found = set()
-        for each in servers:
-            with suppress(RuntimeError):  # it does not answer
-                if self._ask(each, "ROLE").startswith("master"):
-                    found.add(each)
-        return frozenset(found)
+    def _primaries(self) -> list[str]:
+        """The nodes of a cluster that have slots, by their services."""
+        lines = [line.split() for line in self._ask("valkey-1", "CLUSTER", "NODES").splitlines()]
+        return sorted(words[1].split(",")[1] for words in lines if len(words) > 8)
+
+    def _watched(self, primary: str) -> tuple[str, str] | None:
+        """Who is to be asked whether this primary is replaced, and a command of its shell that says so."""
+        cli = "REDISCLI_AUTH=$VALKEY_OPERATOR_PASSWORD valkey-cli --user operator"
+        if self.warm_kind == "sentinel":
+            address = self._ask("sentinel-1", "SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE).split()[0]
+            named = f"{cli} -p 26379 sentinel get-master-addr-by-name {SERVICE} | head -n 1"
+            return "sentinel-1", f'[ "$({named})" != {address} ]'
+        if self.warm_kind == "cluster":
+            other = next(each for each in self._servers() if each != primary)
+            mine = self._ask(primary, "CLUSTER", "MYID").strip()
+            # Who has no slots any more has a line of eight words.
+            return other, f"{cli} cluster nodes | awk '$1 == \"{mine}\" && NF == 8' | grep -q ."
+        return None
+
+    def _replaced(self, service: str, condition: str) -> float:
+        """Wait for this, in the container, which is asked far more often so than from here; when it came."""
+        words = ("timeout", "30", "sh", "-c", f"until {condition}; do sleep {_LOOK}; done")
+        self._run("exec", "-T", service, *words)
+        return time.monotonic()
 
     def _ask(self, service: str, *words: str) -> str:
         """What valkey-cli says in the container of a service, as the operator."""

@@ -142,13 +142,17 @@ def main(
             crew = stack.enter_context(Crew(processes, id, places, source, subscribers=subscribers))
             run = Run(console, crew, fleet, source, report)
             try:
-                found = run.ramp(chosen[0], rate or 50.0, knee_p99) if ramp or with_figures else None
+                found = None
+                if with_figures and chosen[0] == "chat":  # bare workers know no other requests
+                    found = run.both_ramps(chosen[0], rate or 50.0, knee_p99)
+                elif ramp or with_figures:
+                    found = run.ramp(chosen[0], rate or 50.0, knee_p99)
                 for name in chosen if seconds else []:
                     run.load(name, rate or (found * _SHARE_OF_KNEE if found else 50.0), seconds, broken, patience)
                 if verify:
                     run.verify()
                 if with_figures:
-                    run.measure(chosen[0], knee_p99)
+                    run.measure()
                 code = 0
             except KeyboardInterrupt:
                 code = INTERRUPTED

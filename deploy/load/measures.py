@@ -125,7 +125,7 @@ def without_lost(result: Result) -> Result:
 class Outage:
     """What a replaced primary meant for those who had to wait for the new one, in seconds; None if that never ended.
 
-    `without` is from when the first of them was due until one was answered, `after` the part of it behind the election.
+    `without` is the longest that one of them waited, `after` the time from the election to the first that was answered.
     """
 
     without: float | None
@@ -154,17 +154,18 @@ class Timeline:
 
         In a cluster the others' requests are answered all the while, so only those count that had to wait.
         """
-        first = due = None
-        for end, latency in zip(self.ends, self.latencies, strict=True):
-            waited = latency >= _WAITED and began - _WAITED <= end - latency <= elected
-            if waited and end >= elected - _WAITED:  # the election was seen a moment after it was
-                first = end if first is None else min(first, end)
-                due = end - latency if due is None else min(due, end - latency)
-        if first is not None and due is not None:
-            return Outage(first - due, max(first - elected, 0.0))
-        # Nobody had to wait: the new one took over between two requests.
-        answered = self.first_due_after(elected)
-        return Outage(None, None) if answered is None else Outage(0.0, answered - elected)
+        pairs = zip(self.ends, self.latencies, strict=True)
+        waited = [
+            (end, latency) for end, latency in pairs
+            if latency >= _WAITED and began - _WAITED <= end - latency <= elected and end > began
+        ]  # fmt: skip
+        # The election is seen a moment after it was.
+        answered = [end for end, _ in waited if end >= elected - _WAITED]
+        if answered:
+            return Outage(max(latency for _, latency in waited), max(min(answered) - elected, 0.0))
+        # Nobody had to wait for it: the new one took over between two requests.
+        first = self.first_due_after(elected)
+        return Outage(None, None) if first is None else Outage(0.0, first - elected)
 
     def by_second(self) -> list[tuple[int, int, float, float]]:
         """Second, requests answered in it, and their p50 and p99."""

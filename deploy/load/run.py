@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -16,10 +17,9 @@ from deploy.load.crew import Crew
 from deploy.load.fleet import LocalFleet
 from deploy.load.knee import Knee
 from deploy.load.measures import Result, carried
-from deploy.load.reporting import Figure, Report
+from deploy.load.reporting import Report
 from deploy.load.verifying import Source
 
-_START = 50.0
 _STEP = 4.0
 _SETTLE = 0.5
 _AFTER = 1.0
@@ -34,31 +34,62 @@ class Run:
         self.fleet = fleet
         self.source = source
         self.report = report
-        self.knee: Knee | None = None
+        self._used: list[tuple[dict[str, float], dict[str, float]]] = []  # CPU before and after each step of the ramp
 
     def ramp(self, scenario: str, start: float, max_p99: float) -> float | None:
         """Look for the knee; the rate there."""
-        used = [self._cpu()]
-        self.knee = Knee(start, max_p99)
-        for step in self._steps(self.knee, self.crew, scenario, max_p99):
+        knee = Knee(start, max_p99)
+        for step in self._search(knee, self.crew, scenario, max_p99):
             self.report.ramp.append(step)
-            used.append(self._cpu())
-        found = self.knee.best
-        if found and used[0]:
-            at = self.report.ramp.index(found)
-            self.report.figures.append(figures.cpu(used[at], used[at + 1], found))
-        return found.rate if found else None
+        return self._at_the_knee(knee)
 
-    def _steps(self, knee: Knee, crew: Crew, scenario: str, max_p99: float) -> Iterator[Result]:
+    def both_ramps(self, scenario: str, start: float, max_p99: float) -> float | None:
+        """Look for our knee and that of workers without the library, in turn: whoever else uses the machine slows both.
+
+        Returns the rate at ours.
+        """
+        from deploy.load.bare import bare_workers  # needs what --local needs: the extra `serve`
+
+        count = len(self.fleet.workers)
+        ours, bare = Knee(start, max_p99), Knee(start, max_p99)
+        with self.console.status("watching what a turn asks of Redis"):
+            commands = figures.commands(self.fleet, self.source)
+        with (
+            bare_workers(self.fleet.warm.url, count, commands) as urls,
+            Crew(self.crew.processes, "bare", targets(urls), self.source) as crew,
+        ):
+            searches = [
+                (self._search(ours, self.crew, scenario, max_p99), self.report.ramp),
+                (self._search(bare, crew, scenario, max_p99, "bare workers"), self.report.bare),
+            ]
+            for each in zip_longest(*(search for search, _ in searches)):
+                for step, (_, steps) in zip(each, searches, strict=True):
+                    steps += [step] if step else []
+        self.report.figures += figures.at_knees(ours, bare, count, commands)
+        return self._at_the_knee(ours)
+
+    def _at_the_knee(self, knee: Knee) -> float | None:
+        if (found := knee.best) is None:
+            return None
+        before, after = self._used[knee.steps.index(found)]
+        if before:
+            self.report.figures.append(figures.cpu(before, after, found))
+        return found.rate
+
+    def _search(self, knee: Knee, crew: Crew, scenario: str, max_p99: float, whose: str = "ramp") -> Iterator[Result]:
         def measure(rate: float) -> Result:
             time.sleep(_SETTLE)
-            return crew.run(scenario, rate, _STEP, patience=2.0)
+            before = self._cpu()
+            result = crew.run(scenario, rate, _STEP, patience=2.0)
+            if crew is self.crew:
+                self._used.append((before, self._cpu()))
+            return result
 
         for step in knee.search(measure):
             yield step
             said = "carried" if carried(step, max_p99) else "too much"
             self.console.print(
-                f"ramp: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
+                f"{whose}: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
             )
 
     def _cpu(self) -> dict[str, float]:
@@ -116,32 +147,13 @@ class Run:
         report.differences = [each for each in found if not (tolerant and each.lost)]
         report.lost_by_failover = [each for each in found if tolerant and each.lost]
 
-    def measure(self, scenario: str, max_p99: float) -> None:
-        """The figures of a fleet of our own."""
+    def measure(self) -> None:
+        """The figures of a fleet of our own, beside those of its knee."""
         report = self.report
-        with self.console.status("watching what a turn asks of Redis"):
-            commands = figures.commands(self.fleet, self.source)
-        if self.knee is not None and scenario == "chat":
-            report.figures += self._beside_bare(scenario, self.knee, commands, max_p99)
         with self.console.status("figures"):
-            report.figures.append(figures.compared(self.fleet, self.source, commands))
+            report.figures.append(figures.compared(self.fleet, self.source, figures.commands(self.fleet, self.source)))
             report.figures.append(figures.idle_bytes(self.fleet))
             report.figures += figures.pages(self.fleet)
-
-    def _beside_bare(self, scenario: str, ours: Knee, commands: Any, max_p99: float) -> list[Figure]:
-        """The knee of workers without the library, under the same load."""
-        from deploy.load.bare import bare_workers  # needs what --local needs: the extra `serve`
-
-        count = len(self.fleet.workers)
-        bare = Knee(ours.best.rate if ours.best else _START, max_p99)
-        with (
-            bare_workers(self.fleet.warm.url, count, commands) as urls,
-            Crew(self.crew.processes, "bare", targets(urls), self.source) as crew,
-        ):
-            self.console.print("the same of workers without the library")
-            for step in self._steps(bare, crew, scenario, max_p99):
-                self.report.bare.append(step)
-        return figures.at_knees(ours, bare, count, commands)
 
     def close(self) -> None:
         """Put into the report what is known at the end, however it came."""

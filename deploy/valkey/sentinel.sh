@@ -11,10 +11,7 @@ port 26379
 bind * -::*
 protected-mode no
 dir /data
-sentinel resolve-hostnames yes
-sentinel announce-hostnames yes
-sentinel announce-ip $VALKEY_NAME
-sentinel monitor agents valkey-1 6379 2
+sentinel monitor agents $VALKEY_FIRST 6379 2
 END
 sed -i -E '/^(user|sentinel (auth-user|auth-pass|sentinel-user|sentinel-pass|down-after-milliseconds|failover-timeout)) /d' "$mine"
 {

@@ -28,6 +28,6 @@ if [ -n "${VALKEY_SENTINELS:-}" ]; then
     done
     [ -n "$primary" ] || sleep 1
   done
-  [ "$primary" = "$VALKEY_NAME" ] || set -- --replicaof "$primary" 6379 "$@"
+  [ "$primary" = "$VALKEY_ADDRESS" ] || set -- --replicaof "$primary" 6379 "$@"
 fi
 exec valkey-server "$here/valkey.conf" --maxmemory "$VALKEY_MAXMEMORY" --appendfsync "$VALKEY_APPENDFSYNC" "$@"

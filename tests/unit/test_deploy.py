@@ -25,7 +25,7 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OVERRIDE_TEXTS = {name: (ROOT / f"deploy/{name}.yml").read_text() for name in ("cluster", "sentinel")}
 OVERRIDES: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in OVERRIDE_TEXTS.items()}
 ALL_TEXTS = "".join([COMPOSE_TEXT, *OVERRIDE_TEXTS.values()])
-LOCAL = {"VALKEY_NAME", "VALKEY_SENTINELS", "VALKEY_REPLICA_PASSWORD"}  # which start.sh reads only if it is to
+LOCAL = {"VALKEY_ADDRESS", "VALKEY_SENTINELS", "VALKEY_REPLICA_PASSWORD"}  # which start.sh reads only if it is to
 OURS = ("migrate", "worker", "archiver", "loadgen")
 EXAMPLE = (DEPLOY / ".env.example").read_text()
 BASE = DEPLOY / "k8s/base"
@@ -157,7 +157,7 @@ def test_the_warm_tier_is_a_bounded_cache_that_is_written_out() -> None:
     assert {"appendonly yes", "maxmemory-policy volatile-lru"} <= set(lines)
     start = (DEPLOY / "valkey/start.sh").read_text()
     always, if_set = set(re.findall(r"\$([A-Z_]+)", start)), set(re.findall(r"\$\{([A-Z_]+):-", start))
-    assert SERVICES["valkey"]["environment"].keys() == always - if_set - {"VALKEY_NAME"}
+    assert SERVICES["valkey"]["environment"].keys() == always - if_set - {"VALKEY_ADDRESS"}
     users = "".join((DEPLOY / "valkey" / name).read_text() for name in ("users.acl", "replication.acl"))
     assert set(re.findall(r"@([A-Z]+)@", users)) == set(re.findall(r"@([A-Z]+)@", start))
 
@@ -188,9 +188,10 @@ def test_an_override_puts_several_servers_in_the_place_of_one(name: str) -> None
 def test_services_of_an_override_are_guarded_as_the_others(name: str) -> None:
     guarded = SERVICES["valkey"]
     for each, service in added(name).items():
-        for law in ("read_only", "cap_drop", "security_opt", "image", "user", "networks", "tmpfs"):
+        for law in ("read_only", "cap_drop", "security_opt", "image", "user", "tmpfs"):
             assert service[law] == guarded[law], f"{each}: {law}"
         assert {"cpus", "memory", "pids"} == service["deploy"]["resources"]["limits"].keys()
+        assert [*service["networks"]] == ["fleet"]
         assert "ports" not in service
         once = service["restart"] == "no"
         assert once or "PONG" in service["healthcheck"]["test"][1], each
