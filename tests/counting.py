@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import redis
+from below import urls_of
 from faces import core
 
 
@@ -39,19 +40,29 @@ def round_trips(client: redis.Redis) -> Iterator[list[int]]:
 
 @contextmanager
 def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
-    """What this store's namespace was asked for while the block ran; read it after the block."""
-    settings = core(store).settings
+    """What this store's namespace was asked for while the block ran; read it after the block.
+
+    Of a cluster it is all nodes' in one, node by node.
+    """
     found, marker = Asked(), uuid.uuid4().hex
-    with redis.Redis.from_url(url or settings.url) as client, client.monitor() as monitor:
+    with ExitStack() as stack:
+        clients = [stack.enter_context(redis.Redis.from_url(each)) for each in ([url] if url else urls_of(store))]
+        monitors = [stack.enter_context(client.monitor()) for client in clients]
         yield found
-        client.echo(marker)
-        for each in monitor.listen():
-            command = each["command"]
-            if marker in command:
-                return
-            probe = command == f"GET {settings.namespace}:meta" or (
-                command.startswith("SPUBLISH") and "}:link:" in command
-            )
-            beat = "}:roll" in command or "}:replica:" in command
-            if f"{settings.namespace}:" in command and not probe and not beat:
-                (found.inside if each["client_type"] == "lua" else found.sent).append(command)
+        for client, monitor in zip(clients, monitors, strict=True):
+            client.echo(marker)
+            probe = False
+            for each in monitor.listen():
+                if marker in each["command"]:
+                    break
+                if each["client_type"] != "lua":
+                    probe = "Prove a link:" in each["command"]  # and what this script calls comes right after it
+                if not probe:
+                    _note(found, core(store).settings.namespace, each)
+
+
+def _note(found: Asked, namespace: str, each: dict[str, str]) -> None:
+    command = each["command"]
+    beat = "}:roll" in command or "}:replica:" in command
+    if f"{namespace}:" in command and not beat:
+        (found.inside if each["client_type"] == "lua" else found.sent).append(command)

@@ -23,11 +23,12 @@ if not __package__:
 from deploy.load.conversations import long_conversation, saving, turns, window
 from deploy.load.hot_reads import hot, hot_memory, weight
 from deploy.load.in_cluster import in_cluster
+from deploy.load.long_reads import long_reads
 from deploy.load.plain import same_commands
-from deploy.load.rows import Row, report
+from deploy.load.rows import Row, at_most, report
 from deploy.load.several import archiver, hand_off, processes
 from deploy.load.turn_cpu import turn_cpu
-from deploy.load.writes import asyncio_set, blocking_set, telemetry
+from deploy.load.writes import asyncio_set, blocking_set, server_cpu, telemetry
 from distributed_state import StateStore
 from distributed_state.programs.servers import postgres_server, redis_server
 
@@ -59,8 +60,10 @@ def main(
             run("hot", lambda: hot(server.url, store))
             run("memory", lambda: hot_memory(server.url))
             run("set", lambda: blocking_set(server.url, store))
+            run("set", server_cpu)
             run("telemetry", lambda: telemetry(server.url))
             run("long", lambda: long_conversation(server.url, store))
+            run("long", lambda: [at_most(*each) for each in long_reads(server.url)])
             run("lock", lambda: hand_off(server.url, store))
         run("async", lambda: asyncio.run(asyncio_set(server.url)))
         sqlite = f"sqlite:///{directory}/bench.db"

@@ -17,16 +17,15 @@ from distributed_state import StateStore
 # What commit.lua does for one `set`, without its logic. `same_commands` checks that it is the same.
 BARE = """
 redis.call('TIME')
-redis.call('HMGET', KEYS[5], 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event')
-redis.call('HMGET', KEYS[1], '#v', '#ops', '#deleted', '#mn', '#size', '#owner', '#lifetime')
+redis.call('HGET', KEYS[5], 'journal')
+redis.call('HMGET', KEYS[1], '#v', '#ops', '#deleted', '#mn', '#size', '#lifetime', ARGV[1])
 redis.call('GET', KEYS[2])
-redis.call('HSTRLEN', KEYS[1], ARGV[1])
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], '#v', ARGV[3], '#size', '12', '#ops', ARGV[4])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[2], '#v', ARGV[3], '#ops', ARGV[4])
 redis.call('PERSIST', KEYS[1])
-redis.call('HSET', KEYS[5], 'offset', ARGV[3], 'bytes', ARGV[3])
+redis.call('HSET', KEYS[5], 'journal', ARGV[4])
 redis.call('XADD', KEYS[4], ARGV[3] .. '-0', 'h', ARGV[4], 'd', ARGV[2])
-redis.call('PUBSUB', 'SHARDNUMSUB', KEYS[6])
-return {'ok', ARGV[3], '1-abcdef12', '0', '', ARGV[3]}
+redis.call('SPUBLISH', KEYS[6], ARGV[4])
+return 'ok ' .. ARGV[3] .. ' 1-abcdef12 0  ' .. ARGV[3] .. ' 1795237177 378000'
 """
 OPS = "aabbccddeeff 1 1795237177378 1:1:abcdef12:0,"
 

@@ -221,10 +221,13 @@ def messages_of(
             if run.start < run.stop
         ]
         if places:
-            rows = connection.execute(select(m.record, m.seq, m.data).where(m.namespace == namespace, or_(*places)))
+            query = select(m.record, m.seq, m.data).where(m.namespace == namespace, or_(*places))
+            kept: dict[str, dict[int, bytes]] = {}
+            for place, seq, data in connection.execute(query).all():
+                kept.setdefault(place, {})[seq] = data
             # Copies come last and stay: the source may have been purged or erased, and begun again since.
-            ranked = sorted(rows, key=lambda row: (row.record == record, row.record == parent))
-            found.update((seq, data) for _, seq, data in ranked)
+            for place in sorted(kept, key=lambda place: (place == record, place == parent)):
+                found.update(kept[place])
     return found
 
 

@@ -8,13 +8,18 @@ Design: section 13.
 
 from __future__ import annotations
 
+import re
+from functools import partial
 from typing import Any
 
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
+from distributed_state.values.codec import Codec
 from distributed_state.values.model import REQUEST
+
+_VERSION = re.compile(rb"\[(\d+)")  # where what is kept is plain text
 
 
 def name_of(request_id: str | None) -> bytes | None:
@@ -45,9 +50,15 @@ def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, k
     """Note that a request was answered, and make room for it: `most` are kept."""
     form = entry.codec
     changes.reserved(request, form.encode(kept, codec.decode_key(request)))
-    known = {name: data for name, data in entry.fields.items() if name[:2] == REQUEST and name != request}
+    known = [(name, data) for name, data in entry.fields.items() if name[:2] == REQUEST and name != request]
     too_many = len(known) + 1 - most
     if too_many > 0:
-        oldest = sorted(known, key=lambda name: int(form.decode(known[name], codec.decode_key(name))[0]))
-        for name in oldest[:too_many]:
+        known.sort(key=partial(_begun, form))
+        for name, _ in known[:too_many]:
             changes.reserved(name, None)
+
+
+def _begun(form: Codec, kept: tuple[bytes, bytes]) -> int:
+    """The version before a request. Of all that it came to, however much that is, only this is read."""
+    version = _VERSION.match(kept[1])
+    return int(version[1] if version else form.decode(kept[1], codec.decode_key(kept[0]))[0])

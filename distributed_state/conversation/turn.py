@@ -160,8 +160,7 @@ class AsyncTurn(Transaction):
     def append(self, *messages: Message | dict[str, Any]) -> None:
         """Add messages to the conversation with this turn."""
         for message in messages:
-            stored = self._workspace.open().append(message)
-            self._pending.append(stored if isinstance(stored, Message) else codec.as_message(stored))
+            self._pending.append(self._workspace.open().append(message))
 
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this turn."""

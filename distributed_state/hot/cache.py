@@ -1,29 +1,33 @@
 """The hot tier: records kept in this process. It never goes back in time.
 
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
-channel. Entries answer only while the link proves itself (`good_until`).
+channel. Entries answer only while the subscription under which they were read proves itself (`Freshness`).
 
 Design: sections 6, 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Port
-from distributed_state.values.journal import Op
+from distributed_state.values.freshness import Freshness
+from distributed_state.values.journal import Step
 
 
 class Flight:
-    """A load on its way. What it brings is kept only if nothing newer was published meanwhile."""
+    """A load on its way. What it brings is kept only if nothing newer was published meanwhile.
 
-    __slots__ = ("done", "floor", "keepable", "open", "result")
+    `freshness` is that of the subscription under which it began; None: it is not kept.
+    """
 
-    def __init__(self, done: Any, keepable: bool, open: bool) -> None:
+    __slots__ = ("done", "floor", "freshness", "open", "result")
+
+    def __init__(self, done: Any, freshness: Freshness | None, open: bool) -> None:
         self.done = done
-        self.keepable = keepable
+        self.freshness = freshness
         self.open = open
         self.floor = ("", 0)
         self.result: CachedRecord | None = None
@@ -34,7 +38,6 @@ class Hot:
 
     def __init__(self, port: Port, *, entries: int, size: int, recent: int, evicted: Callable[[str], None]) -> None:
         self.entries: dict[str, CachedRecord] = {}
-        self.good_until = 0.0
         self.hits = self.misses = self.bytes = 0
         self.clock = port.monotonic
         self._port = port
@@ -48,7 +51,7 @@ class Hot:
     def get(self, text: str) -> CachedRecord | None:
         """The entry, if hot may answer now."""
         entry = self.entries.get(text)
-        if entry is None or self.clock() >= self.good_until:
+        if entry is None or self.clock() >= entry.freshness.good_until:
             self.misses += 1
             return None
         entry.used = True
@@ -60,14 +63,16 @@ class Hot:
         self.hits += hit
         self.misses += not hit
 
-    def take_off(self, text: str, *, keepable: bool, alone: bool, private: bool = False) -> tuple[Flight, bool]:
+    def take_off(
+        self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
+    ) -> tuple[Flight, bool]:
         """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
         with self._mutex:
             flights = self._flights.setdefault(text, [])
             joinable = [] if alone else [flight for flight in flights if flight.open]
             if joinable:
                 return joinable[-1], False
-            flight = Flight(self._port.signal(), keepable, not private)
+            flight = Flight(self._port.signal(), freshness, not private)
             flights.append(flight)
             return flight, True
 
@@ -82,15 +87,13 @@ class Hot:
             epoch, version = flight.floor
             if entry is not None and (entry.version >= version or entry.epoch != epoch):
                 flight.result = entry
-                present = self.entries.get(text)
-                older = present is not None and present.epoch == entry.epoch and present.version >= entry.version
-                if flight.keepable and not older and epoch in ("", entry.epoch):
-                    dropped = self._put(text, entry)
+                if epoch in ("", entry.epoch):
+                    dropped = self._keep(text, entry, flight.freshness)
         flight.done.set()
         for each in dropped:
             self._evicted(each)
 
-    def apply(self, text: str, epoch: str, version: int, ops: Iterable[Op] | None) -> None:
+    def apply(self, text: str, epoch: str, version: int, steps: Sequence[Step] | None) -> None:
         """A change was published: merge the next version, ignore an older one, forget on a gap."""
         dropped: list[str] = []
         with self._mutex:
@@ -101,9 +104,10 @@ class Hot:
             if entry is None or (entry.epoch == epoch and version <= entry.version):
                 return
             self._drop(text)
-            if entry.epoch == epoch and version == entry.version + 1 and ops is not None:
-                following = entry.after(version, ops, self._recent)
+            if entry.epoch == epoch and version == entry.version + 1 and steps is not None:
+                following = entry.after(version, steps, self._recent)
                 following.used = entry.used
+                following.freshness = entry.freshness
                 if not following.deleted:
                     dropped = self._put(text, following)
         for each in dropped:
@@ -118,24 +122,48 @@ class Hot:
         with self._mutex:
             self._drop(text)
             for flight in self._flights.get(text, ()):
-                flight.keepable = flight.open = False
+                flight.freshness = None
+                flight.open = False
+
+    def lose(self, gone: Collection[Freshness]) -> None:
+        """Drop what was read under these subscriptions, which are over; what is in the air is not joined any more."""
+        with self._mutex:
+            for text in [text for text, entry in self.entries.items() if entry.freshness.over]:
+                self._drop(text)
+            for flights in self._flights.values():
+                for flight in flights:
+                    if flight.freshness is None or flight.freshness in gone:
+                        flight.freshness = None
+                        flight.open = False
 
     def clear(self) -> None:
         """Drop everything; flights in the air are not kept either."""
         with self._mutex:
-            self.good_until = 0.0
             self.entries.clear()
             self.bytes = 0
             for flights in self._flights.values():
                 for flight in flights:
-                    flight.keepable = flight.open = False
+                    flight.freshness = None
+                    flight.open = False
+
+    def _keep(self, text: str, entry: CachedRecord, freshness: Freshness | None) -> list[str]:
+        """Keep what was read under a subscription, unless that is over, or something as new is there."""
+        if freshness is None or freshness.over:
+            return []
+        present = self.entries.get(text)
+        # One that was read under a former subscription never answers again.
+        good = present is not None and not present.freshness.over
+        if present is not None and good and present.epoch == entry.epoch and present.version >= entry.version:
+            return []
+        entry.freshness = freshness
+        self._drop(text)
+        return self._put(text, entry)
 
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
-        """Keep an entry; the texts of those that had to make room for it.
+        """Keep an entry in no other's place; the texts of those that had to make room for it.
 
         Entries used since the last look get a second chance at the young end.
         """
-        self._drop(text)
         self.entries[text] = entry
         self.bytes += entry.size
         dropped = []

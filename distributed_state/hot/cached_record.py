@@ -14,8 +14,9 @@ from typing import Any
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.journal import Op, fold
-from distributed_state.values.model import DELETED, STATE_FIELDS, TIMED, is_state
+from distributed_state.values.freshness import UNHEARD
+from distributed_state.values.journal import Step, fold
+from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
@@ -27,7 +28,7 @@ _MEMO = 150
 
 
 class CachedRecord:
-    """A record at one version. Never changed once made, but for the memo of decoded scalars."""
+    """A record at one version. Never changed once made, but for the memo of decoded scalars and its freshness."""
 
     __slots__ = (
         "_rest",
@@ -37,6 +38,7 @@ class CachedRecord:
         "expires",
         "fields",
         "fields_size",
+        "freshness",
         "messages",
         "size",
         "used",
@@ -60,6 +62,7 @@ class CachedRecord:
         self.messages = messages
         self.values: dict[str, Any] = {}
         self.used = False
+        self.freshness = UNHEARD
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
         self.size = self.fields_size + sum(map(len, messages.values())) + _PIECE * len(messages) + _ENTRY
         # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
@@ -77,14 +80,15 @@ class CachedRecord:
         fields = {}
         messages = {}
         for name, value in zip(pairs[::2], pairs[1::2], strict=True):
-            if is_state(name):
+            # Messages first: of a long conversation there are more than of anything else.
+            if name[:2] == b"#m" and (number := name[2:]).isdigit():
+                messages[int(number)] = value
+            elif is_state(name):
                 fields[name] = value
             elif name == b"#v":
                 if not value.isdigit():
                     raise CorruptState(f"#v: {len(value)} bytes are not a version", field="#v", data=value)
                 version = int(value)
-            elif name[:2] == b"#m" and name[2:].isdigit():
-                messages[int(name[2:])] = value
         return cls(record_codec, epoch, version, fields, messages)
 
     @property
@@ -132,23 +136,27 @@ class CachedRecord:
         """The same version, if this field were already in it."""
         return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
 
-    def after(self, version: int, ops: Iterable[Op], recent: int) -> CachedRecord:
+    def after(self, version: int, steps: Sequence[Step], recent: int) -> CachedRecord:
         """The entry that follows this one."""
-        fields = dict(self.fields)
-        messages = dict(self.messages)
-        ops = list(ops)
-        fold(fields, ops)
-        for kind, name, value in ops:
-            if kind == b"m":
+        fields = self.fields.copy()
+        fold(fields, steps)
+        messages = self.messages
+        touched = set[bytes]()
+        for kind, name, value in steps:
+            if kind == b"s" or kind == b"d":
+                touched.add(name)
+            elif kind == b"m":
+                touched.add(NEXT)
+                messages = messages.copy() if messages is self.messages else messages
                 messages[int(name)] = value
             elif kind == b"w":
-                messages.clear()
-        for number in sorted(messages)[:-recent]:
-            del messages[number]
-        if any(kind == b"c" for kind, _, _ in ops):
-            return CachedRecord(self.codec, self.epoch, version, fields, messages)
+                touched.update((START, SEGMENTS))
+                messages = {}
+            elif kind == b"c":
+                touched.update(self.fields)
+        if len(messages) > recent:
+            messages = {number: messages[number] for number in sorted(messages)[-recent:]}
         # What did not change is not measured again: a record of many fields would make each small change slow.
-        touched = {name for _, name, _ in ops} | STATE_FIELDS
         size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
         return CachedRecord(self.codec, self.epoch, version, fields, messages, size)
 

@@ -123,6 +123,11 @@ class Port(Protocol):
     monotonic: Callable[[], float]
     suspends: bool  # whether a caller may await something of its own
 
+    @property
+    def several(self) -> bool:
+        """Whether one server may answer in place of another: a cluster, or primaries that Sentinels choose."""
+        ...
+
     def wall(self) -> float:
         """The worker's own clock, in seconds since 1970: to be shown only, it jumps."""
         ...
@@ -148,7 +153,10 @@ class Port(Protocol):
         ...
 
     async def relocate(self) -> None:
-        """Find out again where keys are, if something said that they moved."""
+        """Find out again where keys are: a server did not answer, or does not have them any more. `node_of` knows then.
+
+        Raises WarmUnavailable or ConfigurationError.
+        """
         ...
 
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
@@ -167,6 +175,10 @@ class Port(Protocol):
 
     async def command(self, *words: Any) -> Any:
         """One command. Raises what `exchange` would return."""
+        ...
+
+    async def command_with(self, node: str, *words: Any) -> Any:
+        """One command, with this server. Raises what `exchange_with` would return."""
         ...
 
     async def commands(self, commands: Sequence[Words]) -> list[Any]:

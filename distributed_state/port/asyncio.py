@@ -46,6 +46,7 @@ class AsyncioPort(Router):
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections)
         self._pipes: dict[str, Pipe] = {}
+        self._closed = False
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
@@ -56,6 +57,7 @@ class AsyncioPort(Router):
         await self.command(b"PING")
 
     async def close(self) -> None:
+        self._closed = True
         self._connections.unused(self._gone)
         for pipe in self._pipes.values():
             pipe.fail(driver.ConnectionError("closed"))
@@ -81,9 +83,8 @@ class AsyncioPort(Router):
         if pipe := self._pipes.pop(node, None):
             pipe.fail(driver.ConnectionError("another server has its keys now"))
 
-    async def relocate(self) -> None:
-        if self._topology.doubted:
-            await asyncio.to_thread(self._connections.look)
+    async def _look(self) -> None:
+        await asyncio.to_thread(self._connections.look)
 
     async def _connected(self, node: str) -> Pipe:
         async with self._connecting.setdefault(node, asyncio.Lock()):
@@ -92,6 +93,8 @@ class AsyncioPort(Router):
                 connection = await self._connect(node)
                 pipe = Pipe(connection, self._connections.timeout, self._refused, self._topology.doubt)
                 self._pipes[node] = pipe
+                if self._closed:  # meanwhile; nobody would close it
+                    pipe.fail(driver.ConnectionError("closed"))
             return pipe
 
     async def _connect(self, node: str) -> Any:
@@ -105,7 +108,9 @@ class AsyncioPort(Router):
         if not commands:
             return []  # waiting for no answer would never end, and hold up everybody after it
         if self._embedded is not None:
-            return self._embedded.exchange(commands)
+            answers = self._embedded.exchange(commands)
+            await asyncio.sleep(0)  # as while a server works, the loop's other tasks get their turn
+            return answers
         pipe = self._pipes.get(node)
         if pipe is None or pipe.broken is not None:
             pipe = await self._connected(node)

@@ -74,9 +74,8 @@ class BlockingPort(Router):
         for socket in list(self._used.pop(node, ())):
             socket.shut()
 
-    async def relocate(self) -> None:
-        if self._topology.doubted:
-            self._connections.look()
+    async def _look(self) -> None:
+        self._connections.look()
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if self._embedded is not None:

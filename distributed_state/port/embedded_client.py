@@ -4,7 +4,7 @@ fakeredis offers redis-py's connections only, and those write each command as RE
 method takes the words of a command (`_process_command`), another one the answer (`put_response`); an error is made in
 a third (`_decode_error`), as redis-py has it: without the word by which we know its kind.
 
-Of its own accord this is imported only where a store is embedded: it takes a quarter of a second.
+Imported only where a store is embedded, as it takes a quarter of a second.
 
 Design: section 19.
 """
@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import redis
 from fakeredis import FakeServer
 from fakeredis._socket import FakeSocket
 from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
@@ -35,7 +34,7 @@ class EmbeddedClient(FakeSocket):
 
     def __init__(self, server: FakeServer, hear: Callable[[Any], None] | None = None) -> None:
         """A client whose answers, and what is published to it, go to `hear` if that is given."""
-        super().__init__(server, db=0, client_class=redis.Redis)
+        super().__init__(server, db=0, client_class=EmbeddedClient)
         self._answers: list[Any] = []
         self._hear = hear
 

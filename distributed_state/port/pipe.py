@@ -22,6 +22,14 @@ from distributed_state.port.errors import ReplyError
 from distributed_state.port.sockets import message, pack, reader
 
 
+class _Gone:
+    """What a stream has in place of a transport that it has no more."""
+
+    def is_closing(self) -> bool:
+        """Yes, so that nothing is left to do."""
+        return True
+
+
 class Taken(asyncio.Protocol):
     """A connection of the driver's, taken over once its handshake is done. Law: nobody else reads or closes it."""
 
@@ -29,10 +37,13 @@ class Taken(asyncio.Protocol):
         parser = reader(on_error)
         self._feed = parser.feed
         self._gets = parser.gets
-        # Kept: the stream would close its transport when it is collected.
-        self._stream: asyncio.StreamWriter = getattr(connection, "_writer")  # noqa: B009 - the driver has no door to it
-        connection._writer = connection._reader = None  # noqa: SLF001 - so that it does not close what is ours now
-        transport: Any = self._stream.transport
+        stream: Any = getattr(connection, "_writer", None)
+        transport: Any = stream.transport
+        # The driver has no door to what it connected. Neither its connection nor the stream may close this now, which
+        # both do when they are collected.
+        vars(stream)["_transport"] = _Gone()
+        for name in ("_reader", "_writer"):
+            setattr(connection, name, None)
         self._transport: asyncio.WriteTransport = transport
         transport.set_protocol(self)
 

@@ -40,8 +40,17 @@ class Router:
     async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         raise AssertionError("the face's own")
 
-    async def relocate(self) -> None:
+    async def _look(self) -> None:
         raise AssertionError("the face's own")
+
+    @property
+    def several(self) -> bool:
+        return self._topology.kind in ("sentinel", "cluster")
+
+    async def relocate(self) -> None:
+        self._topology.doubt()
+        if self._topology.doubted:
+            await self._look()
 
     def node_of(self, key: bytes) -> str:
         return self._topology.node_of(key)
@@ -63,7 +72,7 @@ class Router:
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         topology = self._topology
         if topology.doubted:
-            await self.relocate()
+            await self._look()
         if topology.only is None:
             return await self._exchange_routed(commands)
         return await self.exchange_with(topology.only, commands)
@@ -122,6 +131,9 @@ class Router:
 
     async def command(self, *words: Any) -> Any:
         return self._checked((await self.exchange((words,)))[0])
+
+    async def command_with(self, node: str, *words: Any) -> Any:
+        return self._checked((await self.exchange_with(node, (words,)))[0])
 
     async def commands(self, commands: Sequence[Words]) -> list[Any]:
         return [self._checked(answer) for answer in await self.exchange(commands)]

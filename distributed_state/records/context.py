@@ -9,7 +9,7 @@ Design: sections 4, 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
@@ -23,7 +23,6 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec, field_ttl
-from distributed_state.values.codec import Codec
 from distributed_state.values.model import Ref, escape
 from distributed_state.warm.answers import Committed, Draft
 
@@ -46,6 +45,7 @@ class RecordContext:
         self.ref = ref
         self.keys = store.keys.of(ref)
         self.text = ref.text
+        self.codec = store.codec_of(ref.text)  # how the record's values are stored
         self.owner = "" if user is None else escape(Ref("user", user).id)
         self.actor = actors.noted(actor)
         self.lifetime = lifetime
@@ -62,11 +62,6 @@ class RecordContext:
         """The tiers of the running event loop."""
         return self.store.tiers()
 
-    @property
-    def codec(self) -> Codec:
-        """How the record's values are stored."""
-        return self.store.codec_of(self.text)
-
     def now(self) -> float:
         """The server's time."""
         return self.tiers.clock.now()
@@ -82,8 +77,9 @@ class RecordContext:
 
     def allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
         """Ask the store's policy for all that a change does."""
-        for action, each in written(draft.steps) if self.store.guard is not None else ():
-            self.allow(action, each, ref=ref)
+        if self.store.guard is not None:
+            for action, each in written(draft.steps):
+                self.allow(action, each, ref=ref)
 
     # Reading
 
@@ -95,7 +91,7 @@ class RecordContext:
         """The field if hot knows it, else MISSING. No I/O."""
         hot = self.store.tiers().hot  # not by the property: each hot read comes here
         entry = hot.entries.get(self.text)
-        if entry is None or hot.clock() >= hot.good_until:
+        if entry is None or hot.clock() >= entry.freshness.good_until:
             return MISSING
         entry.used = True
         hot.hits += 1
@@ -117,7 +113,7 @@ class RecordContext:
 
     def must_ask(self, fresh: bool, max_staleness: float | None) -> bool:
         """Whether a read must ask the server, whatever hot holds."""
-        return fresh if max_staleness is None else not self.tiers.within(max_staleness) or fresh
+        return fresh if max_staleness is None else not self.tiers.within(self.text, max_staleness) or fresh
 
     def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
         """One field of the record as it was read."""
@@ -161,18 +157,18 @@ class RecordContext:
             draft.creation = "*"
         return draft
 
-    async def commit(self, draft: Draft, expect_version: int | None = None) -> Committed:
-        """Sign a change and apply it."""
+    def commit(self, draft: Draft, expect_version: int | None = None) -> Coroutine[Any, Any, Committed]:
+        """Sign a change, and apply it when that is awaited."""
         self.sign(draft)
         if expect_version is not None:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
-        return await self.send(draft)
+        return self.send(draft)
 
-    async def send(self, draft: Draft) -> Committed:
-        """Apply a change that is signed."""
-        return await write_path.commit_and_sweep(self.tiers, self.keys, draft)
+    def send(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
+        """Apply a change that is signed, when that is awaited."""
+        return write_path.commit_and_sweep(self.tiers, self.keys, draft)
 
     def batched(self, draft: Draft) -> Draft:
         """The change as it goes into a batch; if it is another one and meets a Conflict, `send` repeats it."""

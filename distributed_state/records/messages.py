@@ -8,8 +8,10 @@ Design: section 11.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import filterfalse
+from typing import Any
 
 from distributed_state.errors import InvalidValue, NotFound, StateError
 from distributed_state.hot.cached_record import CachedRecord
@@ -19,7 +21,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import PARENT, Message
+from distributed_state.values.model import PARENT, Message, ReadMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,70 +54,111 @@ class Page:
         return runs if self.limit is None else message_ranges.part(runs, 0, self.limit)
 
 
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The messages that a record shows in these runs, as they are stored, each under its number."""
+
+    entry: CachedRecord
+    runs: list[Segment]
+    stored: Mapping[int, bytes]
+
+    def messages(self) -> list[Message]:
+        """Each is read when somebody looks at it: CorruptState and DecryptionFailed are raised then."""
+        found: list[Message] = []
+        for read, numbers in self._reading():
+            found += Message.unread(read, [*map(self.stored.__getitem__, numbers)], numbers)
+        return found
+
+    def raw(self) -> list[dict[str, Any]]:
+        """What was said in each, and beside it what is known of it. Raises CorruptState and DecryptionFailed."""
+        found = []
+        for read, numbers in self._reading():
+            for number in numbers:
+                said, time = read(self.stored[number], number)
+                if time is not None and "timestamp" not in said:
+                    said["timestamp"] = time
+                said["number"] = number
+                found.append(said)
+        return found
+
+    def _reading(self) -> Iterator[tuple[ReadMessage, range]]:
+        for run in self.runs:
+            yield self.entry.codec.written_to(run.source).read_message, range(run.start, run.stop)
+
+
 async def messages(
     tiers: Tiers, names: RecordKeys, last: int | None, *, fresh: bool
 ) -> tuple[CachedRecord, list[Message]]:
     """The last messages, or all, oldest first, and the version of the record that shows them."""
-    return await chosen(tiers, names, Page(last=last), fresh=fresh)
+    shown = await chosen(tiers, names, Page(last=last), fresh=fresh)
+    return shown.entry, shown.messages()
 
 
-async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) -> tuple[CachedRecord, list[Message]]:
-    """The messages of a page, and the version of the record that shows them."""
+async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) -> Shown:
+    """The messages of a page, oldest first, and the version of the record that shows them."""
     entry = await read_path.read(tiers, names, fresh=fresh)
     while True:
         for whole in (False, True):
             if entry.deleted:
-                return entry, []
+                return Shown(entry, [], {})
             runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
-            if whole or all(n in entry.messages for run in runs for n in range(run.start, run.stop)):
+            if whole or holds(entry.messages, runs):
                 break
             # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
             entry = await read_path.load_whole(tiers, names, entry)
         try:
-            found = await visible(tiers, names, entry, runs)
+            return await shown_in(tiers, names, entry, runs)
         except StateError as error:
             seen = entry
             entry = await read_path.read(tiers, names, fresh=True)
             if type(error) is not StateError or (seen.epoch, seen.version) == (entry.epoch, entry.version):
                 raise
             # It was erased, or purged, since that look at it.
-        else:
-            return entry, found[::-1] if page.order == "desc" else found
 
 
 async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) -> Message:
     """The message of this number. Raises NotFound if the conversation does not show it."""
     if type(number) is not int or number < 0:
         raise InvalidValue(f"a message's number is an int from 0 on, not {number!r:.80}")
-    _, found = await chosen(tiers, names, Page(after=number - 1, before=number + 1), fresh=fresh)
+    found = (await chosen(tiers, names, Page(after=number - 1, before=number + 1), fresh=fresh)).messages()
     if not found:
         raise NotFound(f"{names.ref.text[:200]}: shows no message {number}")
-    return found[0]
+    return found[0].looked_at()
 
 
 async def visible(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> list[Message]:
     """The messages of these runs: from the entry where it has them, the rest from SQL."""
+    return (await shown_in(tiers, names, entry, runs)).messages()
+
+
+async def shown_in(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Shown:
+    """What is stored of these runs, every message of them."""
     known = await find(tiers, names, entry, runs)
-    numbers = [number for run in runs for number in range(run.start, run.stop)]
-    if any(number not in known for number in numbers):
+    if not holds(known, runs):
         # A fork gets its own of what is not kept where it was written any more when it is archived.
         await write_path.reach(tiers, names)
         known = await find(tiers, names, entry, runs)
-    lacking = [number for number in numbers if number not in known]
+    lacking = [number for run in runs for number in lacked(known, run)]
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
-    return [
-        entry.codec.decode_message(known[number], run.source, number)
-        for run in runs
-        for number in range(run.start, run.stop)
-    ]
+    return Shown(entry, runs, known)
+
+
+def holds(known: Mapping[int, bytes], runs: list[Segment]) -> bool:
+    """Whether every message of these runs is among those."""
+    return all(all(map(known.__contains__, range(run.start, run.stop))) for run in runs)
+
+
+def lacked(known: Mapping[int, bytes], run: Segment) -> list[int]:
+    """The numbers of a run that are not among those."""
+    return [*filterfalse(known.__contains__, range(run.start, run.stop))]
 
 
 async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Mapping[int, bytes]:
     """What is stored of these runs by number: all that the entry has, and from SQL what it lacks and SQL has."""
     missing = []
     for run in runs:
-        lacking = [number for number in range(run.start, run.stop) if number not in entry.messages]
+        lacking = lacked(entry.messages, run)
         if lacking:
             missing.append(Segment(run.source, lacking[0], lacking[-1] + 1))
     if not missing:

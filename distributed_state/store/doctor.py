@@ -5,14 +5,18 @@ Design: sections 10, 14.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from distributed_state.errors import ConfigurationError, StateError
+from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.keys import SLOTS
 from distributed_state.warm.scripts import MINT
 
 _FLOOR = (7, 0)
+_ELECTION = 2.0  # seconds until a replica has been chosen and is known to have been
+Info = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +35,91 @@ class Finding:
 
 
 async def check_server(port: Port) -> list[Finding]:
-    """Version, eviction, role, persistence and memory of a Redis or Valkey server."""
+    """Version, eviction, role, persistence and memory of each server, and whether they are a whole cluster."""
+    findings: list[Finding] = []
+    cluster: dict[str, Info] = {}
+    away: list[WarmUnavailable] = []
+    nodes = port.nodes()
+    for node in nodes:
+        try:
+            info = await _asked(port, node, b"INFO")
+            found = _server(info)
+            if info.get("cluster_enabled") == "1":
+                cluster[node] = info
+        except WarmUnavailable as error:
+            away.append(error)
+            found = [Finding("server", False, str(error), "start it, or let a replica take over")]
+        except ConfigurationError as error:
+            if "not a Redis" in str(error) or "refused user" in str(error):
+                raise
+            found = [Finding("server", False, str(error), "allow the INFO command, so that eviction can be checked")]
+        findings += [replace(each, name=f"{node} {each.name}") for each in found] if len(nodes) > 1 else found
+    if len(away) == len(nodes):
+        raise away[0]
+    return findings + (await _cluster(port, cluster) if cluster else [])
+
+
+async def _asked(port: Port, node: str, *words: bytes) -> Info:
+    """What a node says in lines of `name:value`."""
+    text = (await port.command_with(node, *words)).decode(errors="replace")
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+
+
+async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
+    """Whether every slot is served, and what is left if a primary is lost."""
+    state = await _asked(port, next(iter(primaries)), b"CLUSTER", b"INFO")
+    served = state.get("cluster_slots_ok", "0")
+    findings = [
+        Finding(
+            "cluster", state.get("cluster_state") == "ok" and int(served) == SLOTS,
+            f"{len(primaries)} primaries, {served} of {SLOTS} slots served",
+            "records of the other slots cannot be reached: redis-cli --cluster check, and fix",
+        )
+    ]  # fmt: skip
+    for node, info in primaries.items():
+        replicas = info.get("connected_slaves", "0")
+        advice = "give it a replica, or its partitions are away for as long as it is"
+        findings.append(Finding(f"{node} replicas", replicas != "0", replicas, advice))
+    return findings
+
+
+async def _times(tiers: Tiers) -> list[Finding]:
+    """How far apart the clocks are."""
+    apart = []
+    for node in tiers.port.nodes():
+        seconds, micros = await tiers.warm.patiently(tiers.port.command_with, node, b"TIME")
+        apart.append(tiers.port.wall() - int(seconds) - int(micros) / 1e6)
+    most = max(map(abs, apart))
+    findings = [Finding("clock", most < 5, f"{most:.3f} s apart", "run NTP here and on the servers")]
+    if len(apart) > 1:
+        spread = max(apart) - min(apart)
+        advice = "run NTP on the servers: a write whose answer was lost relies on it"
+        findings.append(Finding("servers' clocks", spread < 1, f"{spread:.3f} s apart", advice))
+    return findings
+
+
+async def _failover(tiers: Tiers) -> list[Finding]:
+    """How long a partition of a cluster may be away, or be read at a primary that is none any more."""
+    retry_for = tiers.settings.retry_for
+    option = b"cluster-node-timeout"
     try:
-        text = (await port.command(b"INFO")).decode(errors="replace")
-    except ConfigurationError as error:
-        if "not a Redis" in str(error) or "refused user" in str(error):
-            raise
-        return [Finding("server", False, str(error), "allow the INFO command, so that eviction can be checked")]
-    info = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        found = await tiers.port.command_with(tiers.port.nodes()[0], b"CONFIG", b"GET", option)
+    except StateError as error:
+        return [Finding("failover", True, f"{option.decode()} is not known: {error}")]
+    seconds = int(found[1]) / 1000
+    return [
+        Finding(
+            "failover", retry_for > seconds + _ELECTION,
+            f"after {seconds:g} s (cluster-node-timeout) and an election; calls wait for {retry_for:g} s (retry_for)",
+            "raise retry_for above both, or lower cluster-node-timeout; retry_for must also outlast the move of a "
+            "partition's slot, which answers TRYAGAIN until it is handed over",
+        ),
+        Finding("isolation", True, f"a primary that is cut off may be read for {seconds:g} s more, and hot with it"),
+    ]  # fmt: skip
+
+
+def _server(info: Info) -> list[Finding]:
+    """What one server says of itself."""
     version = info.get("valkey_version") or info.get("redis_version", "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     policy = info.get("maxmemory_policy", "noeviction")
@@ -84,13 +165,15 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         findings.append(Finding("scripts", True, "Lua runs"))
     except StateError as error:
         findings.append(Finding("scripts", False, str(error), "allow EVAL and EVALSHA"))
-    seconds, micros = await tiers.warm.command(b"TIME")
-    apart = abs(tiers.port.wall() - int(seconds) - int(micros) / 1e6)
-    findings.append(Finding("clock", apart < 5, f"{apart:.3f} s apart", "run NTP here and on the server"))
-    backlog = await tiers.archiver.backlog()
-    waiting = sum(backlog.values())
-    behind = waiting < tiers.settings.journal_entries // 2
-    findings.append(Finding("archive lag", behind, f"{waiting} commits", "add archivers or make SQL faster"))
+    findings += await _times(tiers)
+    if any(finding.name == "cluster" for finding in findings):
+        findings += await _failover(tiers)
+    try:
+        waiting = sum((await tiers.archiver.backlog()).values())
+        behind = waiting < tiers.settings.journal_entries // 2
+        findings.append(Finding("archive lag", behind, f"{waiting} commits", "add archivers or make SQL faster"))
+    except StateError as error:
+        findings.append(Finding("archive lag", False, str(error), "see the message"))
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
     findings.append(Finding("layout", True, layout))  # compared with Redis and SQL when the store was opened
     for partition, why in tiers.archiver.diverged.items():

@@ -84,6 +84,7 @@ class StoreLifecycle:
     async def _open_archive(self) -> None:
         port = self._make_port(self.connections)
         try:
+            await port.open()
             if not self.connections.embedded:
                 doctor.refuse(await doctor.check_server(port), self.connections.place)
             opening = object()

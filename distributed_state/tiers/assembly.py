@@ -22,6 +22,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
+from distributed_state.values.freshness import Freshness
 from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.warm.background_events import BackgroundEvents
@@ -35,16 +36,11 @@ from distributed_state.warm.subscription import Link
 log = logging.getLogger(__name__)
 
 
-def mark(layout: dict[str, Any]) -> bytes:
-    """What Redis keeps about the store; never twice the same, so that a replica sees that Redis was emptied."""
-    return orjson.dumps(layout | {"life": secrets.token_hex(8)})
-
-
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
     """What Redis kept about the store; None if it kept nothing, and does now. `ask` sends a command."""
     # Looked at first: a full Redis refuses SET even where NX would make it change nothing.
     found: bytes | None = await ask(b"GET", keys.store)
-    if found is None and await ask(b"SET", keys.store, mark(layout), b"NX") is None:
+    if found is None and await ask(b"SET", keys.store, orjson.dumps(layout), b"NX") is None:
         found = await ask(b"GET", keys.store)
     return found
 
@@ -79,10 +75,14 @@ class Tiers:
             evicted=self._stop_listening,
         )
         self.link = Link(
-            port, own=keys.link(replica), store_key=keys.store, max_staleness=settings.max_staleness, lost=self._lost
+            port,
+            keys,
+            replica,
+            max_staleness=settings.max_staleness,
+            lost=self._lost,
+            epoch_heard=self.see,
+            time_received=lambda *answer: self.clock.heard(*answer),
         )
-        self.link.heard = self._heard
-        self.link.time_received = self.clock.heard
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
@@ -98,11 +98,8 @@ class Tiers:
         self._listening: dict[str, bytes] = {}
         self._mutex = port.mutex()
 
-    def _heard(self, sent: float) -> None:
-        self.hot.good_until = max(self.hot.good_until, sent + self.settings.max_staleness)
-
-    def within(self, max_staleness: float) -> bool:
-        """Whether what hot holds is at most this old."""
+    def within(self, text: str, max_staleness: float) -> bool:
+        """Whether what hot holds of this record is at most this old."""
         if isinstance(max_staleness, bool) or not isinstance(max_staleness, (int, float)) or not max_staleness >= 0:
             raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {max_staleness!r:.80}")
         most = self.settings.max_staleness
@@ -110,11 +107,13 @@ class Tiers:
             # Cut silently, it would look like a cache that does not work. With hot off (0) every read is fresh enough.
             text = f"max_staleness={max_staleness:g} is more than the store's {most:g}, and hot reads are never older"
             raise InvalidValue(f"{text}: leave it out, or open the store with max_staleness={max_staleness:g}")
-        return self.hot.clock() < self.hot.good_until - self.settings.max_staleness + max_staleness
+        entry = self.hot.entries.get(text)
+        return entry is not None and self.hot.clock() < entry.freshness.good_until - most + max_staleness
 
-    def _lost(self) -> None:
-        self.hot.clear()
-        self._epochs.clear()
+    def _lost(self, gone: list[Freshness]) -> None:
+        self.hot.lose(gone)
+        for each in gone:
+            self._epochs.pop(each.partition, None)
 
     def listen(self, names: RecordKeys) -> None:
         """Listen for the record's changes from now on, if hot is in use."""
@@ -152,11 +151,12 @@ class Tiers:
             self.hot.apply(text, epoch.decode(), int(version), ops)
 
     def see(self, partition: int, epoch: str) -> None:
-        """The server answered under this epoch; everything kept from another life of the partition is forgotten."""
+        """The server answered under this epoch, "" for none; what is kept from another life of Redis is forgotten."""
         known = self._epochs.get(partition)
-        if known != epoch:
-            if known is not None:
-                self.hot.clear()
+        if known != epoch and (known or epoch):
+            if known:
+                # Whoever emptied one partition emptied all that this server has: nothing says which entries changed.
+                self.link.renew(partition)
             self._epochs[partition] = epoch
 
     def epoch(self, partition: int) -> str:

@@ -89,12 +89,13 @@ class Changes:
 
     def put(self, name: bytes, data: bytes) -> None:
         """Set a field to bytes that are encoded already."""
-        if len(data) > self._settings.max_field_bytes:
+        size = len(data)
+        if size > self._settings.max_field_bytes:
             key = codec.decode_key(name)
             limit = self._settings.max_field_bytes
-            raise TooLarge(f"{key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
+            raise TooLarge(f"{key!r:.80}: {size} bytes are more than max_field_bytes={limit}")
         before = self._fields.get(name)
-        self._size += len(name) + len(data) - (len(name) + len(before[2]) if before else 0)
+        self._size += size - len(before[2]) if before else size + len(name)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
         self._fields[name] = (b"s", name, codec.compact(data))
@@ -129,10 +130,12 @@ class Changes:
             self.sums.append(key)
         self._fields[name] = (b"i", name, b"%d" % (int(before) + by))
 
-    def append(self, message: Message | dict[str, Any]) -> Message | dict[str, Any]:
+    def append(self, message: Message | dict[str, Any]) -> Message:
         """Add a message; what is stored of it."""
         if self._prepare_message is not None:
             message = self._prepare_message(message)
+        if not isinstance(message, Message):
+            message = codec.as_message(message)
         data = self._codec.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes

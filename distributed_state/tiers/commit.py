@@ -9,9 +9,9 @@ Design: sections 4, 5.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
@@ -25,6 +25,7 @@ from distributed_state.errors import (
     Unavailable,
     WarmUnavailable,
 )
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Call
 from distributed_state.tiers import actors, lost_replies
 from distributed_state.tiers.assembly import Tiers
@@ -32,7 +33,7 @@ from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.read import ROUNDS, hydrate, read
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
-from distributed_state.values.journal import Op, unpack
+from distributed_state.values.journal import unpack
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
 from distributed_state.warm.lease import AsyncLease
@@ -86,11 +87,15 @@ async def check(tiers: Tiers, names: RecordKeys, draft: Draft) -> None:
         tiers.warm.ops.end(op)
 
 
-async def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Committed:
+def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Coroutine[Any, Any, Committed]:
     """As `commit`, and with it goes what hot knows to be past its deadline, unless somebody changed that meanwhile."""
     entry = tiers.hot.entries.get(names.ref.text)
     if entry is None or entry.expires == NEVER:
-        return await commit(tiers, names, draft)
+        return commit(tiers, names, draft)
+    return _sweep(tiers, names, draft, entry)
+
+
+async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRecord) -> Committed:
     await tiers.clock.know()
     now = tiers.clock.now()
     touched = {name for _, name, _ in draft.steps}
@@ -194,31 +199,17 @@ def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> 
 
 def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
-    ops: list[Op] | None = None
-    here = names.ref.text in tiers.hot.entries and not lifetime_may_change(draft)
-    appends = any(step == b"m" for step, _, _ in draft.steps)
-    known = done.first_message is not None and done.results is not None and (done.time_ms is not None or not appends)
-    if here and known:
-        assert done.first_message is not None and done.results is not None
-        ops = []
-        number = done.first_message
-        sums = iter(done.results)
-        for step, name, value in draft.steps:
-            if step == b"i":
-                ops.append(Op(b"s", name, b"%d" % next(sums)))
-            elif step == b"m":
-                ops.append(Op(b"m", b"%d" % number, field_ttl.dated(value, done.time_ms or 0)))
-                number += 1
-            elif step == b"w":
-                ops.append(Op(b"w", b"", b"%d" % done.first_message))
-            else:
-                ops.append(Op(step, name, value))
-    tiers.hot.apply(names.ref.text, done.epoch, done.version, ops)
+    text = names.ref.text
+    if text in tiers.hot.entries and not lifetime_may_change(draft):
+        tiers.hot.apply(text, done.epoch, done.version, done.applied(draft.steps))
+    else:
+        tiers.hot.apply(text, done.epoch, done.version, None)
 
 
 def lifetime_may_change(draft: Draft) -> bool:
     """Whether the record may have another lifetime now, which only the server computes."""
-    return any(step in (b"x", b"X") and name + value != b"00" for step, name, value in draft.sent_events)
+    sent = draft.sent_events
+    return bool(sent) and any(step in (b"x", b"X") and name + value != b"00" for step, name, value in sent)
 
 
 async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:

@@ -36,7 +36,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
     tiers.listen(names)
     alone = fresh
     for attempt in range(ROUNDS):
-        flight, ours = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=alone)
+        flight, ours = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
         if not ours:
             # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
             alone = not await flight.done.wait(_FLIGHT_SECONDS)
@@ -76,8 +76,8 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedReco
     flights = []
     for names in missing:
         tiers.listen(names)
-        keepable = tiers.link.confirmed(names.channel)
-        flights.append(tiers.hot.take_off(names.ref.text, keepable=keepable, alone=True)[0])
+        freshness = tiers.link.freshness(names.channel)
+        flights.append(tiers.hot.take_off(names.ref.text, freshness=freshness, alone=True)[0])
     found: list[CachedRecord | None] = [None] * len(missing)
     try:
         answers = await tiers.warm.read_many(missing)
@@ -102,7 +102,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     known = hot.entries.get(text)
     tiers.listen(names)
     # Private: who only wants to read must not wait for our lease.
-    flight, _ = hot.take_off(text, keepable=tiers.link.confirmed(names.channel), alone=True, private=True)
+    flight, _ = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
     found = None
     try:
         # Sent after the lock's script, and again if the server did not know that one: it shows what the holder found.

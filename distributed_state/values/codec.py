@@ -147,7 +147,8 @@ def as_message(fields: dict[str, Any], name: str = "message") -> Message:
     try:
         return Message.model_validate(fields)
     except ValidationError as error:
-        raise refused(error, name) from None  # pydantic repeats what it was given
+        refusal = refused(error, name)
+    raise refusal  # only here: pydantic's error holds what it was given, and would be its context
 
 
 def refused(error: ValidationError, name: str) -> InvalidValue:
@@ -156,27 +157,14 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
     return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
-def decode_message(data: bytes, name: str = "message", *, number: int | None = None) -> Message:
-    """Read back what `encode_message` wrote, with or without the time of its commit before it."""
-    time, text = field_ttl.split(data)
-    return _placed(_message(text, name), time, number)
-
-
-def _placed(message: Message, time: float, number: int | None) -> Message:
-    return message.placed(None if time == field_ttl.NEVER else time, number)
-
-
-def _message(data: bytes, name: str = "message") -> Message:
-    fields = decode(data, name)
-    try:
-        return Message.model_construct(_fields_set=set(fields), **fields)
-    except TypeError:
-        pass  # not an object, or one with a field that is called as a parameter of model_construct
-    try:
-        return Message.model_validate(fields)
-    except ValidationError as error:
-        text = f"{name}: the stored bytes are not a message: {refused(error, name)}"
-        raise CorruptState(text, field=name, data=data) from None
+def said(text: bytes) -> dict[str, Any]:
+    """The fields of a message from its JSON text. Raises CorruptState."""
+    fields = decode(text, "message")
+    if type(fields) is dict and "role" in fields:
+        return fields  # what was checked when it was written is not checked again
+    found = "no role" if type(fields) is dict else _a(fields)
+    complaint = f"message: {len(text)} stored bytes are not a message: {found}"
+    raise CorruptState(complaint, field="message", data=text)
 
 
 def key_id(data: bytes) -> str:
@@ -217,11 +205,12 @@ class Codec:
 
     def open(self, data: bytes, name: str) -> bytes:
         """JSON text, from what is stored, with a deadline or without. Raises DecryptionFailed."""
-        if data[:1] in _FRAMED:
-            data = field_ttl.split(data)[1]
-        if data[:1] == SEALED:
-            raise self.failed(data, name, "and this store has no keys")
-        return data
+        if data[:1] not in _FRAMED:
+            return data
+        text = field_ttl.split(data)[1]
+        if text[:1] == SEALED:
+            raise self.failed(text, name, "and this store has no keys")
+        return text
 
     def seal_event(self, text: bytes, type: str, writer: str) -> bytes:
         """What is stored of an event's data. `writer` is its id but for the last part, which the server counts."""
@@ -256,7 +245,7 @@ class Codec:
 
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""
-        return self.seal(self.text(value, key), key)
+        return encode(value, key)
 
     def decode(self, data: bytes, key: str) -> Any:
         """The value of a field from its stored bytes."""
@@ -268,5 +257,22 @@ class Codec:
 
     def decode_message(self, data: bytes, source: str, number: int | None = None) -> Message:
         """A message from its stored bytes; `source` is the record that it was appended to."""
-        record_codec = self if source == self.record else self.of(source)
-        return _placed(_message(record_codec.open(data, MESSAGE)), field_ttl.split(data)[0], number)
+        return Message.unread(self.written_to(source).read_message, [data], [number])[0].looked_at()
+
+    def written_to(self, source: str) -> Codec:
+        """The form of what was appended to that record, which this one may show."""
+        return self if source == self.record else self.of(source)
+
+    def read_message(self, data: bytes, number: int | None) -> tuple[dict[str, Any], float | None]:
+        """What was said in a stored message of this record, and when it was committed."""
+        time, text = field_ttl.split(data)
+        try:
+            fields = said(self.open(text, MESSAGE))
+        except DecryptionFailed:
+            raise
+        except CorruptState as error:
+            # It may be looked at long after it was asked for: say which one it is.
+            which = "" if number is None else f"message {number}: "
+            complaint = f"{self.record[:200]}: {which}{error}"
+            raise CorruptState(complaint, field=error.field, data=text) from error.__cause__
+        return fields, None if time == field_ttl.NEVER else time

@@ -212,6 +212,10 @@ class Sealed(Codec):
         """JSON text as it is stored: encrypted, if the field is to be."""
         return self.enclose(text, name) if self.covers(name) else text
 
+    def encode(self, value: Any, key: str) -> bytes:
+        """A field's value as it is stored."""
+        return self.seal(self.text(value, key), key)
+
     def enclose(self, text: bytes, name: str) -> bytes:
         """JSON text, encrypted."""
         keys = self._encryption.keys
@@ -275,9 +279,5 @@ class Sealed(Codec):
         """A message as it is stored; an error says nothing of what is in it."""
         if not self.covers(MESSAGE):
             return codec.encode_message(message)
-        try:
-            checked = message if isinstance(message, Message) else codec.as_message(message)
-            return self.encode(checked.to_dict(), MESSAGE)
-        except InvalidValue as error:
-            complaint = str(error)
-        raise InvalidValue(complaint)
+        checked = message if isinstance(message, Message) else codec.as_message(message)
+        return self.encode(checked.to_dict(), MESSAGE)

@@ -68,7 +68,8 @@ def split(data: bytes) -> tuple[float, bytes]:
     """Deadline and value of stored bytes; NEVER for what has none."""
     if data[:1] != _MARK:
         return NEVER, data
-    number, space, rest = data[1:].partition(b" ")
+    mark, space, rest = data.partition(b" ")
+    number = mark[1:]
     return (int(number) / 1000, rest) if space and number.isdigit() else (NEVER, data)
 
 

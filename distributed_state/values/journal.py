@@ -12,6 +12,8 @@ from typing import NamedTuple
 from distributed_state.errors import CorruptState
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START
 
+Step = tuple[bytes, bytes, bytes]  # of an Op, without the names of its parts
+
 
 class Op(NamedTuple):
     """One step of a change: `kind` is a letter.
@@ -27,7 +29,7 @@ class Op(NamedTuple):
     value: bytes
 
 
-def pack(ops: Iterable[tuple[bytes, bytes, bytes]]) -> bytes:
+def pack(ops: Iterable[Step]) -> bytes:
     """Write steps as canonical bytes, `kind len(name):len(value):name value`; the scripts write the same form."""
     return b"".join(b"%b%d:%d:%b%b" % (kind, len(name), len(value), name, value) for kind, name, value in ops)
 
@@ -52,7 +54,7 @@ def unpack(data: bytes) -> list[Op]:
     return ops
 
 
-def fold(fields: dict[bytes, bytes], ops: Iterable[Op]) -> None:
+def fold(fields: dict[bytes, bytes], ops: Iterable[Step]) -> None:
     """Apply one change to the fields of a state, in place. Messages only move the count; they live elsewhere."""
     for kind, name, value in ops:
         if kind == b"s":

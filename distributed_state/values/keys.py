@@ -88,9 +88,18 @@ class Keys:
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 
-    def link(self, replica: str) -> bytes:
-        """The channel on which a replica receives its own probes; what it calls its links begins so, too."""
-        return f"{self._fleet}:link:{replica}".encode()
+    def link(self, partition: int, replica: str) -> bytes:
+        """The channel on which a replica receives its probes of a partition; its own channels there begin so, too."""
+        return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:link:{replica}".encode()
+
+    def partition_at(self, name: bytes) -> int:
+        """The partition in which a key or channel of one lies."""
+        begin = len(self.namespace) + 2
+        return int(name[begin : name.index(b".", begin)])
+
+    def slot(self, partition: int) -> int:
+        """The slot of a cluster in which a partition lies."""
+        return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
 
     def replica(self, replica: str) -> bytes:
         """What a replica reports of itself."""

@@ -8,7 +8,10 @@ Design: section 2.
 from __future__ import annotations
 
 import re
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -96,6 +99,17 @@ def unescape(text: str) -> str:
     return _ESCAPED.sub(lambda m: chr(int(m[1].lstrip("u"), 16)), text)
 
 
+# Where pydantic keeps what a model holds. Set one by one they cost a tenth of `model_construct`.
+_OWN = vars(BaseModel)
+_dict_of, _set_dict = _OWN["__dict__"].__get__, _OWN["__dict__"].__set__
+_set_given = _OWN["__pydantic_fields_set__"].__set__
+_set_extra = _OWN["__pydantic_extra__"].__set__
+_set_private = _OWN["__pydantic_private__"].__set__
+_is_absent = _OWN["__getattr__"]
+# What was said in stored bytes, given with the message's number, and when it was committed if a mark says so.
+ReadMessage = Callable[[bytes, int | None], tuple[dict[str, Any], float | None]]
+
+
 class Message(BaseModel):
     """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
 
@@ -104,8 +118,9 @@ class Message(BaseModel):
     what the store knows of it, no part of what was said: `to_dict()` and `==` leave them out.
     """
 
-    # A slot, not a private attribute: those make reading a message a third slower.
-    __slots__ = ("_number",)
+    # Slots, not private attributes: those make reading a message a third slower. `_unread` is how to read it, and the
+    # stored bytes, of one that nobody has looked at yet: then there is nothing else.
+    __slots__ = ("_number", "_unread")
     model_config = ConfigDict(frozen=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -121,18 +136,53 @@ class Message(BaseModel):
         """Its number in the conversation that it was read from; None for one that was not read. A copy has none."""
         return getattr(self, "_number", None)
 
-    def placed(self, time: float | None, number: int | None) -> Self:
-        """This message, made just now, as it was read: with the time of its commit and its number."""
-        if time is not None and "timestamp" not in self.model_fields_set:
-            self.__dict__["timestamp"] = time
-        object.__setattr__(self, "_number", number)
+    @classmethod
+    def unread(cls, read: ReadMessage, stored: Sequence[bytes], numbers: Sequence[int | None]) -> list[Self]:
+        """Messages that are read each when it is first looked at; what `read` raises is raised then, and each time."""
+        made = [*map(cls.__new__, repeat(cls, len(stored)))]
+        # No loop of Python's own: of a long conversation most is never looked at.
+        deque(map(_set_number, made, numbers), 0)
+        deque(map(_set_unread, made, zip(repeat(read), stored, numbers, strict=False)), 0)
+        return made
+
+    def looked_at(self) -> Self:
+        """This message, read by now. Raises CorruptState or DecryptionFailed if it cannot be."""
+        if not _dict_of(self):
+            self._look()
         return self
+
+    def _look(self) -> None:
+        try:
+            read, stored, number = _unread_of(self)
+        except AttributeError:
+            return  # pydantic makes it just now
+        if read is None:
+            return  # another thread was faster
+        said, time = read(stored, number)
+        fields = {**_ABSENT, **said}
+        extra = {name: fields.pop(name) for name in said if name not in _ABSENT} if len(fields) > len(_ABSENT) else {}
+        if time is not None and "timestamp" not in said:
+            fields["timestamp"] = time
+        _set_given(self, set(said))
+        _set_extra(self, extra)
+        _set_private(self, None)
+        # Last: who finds fields takes the message for whole. Two threads that look at once set the same.
+        _set_dict(self, fields)
+        _set_unread(self, (None, None, None))
+
+    def _fields(self) -> dict[str, Any]:
+        found: dict[str, Any] = _dict_of(self.looked_at())
+        return found
+
+    # Pydantic and `copy` go by it. Attributes do not: Python looks into the dict itself, and then asks __getattr__.
+    __dict__ = property(_fields, _set_dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that were given, as plain JSON values."""
         # Not getattr: an unknown field may be called as a method is.
         given = {**self.__dict__, **(self.__pydantic_extra__ or {})}
-        return {name: value for name, value in given.items() if name in self.model_fields_set}
+        names = self.model_fields_set
+        return {name: value for name, value in given.items() if name in names}
 
     def _said(self) -> dict[str, Any]:
         said = {**self.__dict__, **(self.__pydantic_extra__ or {})}
@@ -143,3 +193,18 @@ class Message(BaseModel):
 
     def __hash__(self) -> int:
         return hash((self.role, self.content if isinstance(self.content, str) else None, self.tool_call_id))
+
+
+def _attribute(message: Message, name: str) -> Any:
+    message.looked_at()
+    try:
+        return object.__getattribute__(message, name)
+    except AttributeError:
+        return _is_absent(message, name)  # or among the unknown fields
+
+
+_ABSENT: dict[str, Any] = dict.fromkeys(Message.model_fields)
+_set_number = vars(Message)["_number"].__set__
+_unread_of, _set_unread = vars(Message)["_unread"].__get__, vars(Message)["_unread"].__set__
+# Set here, so that type checkers know the fields as declared and no others.
+Message.__getattr__ = _attribute  # type: ignore[attr-defined]

@@ -5,10 +5,13 @@ Design: section 4.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from distributed_state.settings import Settings
+from distributed_state.values import field_ttl
+from distributed_state.values.journal import Step
 
 
 @dataclass(slots=True)
@@ -32,7 +35,7 @@ class Draft:
     lock_value: str = ""
     events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     lifetime: tuple[int, int] = (0, 0)
-    sent_events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    sent_events: Sequence[tuple[bytes, bytes, bytes]] = ()
 
 
 class Committed(NamedTuple):
@@ -48,6 +51,27 @@ class Committed(NamedTuple):
     offset: int
     time_ms: int | None = None
     trailing: Any = None
+
+    def applied(self, steps: Iterable[Step]) -> list[Step] | None:
+        """The steps that were sent as the journal has them; None if the answer does not say what came of them."""
+        if self.first_message is None or self.results is None:
+            return None
+        number = self.first_message
+        sums = iter(self.results)
+        applied = []
+        for each in steps:
+            step, name, value = each
+            if step == b"i":
+                each = (b"s", name, b"%d" % next(sums))
+            elif step == b"m":
+                if self.time_ms is None:
+                    return None
+                each = (b"m", b"%d" % number, field_ttl.dated(value, self.time_ms))
+                number += 1
+            elif step == b"w":
+                each = (b"w", b"", b"%d" % self.first_message)
+            applied.append(each)
+        return applied
 
 
 @dataclass(frozen=True, slots=True)

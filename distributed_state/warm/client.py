@@ -29,7 +29,6 @@ from distributed_state.warm.refusals import REFUSALS, refusal
 from distributed_state.warm.scripts import COMMIT, HYDRATE, READ
 from distributed_state.warm.telemetry import Telemetry, observed, several
 
-_TOKEN_MS = 30_000
 _CREATED = (b"E", b"conversation.created", b"{}")
 
 
@@ -65,15 +64,25 @@ class Warm(Patience):
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
         draft.sent_events = events_of(names, draft)
-        sent = (self._attempt, names, draft, op, listening, trailing_call)
-        answer, trailing = await self.patiently(self.ops.send, [op], names.ref.text[:200], *sent)
+        try:
+            answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
+        except WarmUnavailable as error:
+            answer, trailing = await self.again(error, self._attempt, names, draft, op, listening, trailing_call)
         return self._committed(names, draft, answer, trailing)
 
     async def _attempt(
         self, names: RecordKeys, draft: Draft, op: OpId, listening: bytes, trailing_call: Call | None
     ) -> tuple[Any, Any]:
         # Built for each attempt: it says since when the op id can have been applied.
-        return await self._ask(self._call(names, draft, op, listening), trailing_call)
+        self.ops.sending(op, names.ref.text)
+        call = self._call(names, draft, op, listening)
+        try:
+            if trailing_call is None:
+                return await self.port.script(*call), None
+            return await self._ask(call, trailing_call)
+        except WarmUnavailable:
+            op.doubted = True
+            raise
 
     @observed("commit_many", "warm", several)
     async def commit_many(
@@ -110,12 +119,10 @@ class Warm(Patience):
         events = draft.sent_events
         # The record may be there, or have been archived and evicted: only SQL knows.
         creation = "?" if op.doubted and draft.creation == "*" else draft.creation
-        writer = f"{self.replica}.{op.sequence}"
         arguments: list[Any] = [
-            draft.epoch, self.replica, op.sequence, op.oldest, op.digest,
-            draft.lock_value, creation, writer, _TOKEN_MS,
+            draft.epoch, self.replica, op.sequence, op.oldest, op.digest, op.since_ms, draft.lock_value, creation,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, listening, *self.limits, op.since_ms, len(draft.expectations),
+            draft.actor, draft.owner, names.text, listening, *self.limits, len(draft.expectations),
         ]  # fmt: skip
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
@@ -124,23 +131,24 @@ class Warm(Patience):
         if not events:
             return COMMIT, names.commit_keys, arguments
         codec = self.codec_of(names.ref.text)
+        writer = f"{self.replica}.{op.sequence}"
         for kind, type, data in events:
             # Only now the op id is known, which is part of what an event's data is authenticated with.
             arguments += (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
         return COMMIT, (*names.commit_keys, *names.event_keys), arguments
 
     def _committed(
-        self, names: RecordKeys, draft: Draft, answer: list[Any], trailing: Any = None
+        self, names: RecordKeys, draft: Draft, answer: Any, trailing: Any = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Read the answer of commit.lua, and keep that of the script which was sent after it."""
-        word = answer[0]
-        if word == b"ok":
-            _, version, epoch, first, results, offset, *time = answer
+        if isinstance(answer, bytes):
+            _, version, epoch, first, results, offset, *time = answer.split(b" ")
             sums = tuple(map(int, results.split(b","))) if results else ()
             if draft.sent_events:
                 self.emitted += sum(step in (b"e", b"E") for step, _, _ in draft.sent_events)
-            time_ms = int(time[0]) if time else None
+            time_ms = int(time[0]) * 1000 + int(time[1]) // 1000 if time else None
             return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing)
+        word = answer[0]
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":
@@ -188,7 +196,7 @@ class Warm(Patience):
     def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
         """Keys and arguments of read.lua."""
         known = "" if version is None else version
-        arguments = [epoch, known, f"{self.replica}.{next(self.count)}", _TOKEN_MS, self._ttl_ms]
+        arguments = [epoch, known, f"{self.replica}.{next(self.count)}", self._ttl_ms]
         return [names.record, names.hydration, names.meta], arguments
 
     def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:

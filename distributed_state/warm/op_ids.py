@@ -29,6 +29,7 @@ from distributed_state.port import Port
 from distributed_state.warm.clock import ServerClock
 
 T = TypeVar("T")
+_MARGIN_MS = 2000  # how far the clocks of two servers may be apart, one of which may never have been heard
 FULL = "Redis is at maxmemory and nothing more is evictable; nothing was written"
 LOST = "a write may have been applied, its answer was lost"
 
@@ -38,7 +39,8 @@ class OpId:
     """Names one write of this replica; `oldest` is its first that is still unanswered (RIFL, Lee et al., SOSP 2015).
 
     `first` is when it was first sent, by the monotonic clock. `since_ms`: before then, by the server's clock, it was
-    surely not applied. `doubted`: an answer was lost, so that it may have been applied since.
+    surely not applied. `doubted`: an answer was lost, so that it may have been applied since. `eased_ms`: that
+    time, when it was last put back because another server's clock may count.
     """
 
     sequence: int
@@ -47,6 +49,7 @@ class OpId:
     first: float
     since_ms: int = 0
     doubted: bool = False
+    eased_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +96,35 @@ class OpIds:
         """The id of the commit that a write becomes, in the journal and in SQL."""
         return f"{self._replica}.{op.sequence}.{op.digest}"
 
-    async def send(self, ops: Sequence[OpId], what: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
-        """Send writes by this call, and note that they may have been applied if no reply comes.
+    def sending(self, op: OpId, what: str) -> None:
+        """Note that a write is sent now; it may have been applied from here on, if no reply comes.
 
-        Raises DurabilityUnknown if it is too late to repeat one: half of the window after it was first sent. The other
+        Raises DurabilityUnknown if it is too late to repeat it: half of the window after it was first sent. The other
         half is for a request that is delayed on its way.
         """
+        if not op.doubted:
+            op.since_ms = max(op.since_ms, self._clock.earliest_ms())
+        elif self._port.monotonic() - op.first > self._window / 2:
+            raise DurabilityUnknown(f"{what[:200]}: {LOST}, and it is too late to ask")
+
+    async def send(self, ops: Sequence[OpId], what: str, call: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Send writes by this call, and note that they may have been applied if no reply comes."""
         for op in ops:
-            if not op.doubted:
-                op.since_ms = max(op.since_ms, self._clock.earliest_ms())
-            elif self._port.monotonic() - op.first > self._window / 2:
-                raise DurabilityUnknown(f"{what}: {LOST}, and it is too late to ask")
+            self.sending(op, what)
         try:
             return await call(*arguments)
         except WarmUnavailable:
             for op in ops:
                 op.doubted = True
+                self._ease(op)
             raise
+
+    def _ease(self, op: OpId) -> None:
+        """Allow for the clock of another server, once for each time that was heard.
+
+        It may have applied the write, or answer its repetition: a replica that was promoted, or whoever has the slot
+        now. By a clock that is behind the one that was heard, a record may have come back from SQL with this write in
+        it before it could have been applied at all; then nobody would ask SQL.
+        """
+        if self._port.several and op.since_ms != op.eased_ms:
+            op.since_ms = op.eased_ms = op.since_ms - _MARGIN_MS

@@ -57,8 +57,7 @@ class Partitions:
 
     @staticmethod
     def _asked(partitions: Sequence[PartitionKeys]) -> list[Words]:
-        fields = (b"epoch", b"offset", b"archived_offset", b"bytes", b"archived_bytes")
-        return [(b"HMGET", keys.meta, *fields) for keys in partitions]
+        return [(b"HGET", keys.meta, b"journal") for keys in partitions]
 
     @staticmethod
     def _states(partitions: Sequence[PartitionKeys], answers: Sequence[Any]) -> dict[int, PartitionState]:
@@ -67,8 +66,9 @@ class Partitions:
             if isinstance(answer, Exception):
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
-            offset, archived, written, settled = (int(each or 0) for each in answer[1:])
-            states[keys.partition] = PartitionState((answer[0] or b"").decode(), offset, archived, written - settled)
+            epoch, *numbers = (answer or b" 0 0 0 0").split(b" ")
+            offset, written, archived, settled = map(int, numbers)
+            states[keys.partition] = PartitionState(epoch.decode(), offset, archived, written - settled)
         return states
 
     async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
@@ -83,7 +83,7 @@ class Partitions:
         commands: list[Words] = []
         for keys, offset in places:
             commands += [
-                (b"HMGET", keys.meta, b"epoch", b"offset"),
+                (b"HGET", keys.meta, b"journal"),
                 (b"XRANGE", keys.journal, b"-", b"%d-0" % max(0, offset - 1), b"COUNT", count),
                 (b"XRANGE", keys.journal, b"%d-0" % offset, b"+", b"COUNT", count),
                 (b"HGET", keys.meta, b"epoch"),
@@ -92,10 +92,11 @@ class Partitions:
         return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
 
     def _journal(self, answers: Sequence[Any]) -> Journal:
-        (epoch, end), before, onward, after = answers
+        written, before, onward, after = answers
         # Entries read between two equal epochs belong to that epoch: none ever comes back.
-        if epoch is None or epoch != after:
+        if written is None or not written.startswith(b"%b " % after):
             return Journal("", 0, [], [])
+        epoch, end, *_ = written.split(b" ")
         entries = [[JournalEntry.read(*row) for row in rows] for rows in (before, onward)]
         return Journal(epoch.decode(), int(end), *entries)
 

@@ -63,9 +63,12 @@ class Patience:
         try:
             return await call(*arguments)
         except WarmUnavailable as error:
-            if self._retry_for == 0:
-                raise
-            first = error
+            return await self.again(error, call, *arguments)
+
+    async def again(self, first: WarmUnavailable, call: Any, *arguments: Any) -> Any:
+        """Repeat what failed so, with jitter, for `retry_for` seconds; then raise that first error."""
+        if self._retry_for == 0:
+            raise first
         deadline = self.port.monotonic() + self._retry_for
         pause = 0.02
         while True:

@@ -23,7 +23,7 @@ from distributed_state.values import codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.results import Replica
 from distributed_state.warm.client import Warm
-from distributed_state.warm.scripts import BEAT
+from distributed_state.warm.scripts import BEAT, ROLL
 from distributed_state.warm.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -84,9 +84,9 @@ class Presence:
         """All that are there, the oldest first."""
         if self._every:
             await self._warm.patiently(self._beat)
-        seconds, micros = await self._warm.command(b"TIME")
-        now = int(seconds) * 1000 + int(micros) // 1000
-        listed = await self._warm.command(b"ZRANGEBYSCORE", self._keys.roll, b"(%d" % now, b"+inf", b"WITHSCORES")
+        # By the clock of the server that has the roll.
+        _, time, listed = await self._warm.script(ROLL, [self._keys.roll], [])
+        now = int(time)
         due = {listed[at].decode(): float(listed[at + 1]) for at in range(0, len(listed), 2)}
         if not due:
             return []

@@ -8,6 +8,7 @@ Design: section 8.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
@@ -54,6 +55,8 @@ class Renewal(Generic[L]):
         self._mutex = port.mutex()
         self._kept = port.signal()
         self._watched = port.signal()
+        # Until when each job sleeps. While it is awake, it is told of every lease: it may have looked already.
+        self._renews_at = self._watches_at = math.inf
         self._jobs: list[Job] = []
         self.held: dict[str, L] = {}
 
@@ -66,8 +69,10 @@ class Renewal(Generic[L]):
                     self._port.spawn(self._renew, "distributed-state-leases"),
                     self._port.spawn(self._watch, "distributed-state-deadlines"),
                 ]
-        self._kept.set()
-        self._watched.set()
+        if lease.renew_at < self._renews_at:
+            self._kept.set()
+        if min(lease.deadline, lease.ends) < self._watches_at:
+            self._watched.set()
 
     def drop(self, holder: str) -> bool:
         """Renew it no more; whether it was."""
@@ -76,25 +81,29 @@ class Renewal(Generic[L]):
     async def _renew(self) -> None:
         while True:
             self._kept.clear()  # first: a lease kept from here on ends the wait below
+            self._renews_at = math.inf
             now = self._port.monotonic()
             due = [lease for lease in list(self.held.values()) if not lease.lost and now >= lease.renew_at]
             if due:
                 await self._renew_all(due)
             now = self._port.monotonic()
-            pause = min((lease.renew_at - now for lease in list(self.held.values())), default=_IDLE_SECONDS)
-            await self._kept.wait(max(pause, _SHORTEST))
+            first = min((lease.renew_at for lease in list(self.held.values())), default=now + _IDLE_SECONDS)
+            self._renews_at = max(first, now + _SHORTEST)
+            await self._kept.wait(self._renews_at - now)
 
     async def _watch(self) -> None:
         while True:
             self._watched.clear()
+            self._watches_at = math.inf
             now = self._port.monotonic()
             for lease in list(self.held.values()):
                 if now >= lease.deadline:
                     self._lose(lease, "could not be renewed in time")
                 elif now >= lease.ends:
                     self._lose(lease, "was held for as long as it may be")
-            left = (min(lease.deadline, lease.ends) - now for lease in list(self.held.values()))
-            await self._watched.wait(max(min(left, default=_IDLE_SECONDS), _SHORTEST))
+            ends = (min(lease.deadline, lease.ends) for lease in list(self.held.values()))
+            self._watches_at = max(min(ends, default=now + _IDLE_SECONDS), now + _SHORTEST)
+            await self._watched.wait(self._watches_at - now)
 
     async def _renew_all(self, due: list[L]) -> None:
         sent = self._port.monotonic()

@@ -1,215 +1,172 @@
-"""The link: this replica's subscription. Law: silence is never taken for calm; only an echo of our own proves the link.
+"""The links of this replica: what it hears of every partition, at whichever node has it. Law: a name is used once.
 
-Every so often the replica publishes its clock to itself. While the newest echo is at most `max_staleness` old, all that
-was published before it has arrived, because one connection keeps its order.
+A write names our own channel of its partition if we hear the record's too, so that the script can see whether anybody
+else does. That name says: while it has a subscriber, that one hears the record as well. So it lies in the same slot -
+when that moves, the server ends both; another slot's would stay and hide that nobody else was notified - and it is
+another one at each subscription - the server may keep an earlier one for long after we lost it - and from the moment on
+when a channel that was named with it is left.
 
-A write names our own channel if we hear the record's too, so that the script can see whether anybody else does. That
-name says: while it has a subscriber, that one hears the record as well. So it is another one for each connection - the
-server may keep an earlier one for long after we lost it - and from the moment on when a channel that was named with it
-is left.
+Each node that has partitions of which something is heard has a link of its own (`node_link`): one that falls silent
+ends what hot answers of its partitions alone.
 
-Design: section 7.
+Design: sections 7, 20.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state.errors import StateError
-from distributed_state.port import Job, Port, Wire
-
-log = logging.getLogger(__name__)
-_SILENCE = 5.0  # seconds
-Handler = Callable[[bytes], None]
+from distributed_state.port import Port
+from distributed_state.values.freshness import Freshness
+from distributed_state.values.keys import Keys
+from distributed_state.warm.heard import Handler, Heard, HeardPartition
+from distributed_state.warm.node_link import NodeLink
 
 
 class Link:
-    """Channels with a handler each, kept through reconnections.
+    """Channels with a handler each, kept through reconnections, and while partitions move from node to node.
 
     Handlers are plain and quick; they run on the reader. An empty payload says that the channel is confirmed.
     """
 
     def __init__(
-        self, port: Port, *, own: bytes, store_key: bytes, max_staleness: float, lost: Callable[[], None]
+        self,
+        port: Port,
+        keys: Keys,
+        replica: str,
+        *,
+        max_staleness: float,
+        lost: Callable[[list[Freshness]], None],
+        epoch_heard: Callable[[int, str], None],
+        time_received: Callable[[str, Any, float], None],
     ) -> None:
         self._port = port
-        self._echoes = own
-        self._store_key = store_key
-        self._lost = lost
-        self._own = b""
-        self._count = 0
-        self._named: set[bytes] = set()  # channels that a write was said to be heard on, under the present name
-        self._every = min(max(max_staleness / 4, 0.02), 1.0)
-        self._echo = self._since = 0.0
-        self._handlers: dict[bytes, Handler] = {}
-        self._confirmed: set[bytes] = set()
-        self._wire: Wire | None = None
-        self._jobs: list[Job] = []
+        self._keys = keys
+        self._replica = replica
+        self._max_staleness = max_staleness
         self._mutex = port.mutex()
-        self._pending: dict[bytes, int] = {}
-        self._life: bytes | None = None  # the store's mark as last seen: another one each time Redis begins empty
-        self.heard: Callable[[float], None] = lambda sent: None
-        self.time_received: Callable[[Any, float], None] = lambda time, sent: None
-        self.up = self._closed = False
-        self.breaks = 0
+        self._partitions: dict[int, HeardPartition] = {}
+        self._nodes: dict[str, NodeLink] = {}
+        self._ending: list[NodeLink] = []
+        self._ended_breaks = 0
+        self._closed = False
+        self._heard = Heard(self._mutex, self._find, lost, self.relocate, epoch_heard, time_received)
+        self._handlers = self._heard.handlers
+        self._confirmed = self._heard.confirmed
+
+    @property
+    def up(self) -> bool:
+        """Whether every node that is to be heard is."""
+        nodes = list(self._nodes.values())
+        return bool(nodes) and all(each.up for each in nodes)
+
+    @property
+    def breaks(self) -> int:
+        """How often a connection was lost."""
+        return self._ended_breaks + sum(each.breaks for each in list(self._nodes.values()))
+
+    @property
+    def silence(self) -> float | None:
+        """For how many seconds the quietest link has proved nothing; None if nobody has needed one yet."""
+        return max((each.silence for each in list(self._nodes.values())), default=None)
 
     def confirmed(self, channel: bytes) -> bool:
         """Whether everything published on the channel from now on arrives here."""
         return channel in self._confirmed
 
+    def freshness(self, channel: bytes) -> Freshness | None:
+        """What is to be kept with a record that is read from now on; None: it must not be kept."""
+        heard = self._confirmed.get(channel)
+        return None if heard is None else heard.freshness
+
     def heard_on(self, channel: bytes) -> bytes:
         """Our own channel if we hear this one too, else b"". On the server both end together, before we know of it."""
-        own = self._own
-        if channel not in self._confirmed:
+        heard = self._confirmed.get(channel)
+        if heard is None:
             return b""
-        self._named.add(channel)
+        own = heard.own
+        heard.named.add(channel)
         # Looked at again: `leave` may have looked for the name just before it was noted.
         return own if channel in self._confirmed else b""
-
-    @property
-    def silence(self) -> float | None:
-        """For how many seconds the link has proved nothing; None if nobody has needed it yet."""
-        return self._port.monotonic() - max(self._echo, self._since) if self._jobs else None
 
     def watch(self, channel: bytes, handler: Handler) -> None:
         """Ask for a channel. Does not wait."""
         with self._mutex:
-            if channel in self._handlers:
+            if channel in self._handlers or self._closed:
                 return
             self._handlers[channel] = handler
-            if self._wire is not None:
-                self._ask(channel)
-            if not self._jobs:
-                self._since = self._port.monotonic()
-                self._jobs = [
-                    self._port.spawn(self._read, "distributed-state-link"),
-                    self._port.spawn(self._probe, "distributed-state-probe"),
-                ]
+            heard = self._partition(self._keys.partition_at(channel))
+            heard.channels[channel] = None
+            if heard.node is None:
+                self._hear(heard, self._port.node_of(heard.meta))
+            else:
+                self._nodes[heard.node].channels.watch(heard, channel)
 
     def leave(self, channel: bytes) -> None:
         """Stop hearing a channel."""
         with self._mutex:
-            self._handlers.pop(channel, None)
-            self._confirmed.discard(channel)
-            if self._wire is not None:
-                if channel in self._named:
-                    # First: a write may be on its way that names us as a listener, and no one would be notified.
-                    self._wire.post(b"SUNSUBSCRIBE", self._own)
-                    self._rename()
-                    self._ask(self._own)
-                self._wire.post(b"SUNSUBSCRIBE", channel)
-
-    def _rename(self) -> None:
-        self._named.clear()
-        self._count += 1
-        self._own = b"%b.%d" % (self._echoes, self._count)
-
-    def _ask(self, channel: bytes) -> None:
-        # Posted under the mutex, so that the wire sees requests in the order in which they changed the table.
-        assert self._wire is not None
-        self._pending[channel] = self._pending.get(channel, 0) + 1
-        # One command a channel: in a cluster, channels of one command must share a slot.
-        self._wire.post(b"SSUBSCRIBE", channel)
-
-    async def _read(self) -> None:
-        pause = 0.05
-        while True:
-            wire = None
-            try:
-                wire = await self._port.wire(self._port.node_of(self._echoes))
-                with self._mutex:
-                    self._wire, self._since = wire, self._port.monotonic()
-                    self._rename()
-                    for channel in (self._echoes, self._own, *self._handlers):
-                        self._ask(channel)
-                while True:
-                    self._hear(await wire.receive())
-                    pause = 0.05
-            except StateError as error:
-                if self._closed:
-                    return
-                log.warning("link: %s; trying again in %.2f s", error, pause)
-            finally:
-                self._down(wire)
-            await self._port.sleep(pause)
-            pause = min(pause * 2, 2.0)
-
-    def _hear(self, message: list[bytes]) -> None:
-        kind, channel, payload = message[:3] if len(message) >= 3 else (b"", b"", b"")
-        if kind == b"smessage":
-            if channel == self._echoes:
-                self._echo = float(payload)
-                self.heard(self._echo)
+            if self._handlers.pop(channel, None) is None:
                 return
-            handler = self._handlers.get(channel)
-            if handler is not None:
-                try:
-                    handler(payload)
-                except (StateError, ValueError) as error:
-                    log.error("link: a message on %r cannot be read: %s", channel, error)
-        elif kind == b"ssubscribe":
-            self.up = True
-            with self._mutex:
-                left = self._pending.pop(channel, 1) - 1
-                handler = None
-                if left:
-                    # Left and asked for again: only the last request's confirmation counts.
-                    self._pending[channel] = left
-                else:
-                    handler = self._handlers.get(channel)
-                    if handler is not None:
-                        self._confirmed.add(channel)
-            if handler is not None:
-                handler(b"")
+            self._confirmed.pop(channel, None)
+            heard = self._partition(self._keys.partition_at(channel))
+            heard.channels.pop(channel, None)
+            if heard.node is not None:
+                self._nodes[heard.node].channels.leave(heard, channel)
 
-    def _down(self, wire: Wire | None) -> None:
+    def renew(self, partition: int) -> None:
+        """This partition began another life: what was read of all that its node has is over."""
+        heard = self._partitions.get(partition)
+        node = heard.node if heard else self._port.node_of(self._keys.partition(partition).meta)
+        link = None if node is None else self._nodes.get(node)
+        if link is not None:
+            self._heard.lost(link.renew())
+
+    async def relocate(self) -> None:
+        """Hear each partition at the node that has it now."""
+        await self._port.relocate()
+        gone: list[Freshness] = []
         with self._mutex:
-            self.breaks += self.up
-            self.up = False
-            self._wire = None
-            self._confirmed.clear()
-            self._pending.clear()
-        self._lost()
-        if wire is not None:
-            wire.close()
+            for heard in self._partitions.values() if not self._closed else ():
+                node = self._port.node_of(heard.meta)
+                if heard.node is not None and heard.node != node:
+                    gone.append(self._nodes[heard.node].channels.remove(heard))
+                    self._hear(heard, node)
+            for link in [each for each in self._nodes.values() if not each.channels.partitions]:
+                del self._nodes[link.node]
+                self._ended_breaks += link.breaks
+                self._ending = [each for each in [*self._ending, link] if each.running]
+                link.end()
+        if gone:
+            self._heard.lost(gone)
 
-    async def _probe(self) -> None:
-        while True:
-            if self.up:
-                sent = self._port.monotonic()
-                try:
-                    time, here, _ = await self._port.exchange(
-                        [(b"TIME",), (b"GET", self._store_key), (b"SPUBLISH", self._echoes, repr(sent).encode())]
-                    )
-                    self.time_received(time, sent)
-                    if here is None or self._life not in (None, here):
-                        # Redis was emptied, and perhaps started again since: nothing says which entries changed.
-                        self._lost()
-                    self._life = here
-                except StateError as error:
-                    log.debug("probe: %s", error)
-                self._give_up_if_silent(sent)
-            await self._port.sleep(self._every if self.up else 0.02)
+    def _find(self, channel: bytes) -> HeardPartition | None:
+        return self._partitions.get(self._keys.partition_at(channel))
 
-    def _give_up_if_silent(self, now: float) -> None:
-        """A connection that died without a word is never read from again: close it, so that the reader reconnects."""
-        wire = self._wire
-        if wire is not None and now - max(self._echo, self._since) > _SILENCE:
-            log.warning("link: nothing heard for %.0f s", _SILENCE)
-            self._since = now
-            wire.close()
+    def _partition(self, partition: int) -> HeardPartition:
+        heard = self._partitions.get(partition)
+        if heard is None:
+            keys = self._keys
+            meta = keys.partition(partition).meta
+            heard = HeardPartition(partition, keys.slot(partition), meta, keys.link(partition, self._replica))
+            self._partitions[partition] = heard
+        return heard
+
+    def _hear(self, heard: HeardPartition, node: str) -> None:
+        link = self._nodes.get(node)
+        if link is None:
+            link = NodeLink(self._port, node, self._heard, max_staleness=self._max_staleness)
+            self._nodes[node] = link
+            link.begin()
+        heard.node = node
+        link.channels.add(heard)
 
     async def close(self) -> None:
-        """End the link."""
+        """End the links."""
         with self._mutex:
             self._closed = True
-            jobs = self._jobs
-            self._jobs = []
-            wire = self._wire
+            links = [*self._nodes.values(), *self._ending]
+            self._nodes = {}
             self._handlers.clear()
-        if wire is not None:
-            wire.close()
-        for job in jobs:
-            await job.stop()
+        for link in links:
+            await link.close()

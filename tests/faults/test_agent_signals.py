@@ -16,7 +16,7 @@ import pytest
 from below import ROOT, everything_in_sql
 
 SCRIPT = Path(__file__).with_name("signalled_agent.py")
-pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm=("valkey", "redis"), cold=("sqlite", "postgres"))]
+pytestmark = [pytest.mark.brief("servers"), pytest.mark.only(warm="real", cold=("sqlite", "postgres"))]
 
 
 class Process:

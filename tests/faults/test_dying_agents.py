@@ -15,7 +15,7 @@ DYING = Path(__file__).with_name("dying_agent.py")
 
 
 @pytest.mark.brief("servers")
-@pytest.mark.only(face="blocking", warm=("valkey", "redis"))
+@pytest.mark.only(face="blocking", warm="real")
 @pytest.mark.parametrize("deaths", [20, pytest.param(400, marks=pytest.mark.soak)])
 @pytest.mark.timeout(1200)
 async def test_whoever_dies_between_two_lines_loses_at_most_a_step(opener: Any, deaths: int) -> None:

@@ -14,7 +14,7 @@ from faces import core
 from distributed_state import ColdUnavailable, DurabilityUnknown, Fenced
 from distributed_state.programs.servers import RedisServer, redis_server
 
-pytestmark = pytest.mark.only(warm=("redis", "valkey"))
+pytestmark = pytest.mark.only(warm="single")
 
 
 @pytest.fixture

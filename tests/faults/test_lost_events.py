@@ -25,7 +25,7 @@ from distributed_state.warm.consumer import RESYNC, Subscription
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.stream import Position
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+single = pytest.mark.only(warm="single")
 
 
 class Listener:
@@ -85,7 +85,7 @@ async def kill_subscribers(url: str, done: asyncio.Event) -> int:
     return kills
 
 
-@real
+@single
 @pytest.mark.timeout(240)
 async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: Any) -> None:
     count = 5_000
@@ -106,7 +106,7 @@ async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: 
             assert by_partition(each.told()) == expected
 
 
-@real
+@single
 @pytest.mark.only(face="asyncio")
 async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, monkeypatch: Any) -> None:
     """Negative control of the test above: what is published alone does not suffice."""
@@ -128,7 +128,7 @@ async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, m
         assert min(len(each.heard) for each in listeners) < 4000
 
 
-@real
+@single
 @pytest.mark.only(face="blocking")
 @pytest.mark.timeout(180)
 async def test_who_is_dropped_for_its_full_buffer_reads_on_from_the_stream(opener: Any) -> None:
@@ -165,7 +165,7 @@ async def restarted(server: Any, how: str) -> None:
     server.start()
 
 
-@real
+@single
 @pytest.mark.timeout(180)
 async def test_a_restart_that_keeps_the_data_misses_nothing(opener: Any) -> None:
     with own_server(opener, "--appendonly", "yes", "--appendfsync", "always") as server:
@@ -185,7 +185,7 @@ async def test_a_restart_that_keeps_the_data_misses_nothing(opener: Any) -> None
         assert all(by_partition(each.told()) == expected for each in listeners)
 
 
-@real
+@single
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["flush", "restart"])
 async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before_and_after(
@@ -217,7 +217,7 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             assert by_partition(each.heard[41:]) == expected
 
 
-@real
+@single
 @pytest.mark.timeout(180)
 async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any) -> None:
     """Offsets are given anew to other events: without the look, those would be taken for what was heard already."""
@@ -243,7 +243,7 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any) ->
 
 
 @pytest.mark.brief("servers")
-@real
+@single
 @pytest.mark.only(face="blocking")
 @pytest.mark.timeout(180)
 async def test_a_groups_events_are_taken_over_from_a_member_that_died(opener: Any) -> None:
@@ -309,11 +309,13 @@ async def a_life_that_nobody_heard_of(opener: Any) -> None:
         await store.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_a_life_of_redis_that_began_and_ended_unheard_is_told_of(opener: Any) -> None:
     await a_life_that_nobody_heard_of(opener)
 
 
+@single
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
 async def test_a_position_that_knows_no_epochs_would_not_show_a_life_unheard_of(opener: Any, monkeypatch: Any) -> None:
@@ -323,6 +325,7 @@ async def test_a_position_that_knows_no_epochs_would_not_show_a_life_unheard_of(
         await a_life_that_nobody_heard_of(opener)
 
 
+@single
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
 async def test_a_position_from_before_any_event_shows_a_life_that_ended_since(opener: Any) -> None:

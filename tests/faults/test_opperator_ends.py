@@ -16,7 +16,7 @@ from opperator_agent import Troubled
 
 pytestmark = [
     pytest.mark.brief("servers"),
-    pytest.mark.only(face="blocking", warm=("valkey", "redis"), cold=("sqlite", "postgres")),
+    pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres")),
 ]
 
 
@@ -97,6 +97,7 @@ async def test_signals_reload_the_config_and_ask_for_the_status(opener: Any, tmp
         assert "poll_interval" not in daemon.errors(), "what went to the daemon is not told twice"
 
 
+@pytest.mark.only(warm="single")
 async def test_what_is_said_while_redis_is_away_is_logged_and_what_comes_later_is_told(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, archive="memory", retry_for=0.2)

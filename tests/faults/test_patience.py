@@ -15,6 +15,7 @@ from distributed_state import WarmUnavailable
 from distributed_state.warm.scripts import RELEASE
 
 Call = Callable[[Any], Awaitable[Any]]
+pytestmark = pytest.mark.only(warm="single")
 
 
 def said(text: str) -> dict[str, str]:

@@ -71,7 +71,7 @@ async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
     assert len({event.source for event in await stores[0].audit(type="session.expired", limit=1000)}) == 3
 
 
-@pytest.mark.only(face="asyncio", warm=("redis", "valkey"), cold=("sqlite", "postgres"))
+@pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
 @pytest.mark.brief("servers")
 @pytest.mark.timeout(90)
 async def test_another_reaper_takes_over_from_one_that_was_killed(opener: Any) -> None:
@@ -100,7 +100,7 @@ async def test_another_reaper_takes_over_from_one_that_was_killed(opener: Any) -
         assert [change.kind for change in await store.session(f"s{number}").history()] == ["set", "expire"]
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="single")
 @pytest.mark.brief("servers")
 async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
     """Nobody touches their partitions any more: the reaper starts them, and SQL says what is in them."""
@@ -153,7 +153,7 @@ async def test_many_lifetimes_come_back_page_by_page(opener: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize("guard", [True, False])
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="single")
 @pytest.mark.brief("servers")
 async def test_what_was_written_since_knows_better_than_sql(opener: Any, guard: bool) -> None:
     """Between the loss and the look into SQL somebody gives the session another lifetime."""
@@ -186,7 +186,7 @@ async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener:
     assert score(store, "s") == (await session.lifetime()).ends
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 @pytest.mark.brief("servers")
 async def test_sql_is_asked_once_in_an_epoch(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await quiet(opener)

@@ -143,7 +143,7 @@ async def test_a_batch_changes_a_record_once(store: Any) -> None:
     assert await store.session("s").version(fresh=True) == 0
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="real")
 async def test_turns_go_on_while_scripts_are_flushed(opener: Any) -> None:
     store, over = await opener(), asyncio.Event()
 

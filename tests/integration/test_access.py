@@ -97,6 +97,7 @@ SESSION: dict[str, Case] = {
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
+    "raw_messages": (lambda s: s.raw_messages(), [("read", M)]),
     "message": (lambda s: s.message(0), [("read", M)]),
     "window": (
         lambda s: s.window(
@@ -472,7 +473,7 @@ async def test_a_typed_record_asks_for_what_it_does(opener: Any, name: str) -> N
     assert list(dict.fromkeys(rules.told())) == expected
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 async def test_a_denial_costs_no_round_trip(opener: Any) -> None:
     store, rules = await guarded(opener)
     session = new(store, store.session("s", user="u", actor="a"))

@@ -894,7 +894,7 @@ def made_without_a_store(base: Any, name: str) -> Any:
     return type(name, (Recorder, base), {})(name=name)
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 @pytest.mark.brief("servers")
 async def test_a_replica_that_missed_events_looks_anew(store: Any) -> None:
     class Missing(Recorder):
@@ -971,7 +971,7 @@ async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is what is tested
-@pytest.mark.only(face="blocking", warm=("redis", "valkey"))
+@pytest.mark.only(face="blocking", warm="real")
 @pytest.mark.brief("servers")
 async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> None:
     store = await opener()

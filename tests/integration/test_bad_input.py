@@ -452,6 +452,7 @@ def certificate(folder: Path, name: str) -> None:
     (folder / "certificate.pem").write_bytes(private + made.public_bytes(Encoding.PEM))
 
 
+@pytest.mark.only(warm="single")
 @faces
 async def test_a_user_without_rights(face: str) -> None:
     with redis_server(binary=server_binary("valkey")) as server:
@@ -648,7 +649,7 @@ async def test_a_store_never_opened_says_so() -> None:
         await store.session("s").get("a")
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_a_server_that_becomes_a_replica_loses_nothing(opener: Any) -> None:
     """A failover's moment: writes wait and then go on; none is half written."""
     with redis_server(binary=server_binary("valkey")) as server:

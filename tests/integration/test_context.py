@@ -73,7 +73,7 @@ async def test_an_agents_own_fields_are_left_out(store: Any) -> None:
     assert (await session.context()).fields == {"agency": "y"}
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_a_context_is_one_round_trip_or_none(opener: Any) -> None:
     with own_server(opener) as server:
         writer = await opener(url=server.url, archiver=False, max_staleness=0, beat=0)

@@ -184,6 +184,30 @@ async def test_an_agent_that_was_killed_goes_on_in_the_next_process(tmp_path: Pa
     assert agent("s", die=False, archive=archive) == "done"
 
 
+@pytest.mark.parametrize("write", [True, False])
+async def test_other_tasks_have_their_turn_between_the_commands_of_a_busy_one(write: bool) -> None:
+    """Nothing is waited for, and still each command gives way to the rest of the loop, as one to a server does."""
+    turns = 0
+
+    async def another() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async with AsyncStateStore.open(archive="memory", durability="memory", archiver=False) as store:
+        session = store.session("s")
+        await session.set("a", 0)
+        task = asyncio.create_task(another())
+        for n in range(50):
+            if write:
+                await session.set("a", n)
+            else:
+                await session.get("a", fresh=True)
+        task.cancel()
+    assert turns >= 49
+
+
 async def test_memory_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with StateStore.open(archive="memory") as one, StateStore.open(archive="memory") as other:

@@ -18,7 +18,8 @@ from distributed_state import Conflict, Event, Fenced, InvalidValue, TooLarge
 from distributed_state.warm.consumer import RESYNC
 from distributed_state.warm.scripts import COMMIT, EMIT
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
+single = pytest.mark.only(warm="single")
 
 
 async def taken(events: Any, count: int) -> list[Event]:
@@ -132,7 +133,7 @@ async def test_a_fork_is_a_new_conversation(store: Any) -> None:
     assert [(each.type, each.conversation_id) for each in found] == [("conversation.created", "t")]
 
 
-@pytest.mark.only(warm=("valkey", "redis"), face="asyncio")
+@pytest.mark.only(warm="real", face="asyncio")
 async def test_who_creates_at_the_same_time_tells_of_it_once(opener: Any) -> None:
     """The server decides who was first; negative control: told by whoever thinks that he is."""
     replicas = [await opener() for _ in range(4)]
@@ -211,7 +212,7 @@ async def test_an_event_larger_than_what_is_published_is_read_from_the_stream(st
     assert [each.data["n"] for each in found] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
 
 
-@real
+@single
 async def test_a_lost_reply_is_asked_for_again_and_the_event_is_written_once(opener: Any) -> None:
     store = await opener(archiver=False)
     await store.emit("first", subject="s")
@@ -247,7 +248,7 @@ async def test_a_lost_reply_is_asked_for_again_and_the_event_is_written_once(ope
 
 
 @pytest.mark.parametrize("how", ["trimmed", "emptied", "dropped"])
-@real
+@single
 async def test_an_event_whose_reply_was_lost_is_written_once_though_redis_does_not_keep_it(
     opener: Any, how: str
 ) -> None:
@@ -279,7 +280,7 @@ async def test_an_event_whose_reply_was_lost_is_written_once_though_redis_does_n
         await other.close()
 
 
-@real
+@single
 async def test_an_event_that_lay_about_is_not_written_after_its_repetition(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False, timeout=0.5)

@@ -140,7 +140,7 @@ async def test_two_members_of_a_group_in_one_process_share_its_events(store: Any
     assert sorted(n for _, n in heard) == list(range(100))
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="real")
 async def test_a_member_that_was_away_longer_than_its_claims_does_not_go_on_where_it_was(opener: Any) -> None:
     """What another member may have handled meanwhile is not handed over, not even what had arrived already."""
     store = await opener(partitions=2)

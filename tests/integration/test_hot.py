@@ -22,10 +22,12 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
-from distributed_state.warm import subscription
+from distributed_state.values.freshness import Freshness
+from distributed_state.warm import node_link
 from distributed_state.warm.scripts import COMMIT
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
+single = pytest.mark.only(warm="single")
 LINK = b"SSUBSCRIBE"  # sent on the link's connection and on no other
 
 
@@ -229,6 +231,7 @@ async def test_only_replicas_that_hold_a_record_hear_of_it(opener: Any) -> None:
     assert seen.publishes() == []
 
 
+@single
 @pytest.mark.replicas
 async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -> None:
     """It believes that it listens itself, so what the server counts are others: nobody may be left out."""
@@ -254,10 +257,11 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
         await store.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(opener: Any, monkeypatch: Any) -> None:
     """The server keeps it for long, so the writer is there twice, and once for what it has come to hear since."""
-    monkeypatch.setattr(subscription, "_SILENCE", 0.5)
+    monkeypatch.setattr(node_link, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         await warmed(store.session("before"), store)
@@ -385,11 +389,13 @@ async def a_late_answer(opener: Any) -> None:
         await store.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_a_late_answer_does_not_bring_back_what_was_overtaken(opener: Any) -> None:
     await a_late_answer(opener)
 
 
+@single
 @pytest.mark.replicas
 @pytest.mark.only(face="asyncio")
 async def test_without_the_floor_of_a_flight_a_late_answer_brings_back_the_past(opener: Any, monkeypatch: Any) -> None:
@@ -405,6 +411,7 @@ async def test_without_the_floor_of_a_flight_a_late_answer_brings_back_the_past(
         await a_late_answer(opener)
 
 
+@single
 @pytest.mark.replicas
 async def test_a_record_that_made_room_during_a_read_is_not_kept_unheard(opener: Any) -> None:
     """With its place, its channel was given up: what is read then may only be returned."""
@@ -434,7 +441,7 @@ async def test_a_record_that_made_room_during_a_read_is_not_kept_unheard(opener:
 # A write whose outcome is not known
 
 
-@real
+@single
 async def test_after_a_write_without_an_answer_hot_does_not_answer_from_before_it(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, retry_for=0), await opener(archiver=False)
@@ -503,29 +510,32 @@ async def stale_at_most(opener: Any, max_staleness: float) -> None:
                     assert asked_at <= silent + max_staleness, f"{asked_at - silent:.3f} s after the link went silent"
                 await asyncio.sleep(0.002)
             assert stale, "hot answered for a while, as agreed"
-            assert not tiers(store).hot.entries or tiers(store).hot.good_until < time.monotonic()
+            assert all(each.freshness.good_until < time.monotonic() for each in tiers(store).hot.entries.values())
             proxy.cut(LINK)
         await warmed(session, store)
         await store.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_a_silent_link_ends_hot_answers_within_max_staleness(opener: Any) -> None:
     await stale_at_most(opener, 0.3)
 
 
+@single
 @pytest.mark.replicas
 @pytest.mark.only(face="asyncio")
 async def test_without_probes_a_silent_link_would_be_taken_for_calm(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Tiers, "_heard", lambda self, sent: setattr(self.hot, "good_until", math.inf))
+    monkeypatch.setattr(Freshness, "prove", lambda self, until: setattr(self, "good_until", math.inf))
     with pytest.raises(AssertionError):
         await stale_at_most(opener, 0.3)
 
 
+@single
 @pytest.mark.replicas
 async def test_a_silent_link_is_replaced(opener: Any, monkeypatch: Any) -> None:
     """Nobody ends a connection that died without a word; the link does so itself."""
-    monkeypatch.setattr(subscription, "_SILENCE", 0.5)
+    monkeypatch.setattr(node_link, "_SILENCE", 0.5)
     with Proxy(opener.url) as proxy:
         store, other = await opener(url=proxy.url, archiver=False, max_staleness=0.3), await opener(archiver=False)
         session = store.session("s")
@@ -539,6 +549,7 @@ async def test_a_silent_link_is_replaced(opener: Any, monkeypatch: Any) -> None:
         await store.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_a_link_that_lags_behind_does_not_answer(opener: Any) -> None:
     """Messages still arrive, one after another, but old ones: they prove nothing."""
@@ -560,11 +571,12 @@ async def test_a_link_that_lags_behind_does_not_answer(opener: Any) -> None:
             if began > end:
                 break
             await asyncio.sleep(0.01)
-        assert tiers(store).hot.good_until < time.monotonic()
+        assert all(each.freshness.good_until < time.monotonic() for each in tiers(store).hot.entries.values())
         proxy.lag(b"", 0)
         await store.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_a_killed_link_empties_hot_and_comes_back(opener: Any) -> None:
     with own_server(opener) as server:
@@ -585,6 +597,7 @@ async def test_a_killed_link_empties_hot_and_comes_back(opener: Any) -> None:
         await other.close()
 
 
+@single
 @pytest.mark.replicas
 async def test_no_change_is_missed_while_links_are_killed(opener: Any) -> None:
     """Whatever the moment: some time after the last change, every replica shows it without asking."""
@@ -614,7 +627,7 @@ async def test_no_change_is_missed_while_links_are_killed(opener: Any) -> None:
             await store.close()
 
 
-@real
+@single
 async def test_an_emptied_redis_is_noticed_without_any_read(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, max_staleness=0.4)
@@ -674,7 +687,7 @@ async def a_frozen_server(opener: Any) -> None:
         await store.close()
 
 
-@real
+@single
 async def test_a_frozen_server_is_never_taken_for_an_empty_one(opener: Any) -> None:
     await a_frozen_server(opener)
 
@@ -873,6 +886,7 @@ async def test_a_leader_that_fails_does_not_fail_those_who_joined(opener: Any) -
     assert sorted(map(str, found)) == ["1"] * 9 + ["the leader's own bad luck"]
 
 
+@single
 @pytest.mark.replicas
 async def test_a_fresh_read_sees_what_was_acknowledged_before_it(opener: Any) -> None:
     """Also while older reads of the same record are on their way."""

@@ -11,7 +11,7 @@ from contextvars import Context
 from typing import Any
 
 import pytest
-from below import Worker, names, redis_of, tiers, until
+from below import Worker, names, redis_of, server_with, tiers, until
 from controls import sabotage
 from faces import Blocking, in_thread
 
@@ -320,7 +320,7 @@ async def test_a_lease_held_without_a_body_does_not_cancel_its_task(store: Any) 
     await lease.release()
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="single")
 async def test_a_silent_server_costs_the_lease_before_its_ttl_is_over(opener: Any, tmp_path: Any) -> None:
     """However long a command may take: whoever holds the record must know before another one can."""
     with redis_server() as server:
@@ -362,6 +362,23 @@ async def test_a_lease_after_a_quiet_time_is_renewed(store: Any) -> None:
     assert not lease.lost
     await session.set("a", 1)
     await lease.release()
+
+
+async def test_a_lease_wakes_nobody_who_will_wake_in_time(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two jobs look after all leases; waking them for each would cost more than the lease itself."""
+    renewal = tiers(store).leases._renewal
+    now = tiers(store).port.monotonic
+    async with store.session("first").lock(ttl=30):
+        await until(lambda: now() < renewal._renews_at < now() + 11 and now() < renewal._watches_at < now() + 28)
+        woken = list[str]()
+        monkeypatch.setattr(renewal._kept, "set", lambda: woken.append("renews"))
+        monkeypatch.setattr(renewal._watched, "set", lambda: woken.append("watches"))
+        for _ in range(3):
+            async with store.session("s").lock(ttl=30):
+                pass
+        assert woken == []
+        async with store.session("s").lock(ttl=20):
+            assert woken == ["renews", "watches"]
 
 
 async def in_task(session: Any) -> None:
@@ -545,12 +562,12 @@ async def test_nobody_overtakes_among_many_waiters_of_several_replicas(opener: A
         assert client.zcard(names(stores[0], "s").wait) == 0
 
 
-@pytest.mark.only(warm=("redis", "valkey"))
+@pytest.mark.only(warm="real")
 async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
     """Counted on the server: asked, asked once more when the channel is confirmed, and asked when it is their turn."""
     session, waiters, asked = store.session("s"), 6, []
     lock, stop = names(store, "s").lock, threading.Event()
-    with redis_of(store) as client, client.monitor() as monitor:
+    with server_with(store, lock) as client, client.monitor() as monitor:
 
         def count() -> None:
             for command in monitor.listen():
@@ -576,8 +593,8 @@ async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
             leave.set()
         await asyncio.gather(*tasks)
         stop.set()
-        with redis_of(store) as other:
-            other.eval(f"return redis.call('EXISTS', '{lock.decode()}')", 0)
+        with server_with(store, lock) as other:
+            other.eval("return redis.call('EXISTS', KEYS[1])", 1, lock)
         await asyncio.to_thread(thread.join, 5)
     acquire = [line for line in asked if f" {ACQUIRE.sha.decode()} " in line]
     assert waiters < len(acquire) <= 3 * waiters + 2

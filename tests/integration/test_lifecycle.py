@@ -22,10 +22,11 @@ from distributed_state.hot.cache import Hot
 from distributed_state.records import cleanup
 from distributed_state.records.ephemeral import RECORDS, Ephemeral
 from distributed_state.values import codec
+from distributed_state.values.freshness import Freshness
 
 pytestmark = pytest.mark.brief("servers")
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
 
 
 def message(text: str) -> dict[str, Any]:
@@ -358,13 +359,14 @@ async def test_days_are_a_number(store: Any) -> None:
 
 
 @real
-async def test_a_read_may_ask_for_more_than_the_setting_gives(opener: Any) -> None:
+async def test_a_read_may_ask_for_more_than_the_setting_gives(opener: Any, monkeypatch: Any) -> None:
     store = await opener(archiver=False, max_staleness=5)
     session = store.session("s")
     await session.write(set={"n": 1}, append=[message("hi")], phase="busy")
     await is_hot(store, session)
-    tiers(store).hot.good_until = tiers(store).hot.clock() + 3.5  # as after 1.5 s without an echo
-    tiers(store).link.heard = lambda sent: None
+    freshness = tiers(store).hot.entries["session:s"].freshness
+    freshness.good_until = tiers(store).hot.clock() + 3.5  # as after 1.5 s without an echo
+    monkeypatch.setattr(Freshness, "prove", lambda self, until: None)
 
     async def read_everything(max_staleness: float | None) -> None:
         assert await session.get("n", max_staleness=max_staleness) == 1
@@ -412,10 +414,10 @@ async def test_an_invalidated_copy_is_read_again(opener: Any) -> None:
 @pytest.mark.only(face="asyncio")
 async def test_a_read_after_invalidation_does_not_join_one_that_began_before(store: Any) -> None:
     hot: Hot = tiers(store).hot
-    before, _ = hot.take_off("session:s", keepable=True, alone=False)
-    assert hot.take_off("session:s", keepable=True, alone=False) == (before, False)
+    before, _ = hot.take_off("session:s", freshness=Freshness(0), alone=False)
+    assert hot.take_off("session:s", freshness=Freshness(0), alone=False) == (before, False)
     core(store).session("s").invalidate()
-    after, ours = hot.take_off("session:s", keepable=True, alone=False)
+    after, ours = hot.take_off("session:s", freshness=Freshness(0), alone=False)
     assert ours
     for flight in (before, after):
         hot.land("session:s", flight, None)

@@ -116,8 +116,7 @@ async def test_a_repeated_append_has_the_time_of_the_first(store: Any) -> None:
     session = store.session("s")
     await session.append(said(0))
     await session.messages()
-    lost = "return {'ok', version, epoch, first_message, results, offset, whole(now_ms)}"
-    with sabotage("commit", lost, "return {'ok', version, epoch, first_message, results, offset}"):
+    with sabotage("commit", " .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]", " .. ' ' .. offset"):
         await session.append(said(1))
     times = [change.time for change in await session.history()]
     assert [each.timestamp for each in await session.messages()] == times
@@ -223,3 +222,71 @@ async def test_a_page_costs_a_page(opener: Any) -> None:
     assert await numbers(session, limit=3, before=200, order="desc") == [199, 198, 197]
     await session.message(10)
     assert asked == [[197, 198, 199], [10]]
+
+
+# As they are stored
+
+
+async def test_raw_messages_are_what_was_said_with_what_is_known_of_it(opener: Any) -> None:
+    """Wherever they are read from; and they are the caller's own."""
+    store = await opener(recent_messages=3)
+    session = store.session("s")
+    given = [
+        said(0),
+        said(1) | {"timestamp": 1.25, "name": None},
+        said(2) | {"timestamp": None, "number": "mine"},
+        {"role": "assistant", "content": [{"type": "text", "text": "\ud800"}], "large": [2**70, -0.0], "self": {}},
+    ]
+    await session.append(*given)
+    [commit] = [change.time for change in await session.history()]
+    known = [{"timestamp": commit}, {}, {}, {"timestamp": commit}]
+    expected = [each | known[at] | {"number": at} for at, each in enumerate(given)]
+    for cold in (False, True):
+        if cold:
+            await evict(store, "s")
+        for fresh in (False, True):
+            assert await session.raw_messages(fresh=fresh) == expected
+            messages = await session.messages(fresh=fresh)
+            assert [each.to_dict() for each in messages] == given
+            assert [(each.number, each.timestamp) for each in messages] == [
+                (each["number"], each["timestamp"]) for each in expected
+            ]
+    for raw in await session.raw_messages():
+        raw["content"] = None
+        raw.get("large", []).append(1)
+    assert await session.raw_messages() == expected
+    assert await session.raw_messages(last=2, order="desc", max_staleness=0) == [expected[3], expected[2]]
+    assert await session.raw_messages(limit=1, after=0, before=3) == [expected[1]]
+    assert await session.raw_messages(limit=0) == await store.session("unwritten").raw_messages() == []
+    with pytest.raises(InvalidValue, match="give last or limit"):
+        await session.raw_messages(last=1, limit=1)
+    await session.fork("f")
+    fork = store.session("f")
+    await fork.append(said(4))
+    assert (await fork.raw_messages())[:4] == expected
+    await store.delete("s")
+    assert await session.raw_messages() == []
+
+
+@pytest.mark.brief("fake")
+async def test_a_long_read_builds_no_messages(store: Any) -> None:
+    """A message is made of its stored bytes when somebody looks at it, and only that one."""
+    session = store.session("s")
+    await session.append(*map(said, range(50)))
+    read: list[int] = []
+    found = await session.messages()
+    codec = type(tiers(store).codec_of("session:s"))
+    original = codec.read_message
+
+    def counted(self: Any, data: bytes, number: int | None) -> Any:
+        read.append(-1 if number is None else number)
+        return original(self, data, number)
+
+    codec.read_message = counted
+    try:
+        found = await session.messages()
+        assert (len(found), found[7].number, type(found[7]), read) == (50, 7, Message, [])
+        assert (found[7].content, found[7].role, found[-1].timestamp) == ("7", "user", found[7].timestamp)
+        assert read == [7, 49]
+    finally:
+        codec.read_message = original

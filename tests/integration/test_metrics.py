@@ -252,6 +252,7 @@ async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
     await until(lambda: scrape("quarantined_entries") == 1)
 
 
+@pytest.mark.only(warm="single")
 @pytest.mark.brief("servers")
 async def test_a_link_that_breaks_is_seen(opener: Any) -> None:
     with own_server(opener) as server:

@@ -16,7 +16,8 @@ from faces import core
 
 from distributed_state import Fenced, InvalidValue, LockTimeout, Replica, TooLarge
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
+single = pytest.mark.only(warm="single")
 
 
 async def test_a_replica_tells_of_itself(opener: Any) -> None:
@@ -250,6 +251,7 @@ async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> 
         assert await all_late(opener) != []
 
 
+@single
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
@@ -280,7 +282,7 @@ async def test_whoever_died_with_the_whole_fleet_is_told_of_by_the_next(opener: 
     assert heard[0].subject == "replica:long-gone"
 
 
-@real
+@single
 async def test_a_redis_that_was_emptied_knows_everybody_again(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, beat=0.1)
@@ -462,7 +464,7 @@ async def test_a_turn_that_is_taken_over_lost_its_lock(opener: Any) -> None:
     assert [subject for subject, _ in await lost_locks(store)] == ["session:s"]
 
 
-@real
+@single
 @pytest.mark.brief("servers")
 async def test_whoever_loses_a_lock_waits_for_nobody(opener: Any) -> None:
     """Redis is away, so it cannot be told; the holder knows in time all the same."""

@@ -13,7 +13,7 @@ from distributed_state.port import Script
 from distributed_state.programs.servers import redis_server
 from distributed_state.warm.scripts import HYDRATE, READ
 
-real = pytest.mark.only(warm=("valkey", "redis"))
+real = pytest.mark.only(warm="real")
 
 
 def message(text: str) -> dict[str, Any]:
@@ -269,9 +269,17 @@ async def test_a_corrupt_message_is_named(store: Any) -> None:
     with redis_of(store) as client:
         client.hset(names(store, "s").record, "#m1", b"\xff")
     tiers(store).hot.clear()
-    with pytest.raises(CorruptState) as caught:
-        await session.messages()
-    assert caught.value.data == b"\xff"
+    one, two = await session.messages()
+    assert (one.content, two.number) == ("one", 1)
+    for _ in range(2):  # it stays so, whatever of it is asked for
+        for look in (lambda: two.content, lambda: two == one, lambda: repr(two), two.to_dict, two.model_dump):
+            with pytest.raises(CorruptState, match=r"^session:s: message 1: message: 1 stored bytes") as caught:
+                look()
+            assert (caught.value.field, caught.value.data) == ("message", b"\xff")
+    for read in (lambda: session.message(1), session.raw_messages, lambda: session.export_state(messages=True)):
+        with pytest.raises(CorruptState, match=r"^session:s: message 1: "):
+            await read()
+    assert [each["content"] for each in await session.raw_messages(limit=1)] == ["one"]
     await session.set("a", 1)
     assert await session.get("a") == 1
 
@@ -297,6 +305,7 @@ async def test_a_key_of_another_type_is_reported(store: Any) -> None:
         client.delete(names(store, "s").record)
 
 
+@pytest.mark.only(warm="single")
 async def test_reads_keep_working_on_another_server_than_this_one(tmp_path: Any) -> None:
     """A store on a socket file is a store like any other."""
     from distributed_state import StateStore

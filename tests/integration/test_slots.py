@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import redis
-from below import server_binary, until
-from slots import every_name, slot
+from below import redis_of, server_binary, until
+from distributed_state.port.calls import Calls
+from slots import commands_of_several_slots, every_name, slot
 
 from distributed_state import NotFound
 from distributed_state.programs.servers import RedisServer, free_port, redis_server
@@ -66,12 +67,12 @@ def test_partitions_lie_evenly_over_the_slots(cluster: RedisServer, partitions: 
         assert partitions < nodes or max(on_each) - min(on_each) <= 2
 
 
-@pytest.mark.only(warm="valkey")
-async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> None:
-    """Everything a store does, on a server that refuses a script whose keys lie in two slots."""
-    with redis.Redis.from_url(cluster.url) as client:
-        await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
-    store, other = await opener(url=cluster.url), await opener(url=cluster.url)
+async def everything(opener: Any, **settings: Any) -> None:
+    """What a store and its background work do."""
+    store, other = await opener(**settings, sweep=0.05), await opener(**settings)
+    heard = list[Any]()
+    store.on("*", heard.append, group="all")
+    await store.ready()
     for id in HOSTILE[:20]:
         session = store.session(id, user="u")
         await session.write(set={"a": 1}, increment={"n": 1}, append=[{"role": "user", "content": "hi"}], phase="p")
@@ -80,6 +81,10 @@ async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> Non
     async with store.batch() as batch:
         for id in HOSTILE:
             batch.on(store.session(id)).set("b", 2)
+    await store.session("short", idle=0.05).set("a", 1)
+    assert len(await store.replicas()) >= 1
+    await store.reload_config({"limit": 3})
+    await store.emit("noted", {"n": 1})
     assert await store.archive() >= 0
     session = store.session("fresh", user="u")
     for number in range(3):
@@ -87,17 +92,80 @@ async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> Non
     await session.checkpoint("here")
     assert await session.rollback(label="here") == 5
     assert await session.fork("forked") == 1
-    with redis.Redis.from_url(cluster.url) as client:
+    with redis_of(store) as client:
         for id in HOSTILE:
             client.delete(Keys(opener.namespace, 64).of(Ref("session", id)).record)
     for id in HOSTILE:
         assert await other.session(id).get("b") == 2
+    assert len(await other.get_many([other.session(id) for id in HOSTILE])) == len(HOSTILE)
     assert await store.import_(await store.export("fresh"), id="copy") == "copy"
     assert await other.session("copy").get("n") == 2
     assert await store.delete("copy") > 0
     with pytest.raises(NotFound):
         await store.delete("never")
+    await until(lambda: any(each.type == "session.expired" for each in heard))
+    await store.off(heard.append)
     assert await store.forget("u") >= 21
     assert all(finding.ok for finding in await store.doctor() if finding.name in ("scripts", "sql quarantine"))
     await store.close()
     await other.close()
+
+
+@pytest.mark.only(warm="valkey")
+async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> None:
+    """Everything a store does, on a server that refuses a script whose keys lie in two slots."""
+    with redis.Redis.from_url(cluster.url) as client:
+        await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+    await everything(opener, url=cluster.url)
+
+
+@pytest.mark.replicas
+async def test_each_command_names_keys_and_all_of_one_slot(opener: Any, monkeypatch: Any) -> None:
+    """The keys say to which server it goes. What names none is asked of each server by itself."""
+    with commands_of_several_slots(monkeypatch) as found:
+        await everything(opener)
+    assert found == []
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="asyncio")
+@pytest.mark.parametrize("wrong", ["a key of another slot", "a command without a key"])
+async def test_a_command_that_belongs_to_no_single_server_is_noticed(opener: Any, monkeypatch: Any, wrong: str) -> None:
+    if wrong == "a key of another slot":
+        monkeypatch.setattr(Keys, "replica", lambda self, replica: f"{self.namespace}:replica:{replica}".encode())
+    else:
+        monkeypatch.setattr(Calls, "command_with", lambda self, node, *words: self.command(*words))
+    with commands_of_several_slots(monkeypatch) as found:
+        store = await opener()
+        await store.replicas()
+        await store.close()
+    assert any("replica" in each if wrong == "a key of another slot" else "TIME" in each for each in found)
+
+
+@pytest.mark.only(warm="valkey")
+async def test_the_doctor_looks_at_a_cluster(opener: Any, cluster: RedisServer) -> None:
+    with redis.Redis.from_url(cluster.url) as client:
+        await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        store = await opener(url=cluster.url, retry_for=4.5)
+        hasty = await opener(url=cluster.url, retry_for=1)
+        found = {each.name: each for each in await store.doctor()}
+        assert found["cluster"].ok
+        assert found["cluster"].found == "1 primaries, 16384 of 16384 slots served"
+        replicas = next(each for name, each in found.items() if name.endswith(" replicas"))
+        assert not replicas.ok
+        assert replicas.found == "0"
+        assert found["failover"].ok
+        assert "after 2 s (cluster-node-timeout)" in found["failover"].found
+        assert "for 2 s more" in found["isolation"].found
+        assert not {each.name: each for each in await hasty.doctor()}["failover"].ok
+        client.config_set("cluster-require-full-coverage", "no")
+        client.execute_command("CLUSTER", "DELSLOTS", 0)
+        try:
+            found = {each.name: each for each in await store.doctor()}
+            assert not found["cluster"].ok
+            assert "16383 of 16384" in found["cluster"].found
+        finally:
+            client.execute_command("CLUSTER", "ADDSLOTS", 0)
+            await until(lambda: client.execute_command("CLUSTER INFO")["cluster_state"] == "ok")
+        await store.close()
+        await hasty.close()

@@ -382,7 +382,7 @@ async def add_up(opener: Any) -> None:
     assert await user.get("preferences") == {f"{name}{n}": n for name in "abc" for n in range(15)}
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_what_a_lost_connection_cut_off_is_completed(opener: Any) -> None:
     """The answers of both commits are lost; the retry finds both applied."""
     with Proxy(opener.url) as proxy:
@@ -399,7 +399,7 @@ async def test_what_a_lost_connection_cut_off_is_completed(opener: Any) -> None:
 
 
 @pytest.mark.parametrize("scope", ["session", "user"])
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_a_turn_of_which_nobody_knows_whether_it_is_applied_leaves_its_user_alone(
     opener: Any, scope: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -596,7 +596,7 @@ async def test_a_worker_that_dies_between_the_two_commits_is_completed(opener: A
     assert await user.get("visits", fresh=True) == 1
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="real")
 async def test_what_is_not_archived_yet_is_completed_all_the_same(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The session's part is applied: its user's has to follow, whatever is told of SQL."""
     store = await opener(durability="archived")

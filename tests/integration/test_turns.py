@@ -459,7 +459,7 @@ async def test_what_the_turns_own_task_writes_beside_it_is_kept(store: Any) -> N
 # Cost
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_a_turn_is_two_round_trips(opener: Any) -> None:
     """Four messages, three fields and the lease: one to take it and read, one to commit and give it back.
 
@@ -485,7 +485,7 @@ async def test_a_turn_is_two_round_trips(opener: Any) -> None:
         await opener.close()
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="real")
 async def test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener: Any) -> None:
     store = await opener(durability="memory", archiver=False)
     session = store.session("s")
@@ -501,14 +501,14 @@ async def test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener: Any
         turn["n"] = 3
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="real")
 async def test_the_lease_is_kept_for_the_commit_that_needs_it(opener: Any) -> None:
     """The negative control: given back with a commit that found no record, it could not be sent again."""
     with sabotage("release", "if sequence ~= '' then", "if false then"), pytest.raises(Fenced):
         await test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener)
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_a_turn_whose_answer_is_lost_is_applied_once(opener: Any) -> None:
     """The commit and the lease's release are sent again together."""
     with Proxy(opener.url) as proxy:

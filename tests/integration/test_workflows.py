@@ -238,7 +238,7 @@ async def test_workers_that_run_one_session_share_its_steps(opener: Any) -> None
         assert [call.arguments["at"] for call in calls] == ["a", "b", "c"], "no step twice, none left out"
 
 
-@pytest.mark.only(warm=("valkey", "redis"))
+@pytest.mark.only(warm="single")
 async def test_a_step_is_two_round_trips(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, max_staleness=0, archiver=False, beat=0)

@@ -240,7 +240,7 @@ def test_nobody_has_more_rights_where_there_are_several_servers_than_they_need()
         }
         for name in OVERRIDES
     }
-    assert given == {"cluster": {"+asking +cluster|nodes +cluster|slots"}, "sentinel": {"+role"}}
+    assert given == {"cluster": {"+asking +cluster|info +cluster|nodes +cluster|slots"}, "sentinel": {"+role"}}
     for file, user in (("replication.acl", "replica"), ("replication.acl", "sentinel"), ("sentinel.acl", "sentinel")):
         assert {"on", "resetkeys", "resetchannels", "-@all"} < rights(file, user)
         assert not {"+@all", "~*", "&*", "nopass"} & rights(file, user)

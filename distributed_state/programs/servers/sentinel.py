@@ -1,4 +1,4 @@
-"""A primary with replicas and the Sentinels that watch it. Law: one that is silent for a second is replaced."""
+"""A primary with replicas and the Sentinels that watch it. Law: who is the primary, the Sentinels say."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _PERIODS_MS = ("info-period", 500, "publish-period", 200, "ping-period", 200)
 class SentinelServer(RedisServer):
     """One Sentinel. It keeps what it learns in its configuration, so it comes back knowing the others."""
 
-    def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int) -> None:
+    def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int, down_after_ms: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         super().__init__(binary, (), directory)
         self._configuration = directory / "sentinel.conf"
-        self._configuration.write_text(self._first_configuration(primary, quorum))
+        self._configuration.write_text(self._first_configuration(primary, quorum, down_after_ms))
 
     @property
     def url(self) -> str:
@@ -49,13 +49,13 @@ class SentinelServer(RedisServer):
         }
         return int(watched["num-other-sentinels"]) >= others and watched["flags"] == "master" and heard >= replicas
 
-    def _first_configuration(self, primary: RedisServer, quorum: int) -> str:
+    def _first_configuration(self, primary: RedisServer, quorum: int, down_after_ms: int) -> str:
         lines = [
             f"port {self.port}",
             "bind 127.0.0.1",
             f'dir "{self.directory}"',
             f"sentinel monitor {SERVICE} 127.0.0.1 {primary.port} {quorum}",
-            f"sentinel down-after-milliseconds {SERVICE} 1000",
+            f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}",
             f"sentinel failover-timeout {SERVICE} 3000",
             f"sentinel parallel-syncs {SERVICE} 5",
         ]
@@ -83,7 +83,7 @@ class RedisSentinel:
         addresses = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
         return f"redis+sentinel://{addresses}/{SERVICE}/0"
 
-    def start(self, replicas: int, sentinels: int) -> None:
+    def start(self, replicas: int, sentinels: int, down_after_ms: int) -> None:
         """Start a primary, its `replicas` and so many `sentinels`, and wait until all agree."""
         for at in range(replicas + 1):
             server = self._new_server(at)
@@ -92,7 +92,7 @@ class RedisSentinel:
         wait_until(lambda: all(map(RedisServer.in_sync, self.servers[1:])), "the replicas were not in sync")
         for at in range(sentinels):
             folder = self.directory / f"sentinel-{at + 1}"
-            sentinel = SentinelServer(self.binary, folder, self.servers[0], sentinels // 2 + 1)
+            sentinel = SentinelServer(self.binary, folder, self.servers[0], sentinels // 2 + 1, down_after_ms)
             self.sentinels.append(sentinel)
             sentinel.start()
         self.wait_converged()
@@ -181,16 +181,21 @@ def _fields(answer: list[str]) -> dict[str, str]:
 
 @contextmanager
 def redis_sentinel(
-    *options: str, replicas: int = 2, sentinels: int = 3, binary: str | None = None, directory: Path | None = None
+    *options: str,
+    replicas: int = 2,
+    sentinels: int = 3,
+    down_after_ms: int = 1000,
+    binary: str | None = None,
+    directory: Path | None = None,
 ) -> Iterator[RedisSentinel]:
-    """Run a primary, its replicas and their Sentinels while the block runs.
+    """Run a primary, its replicas and their Sentinels, who replace a primary that is silent for `down_after_ms`.
 
     `options` are words of the servers' command line, not of the Sentinels'.
     """
     with working_folder(directory) as place:
         watched = RedisSentinel(binary or redis_binary(), options, place)
         try:
-            watched.start(replicas, sentinels)
+            watched.start(replicas, sentinels, down_after_ms)
             yield watched
         finally:
             watched.kill()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from distributed_state.errors import StateError
+from distributed_state.port import Port
 from distributed_state.store.asyncio import AsyncStateStore
 
 
@@ -50,10 +51,31 @@ class Probe:
             await asyncio.wait((self._running,))
 
 
+async def any_server(port: Port) -> None:
+    """Reach one server of a cluster: a worker that is taken out for one that is away serves the others no more.
+
+    Raises WarmUnavailable if none answers.
+    """
+    asked = [asyncio.ensure_future(port.command_with(node, b"PING")) for node in port.nodes()]
+    errors = list[StateError]()
+    try:
+        for each in asyncio.as_completed(asked):
+            try:
+                await each
+                return
+            except StateError as error:
+                errors.append(error)
+        raise errors[0]
+    finally:
+        for ping in asked:
+            ping.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+
+
 def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
     """A probe of each server of a store."""
     tiers = store.tiers()
     return {
-        "redis": Probe(lambda: tiers.port.command(b"PING"), seconds),
+        "redis": Probe(lambda: any_server(tiers.port), seconds),
         "sql": Probe(lambda: tiers.port.sql(tiers.cold.cursor, 0), seconds),
     }

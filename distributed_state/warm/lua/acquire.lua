@@ -18,8 +18,6 @@ local lock, wait, meta, record, channel, lock_channel = KEYS[1], KEYS[2], KEYS[3
 local mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local patience_ms, grace_ms, seize = ARGV[6], ARGV[7], ARGV[8]
 -- @include clock
-local now_us = now[1] * 1000000 + now[2]
-
 local last = redis.call('HMGET', meta, 'epoch', 'token')
 if not last[1] then return {'uninitialised'} end
 -- By its order: who offers a place the lock changes its deadline.
@@ -35,7 +33,7 @@ end
 local seized = held and seize ~= '' and order == '' and string.sub(held, -1) == '!' and string.sub(held, -#seize) ~= seize
 if seized then redis.call('SPUBLISH', channel, last[1] .. ' 0 ' .. held .. ' !') end
 if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2]))) then
-  local token = whole(math.max(tonumber(last[2] or '0') + 1, now_us))
+  local token = format('%d', math.max((last[2] or 0) + 1, now[1] * 1000000 + now[2]))
   local lock_value = mode .. token .. ':' .. holder
   redis.call('HSET', meta, 'token', token)
   redis.call('SET', lock, lock_value, 'PX', ttl_ms)
@@ -45,7 +43,7 @@ end
 local left = redis.call('PTTL', lock)
 if not held then
   -- Free, but not ours: its holder's time was over, which wakes nobody, or whoever was woken has not come.
-  local by = whole(now_ms + grace_ms)
+  local by = format('%d', now_ms + grace_ms)
   if tonumber(deadline) > tonumber(by) then
     redis.call('ZADD', wait, head[2], by .. ':' .. name)
     redis.call('ZREM', wait, head[1])
@@ -57,8 +55,8 @@ end
 if place == '' then return {'busy', held or '', left} end
 if order == '' then
   local tail = redis.call('ZRANGE', wait, -1, -1, 'WITHSCORES')
-  order = whole(math.max(now_us, tonumber(tail[2] or '0') + 1))
+  order = format('%d', math.max(now[1] * 1000000 + now[2], (tail[2] or 0) + 1))
 end
-redis.call('ZADD', wait, order, whole(now_ms + patience_ms) .. ':' .. place)
-redis.call('PEXPIRE', wait, whole(patience_ms * 2))
+redis.call('ZADD', wait, order, format('%d', now_ms + patience_ms) .. ':' .. place)
+redis.call('PEXPIRE', wait, format('%d', patience_ms * 2))
 return {'wait', held or '', left, order}

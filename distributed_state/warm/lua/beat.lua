@@ -14,8 +14,8 @@ local before = redis.call('ZSCORE', roll, id)
 -- First what takes no memory, so that a full Redis lets the rest be done: else all replicas would count as lost. What each
 -- reports is small.
 redis.call('PEXPIRE', replica, kept_ms)
-redis.call('ZADD', roll, whole(now_ms + ttl_ms), id)
+redis.call('ZADD', roll, format('%d', now_ms + ttl_ms), id)
 redis.call('SET', replica, report, 'PX', kept_ms)
 if not before or tonumber(before) <= now_ms then return {'late'} end
 -- Bounded: more are found at the next beat, when these are off the roll.
-return {'ok', unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', whole(now_ms), 'LIMIT', 0, 100))}
+return {'ok', unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', format('%d', now_ms), 'LIMIT', 0, 100))}

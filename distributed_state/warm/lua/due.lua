@@ -9,5 +9,5 @@ local most = ARGV[1]
 local place = redis.call('HMGET', meta, 'epoch', 'lifetimes')
 if not place[1] then return {'uninitialised'} end
 -- @include clock
-local at = whole(now_ms)
+local at = format('%d', now_ms)
 return {'ok', place[1], place[2] or '', at, redis.call('ZRANGEBYSCORE', lifetimes, '-inf', at, 'WITHSCORES', 'LIMIT', 0, most)}

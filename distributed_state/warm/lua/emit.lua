@@ -21,8 +21,8 @@ local call = redis.call
 local op = replica .. '.' .. sequence
 local id = op .. '.0'
 -- @include clock
-local place = call('HMGET', meta, 'epoch', 'offset', 'bytes', 'archived_offset', 'archived_bytes', 'event', 'event_floor_ms')
-local epoch = place[1]
+-- @include written
+local epoch = current
 if not epoch then return {'uninitialised'} end
 -- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,
 -- and kept_events at most. Where they were dropped meanwhile, or the partition began anew, not all of them are here.
@@ -34,13 +34,13 @@ while from and not seen do
     local seconds, micros = string.match(head, '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)')
     local time_ms = seconds * 1000 + math.floor(micros / 1000)
     if string.sub(head, 1, #id + 1) == id .. '\n' then
-      return {'ok', epoch, string.match(entry[1], '^%d+'), whole(time_ms)}
+      return {'ok', epoch, string.match(entry[1], '^%d+'), format('%d', time_ms)}
     end
     seen = seen or time_ms < since
   end
   from, count = page[count] and '(' .. page[count][1], 16
 end
-if not seen and since <= tonumber(place[7] or '0') then return {'unsure', whole(now_ms), epoch} end
+if not seen and since <= tonumber(call('HGET', meta, 'event_floor_ms') or '0') then return {'unsure', format('%d', now_ms), epoch} end
 if member ~= '' then
   local due = call('ZSCORE', roll, member)
   if not due or tonumber(due) > now[1] * 1000 + now[2] / 1000 then return {'early'} end
@@ -49,12 +49,12 @@ end
 
 -- From here on only writes.
 if member ~= '' then call('ZREM', roll, member) end
-local event, types, payloads, version = tonumber(place[6] or '0'), {type}, {data}, '0'
+local event, types, payloads, version = tonumber(call('HGET', meta, 'event') or '0'), {type}, {data}, '0'
 -- @include events
-local number = whole(event)
+local number = format('%d', event)
 local name = number .. ' ' .. type .. ' ' .. subject
 data = 'e' .. #name .. ':' .. #data .. ':' .. name .. data -- a step, as in commit.lua
 -- No record, version 0: the archiver takes the event only.
 local entry_id, text, kind, token_held, last_message = op .. '.emit', '', 'emit', '0', '0'
 -- @include journal
-return {'ok', epoch, number, whole(now_ms)}
+return {'ok', epoch, number, format('%d', now_ms)}

@@ -15,6 +15,6 @@ if redis.call('GET', hydration) ~= token then return {'lost'} end
 redis.call('DEL', hydration)
 for i = 4, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
 -- @include clock
-redis.call('HSET', record, '#ops', '@' .. whole(now_ms) .. ';')
+redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')
 redis.call('PEXPIRE', record, ttl_ms)
-return {'ok', whole(now_ms)}
+return {'ok', format('%d', now_ms)}

@@ -11,9 +11,8 @@ if current then return {'live', current} end
 if redis.call('GET', mint) ~= token then return {'lost'} end
 -- DEL first: after it even a full Redis lets the rest be done.
 redis.call('DEL', mint, journal, events)
-redis.call('HSET', meta, 'epoch', epoch, 'offset', '0', 'bytes', '0', 'archived_offset', '0', 'archived_bytes', '0', 'token', '0',
-  'event', '0', 'event_floor', '0')
+redis.call('HSET', meta, 'epoch', epoch, 'journal', epoch .. ' 0 0 0 0', 'token', '0', 'event', '0', 'event_floor', '0')
 -- What was written before this is not here: see commit.lua and emit.lua.
 -- @include clock
-redis.call('HSET', meta, 'fresh', whole(now_ms), 'event_floor_ms', whole(now_ms))
+redis.call('HSET', meta, 'fresh', format('%d', now_ms), 'event_floor_ms', format('%d', now_ms))
 return {'ok'}

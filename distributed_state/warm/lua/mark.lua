@@ -6,9 +6,9 @@
 ]]
 local journal, meta = KEYS[1], KEYS[2]
 local epoch, event = ARGV[1], ARGV[2]
-local place = redis.call('HMGET', meta, 'epoch', 'offset', 'bytes')
-if place[1] ~= epoch then return {'epoch'} end
 local call = redis.call
+-- @include written
+if current ~= epoch then return {'epoch'} end
 -- @include clock
 -- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
 redis.call('PERSIST', journal)

@@ -17,13 +17,13 @@ local floor = tonumber(place[2] or '0')
 local low, high = floor, math.min(tonumber(place[1] or '0'), floor + most)
 while low < high do
   local middle = math.ceil((low + high) / 2)
-  local found = redis.call('XRANGE', events, whole(middle) .. '-0', '+', 'COUNT', 1)[1]
-    or redis.call('XREVRANGE', events, whole(middle) .. '-0', '-', 'COUNT', 1)[1]
+  local found = redis.call('XRANGE', events, format('%d', middle) .. '-0', '+', 'COUNT', 1)[1]
+    or redis.call('XREVRANGE', events, format('%d', middle) .. '-0', '-', 'COUNT', 1)[1]
   local seconds, micros
   if found then seconds, micros = string.match(found[2][2], '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)') end
   if found and seconds * 1000 + micros / 1000 >= before_ms then high = middle - 1 else low = middle end
 end
 if low == floor then return {'ok', '0'} end
-redis.call('XTRIM', events, 'MINID', whole(low + 1) .. '-0')
-redis.call('HSET', meta, 'event_floor', whole(low), 'event_floor_ms', whole(now_ms))
-return {'ok', whole(low - floor)}
+redis.call('XTRIM', events, 'MINID', format('%d', low + 1) .. '-0')
+redis.call('HSET', meta, 'event_floor', format('%d', low), 'event_floor_ms', format('%d', now_ms))
+return {'ok', format('%d', low - floor)}

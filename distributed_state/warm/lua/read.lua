@@ -2,13 +2,13 @@
   Read a record whole, keep an archived one alive, and leave a hydration token when there is none.
   KEYS  record  hydration  meta
   ARGV  epoch, version   what the caller has, '' = nothing
-        token, token_ms  left behind when the record is absent
-        ttl_ms           a TTL that exists is extended to this when a tenth of it is gone
+        token   what is left behind when the record is absent begins so
+        ttl_ms  a TTL that exists is extended to this when a tenth of it is gone
   Returns {'ok', epoch, {field, value, ...}} | {'same', epoch} | {'cold', epoch, token} | {'uninitialised'}
         token '' = none could be left, as Redis is full: what SQL has is to be read and not brought here
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
-local epoch, version, token, token_ms, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5])
+local epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local current = redis.call('HGET', meta, 'epoch')
 if not current then return {'uninitialised'} end
 local left = redis.call('PTTL', record)
@@ -16,6 +16,6 @@ if left == -2 then
   -- @include hydration_token
   return {'cold', current, left}
 end
-if left >= 0 and left < ttl_ms * 0.9 then redis.call('PEXPIRE', record, ARGV[5], 'XX') end
+if left >= 0 and left < ttl_ms * 0.9 then redis.call('PEXPIRE', record, ttl_ms, 'XX') end
 if version ~= '' and epoch == current and redis.call('HGET', record, '#v') == version then return {'same', current} end
 return {'ok', current, redis.call('HGETALL', record)}

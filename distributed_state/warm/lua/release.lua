@@ -22,11 +22,13 @@ local held = redis.call('GET', lock)
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
+-- Mostly nobody waits, and what the time is need not be asked.
+if redis.call('EXISTS', wait) == 0 then return {'ok'} end
 local place = ''
 -- @include clock
 -- @include queue_head
 if deadline then
-  local offered = whole(math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
+  local offered = format('%d', math.min(tonumber(deadline), now_ms + grace_ms)) .. ':' .. name
   if offered ~= head[1] then
     redis.call('ZADD', wait, head[2], offered)
     redis.call('ZREM', wait, head[1])

@@ -5,7 +5,8 @@
   Returns {'ok', epoch, offset, event} | {'uninitialised'}
 ]]
 local journal, meta = KEYS[1], KEYS[2]
-local place = redis.call('HMGET', meta, 'epoch', 'offset')
-if not place[1] then return {'uninitialised'} end
-local entry = redis.call('XRANGE', journal, place[2] .. '-0', place[2] .. '-0')[1]
-return {'ok', place[1], place[2], entry and string.match(entry[2][2], '^[^\n]*') or ''}
+local call = redis.call
+-- @include written
+if not current then return {'uninitialised'} end
+local entry = call('XRANGE', journal, offset .. '-0', offset .. '-0')[1]
+return {'ok', current, offset, entry and string.match(entry[2][2], '^[^\n]*') or ''}

@@ -6,12 +6,14 @@
   Returns {'ok'} | {'epoch'} | {'other'}
 ]]
 local journal, meta = KEYS[1], KEYS[2]
-local epoch, offset, event, bytes = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local place = redis.call('HMGET', meta, 'epoch', 'archived_offset')
-if place[1] ~= epoch then return {'epoch'} end
+local epoch, offset, event, total_bytes = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local call = redis.call
+if call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
 -- @include same_entry
-redis.call('XTRIM', journal, 'MINID', offset .. '-0')
-if tonumber(offset) > tonumber(place[2]) then
-  redis.call('HSET', meta, 'archived_offset', offset, 'archived_bytes', bytes)
+call('XTRIM', journal, 'MINID', offset .. '-0')
+local archived = offset
+-- @include written
+if archived - archived_offset > 0 then
+  call('HSET', meta, 'journal', current .. ' ' .. offset .. ' ' .. bytes .. ' ' .. archived .. ' ' .. total_bytes)
 end
 return {'ok'}

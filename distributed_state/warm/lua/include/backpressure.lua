@@ -1,9 +1,11 @@
 --[[
   Refuse, if too much of the partition is not archived yet.
-  Expects  clock, journal_entries, journal_bytes, place (epoch, offset, bytes, archived_offset, archived_bytes of meta)
+  Expects  clock, written, journal_entries, journal_bytes
   Returns  {'backpressure', entries, bytes}, or goes on
+  Defines  offset, bytes    as numbers
 ]]
-local unarchived, unarchived_bytes = place[2] - place[4], place[3] - place[5]
-if unarchived >= journal_entries or unarchived_bytes >= journal_bytes then
-  return {'backpressure', whole(unarchived), whole(unarchived_bytes)}
+offset, bytes = offset + 0, bytes + 0
+local unarchived, unarchived_bytes = offset - archived_offset, bytes - archived_bytes
+if unarchived >= journal_entries + 0 or unarchived_bytes >= journal_bytes + 0 then
+  return {'backpressure', format('%d', unarchived), format('%d', unarchived_bytes)}
 end

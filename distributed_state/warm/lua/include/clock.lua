@@ -1,11 +1,10 @@
 --[[
-  The server's time, and whole numbers as text: Lua would write a large one with an exponent.
+  The server's time, and how a number becomes text: format('%d', it), as Lua would write a large one with an exponent.
   Expects  nothing
   Defines  now      {seconds, microseconds}, as texts
-           now_ms   the same in ms, a number
-           whole()  a number as text
+           now_ms   the same in ms, a number with a fraction
+           format   Lua's; '%d' drops a fraction
 ]]
 local now = redis.call('TIME')
-local now_ms = now[1] * 1000 + math.floor(now[2] / 1000)
+local now_ms = now[1] * 1000 + now[2] / 1000
 local format = string.format
-local function whole(number) return format('%d', number) end

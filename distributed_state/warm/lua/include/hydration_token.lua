@@ -1,6 +1,6 @@
 --[[
   The hydration token of an absent record: the one that lies there, else a new one.
-  Expects  hydration, token, token_ms
+  Expects  hydration, token (what a new one begins with)
   Defines  left   the token; '' if Redis is too full to leave one
 ]]
 -- One that another reader left is as good: while it is there, nobody has created or hydrated the record.
@@ -9,5 +9,5 @@ if not left then
   -- The time makes it another one when this call is repeated: somebody may still hold the first.
   local now = redis.call('TIME')
   left = token .. '.' .. now[1] .. '.' .. now[2]
-  if redis.pcall('SET', hydration, left, 'PX', token_ms).err then left = '' end
+  if redis.pcall('SET', hydration, left, 'PX', 30000).err then left = '' end
 end
