@@ -62,7 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if sum(map(config.getoption, MODES)) > 1:
         raise pytest.UsageError("--quick, --wide and --full exclude each other")
     if not config.option.markexpr:
-        config.option.markexpr = "not soak" if config.option.full else "not full and not soak"
+        left_out = ["soak"] if config.option.full else ["soak", "full"]
+        left_out += [] if config.option.full or config.option.wide else ["wide"]
+        config.option.markexpr = " and ".join(f"not {mark}" for mark in left_out)
 
 
 def pytest_report_header() -> str:

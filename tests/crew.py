@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -12,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state import AgentState, StateStore, Workflow, tool
+from distributed_state import AgentState, AsyncStateStore, Locked, StateError, StateStore, Workflow, tool
 from distributed_state.tiers import commit as write_path
 
 
@@ -76,6 +77,61 @@ def write(ids: list[str], **settings: Any) -> None:
                 store.emit("crew.wrote", {"number": number}, subject=store.session(id))
             if stop.wait(0.001):
                 return
+
+
+def serve(ids: list[str], me: int, face: str, **settings: Any) -> None:
+    """Commit, and read and write under locks, until a line comes; what was acknowledged is printed, and what was not.
+
+    `ack <id> <version> <seconds>`, `locked <id>`, `failed <id> <error>`: seconds of the clock that all processes share.
+    """
+    stop = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
+    if face == "asyncio":
+        asyncio.run(_serve(ids, me, stop, settings))
+        return
+    with StateStore.open(**settings) as store:
+        say("opened")
+        for number in itertools.count():
+            id = ids[number % len(ids)]
+            session = store.session(id)
+            try:
+                version = session.write(set={f"of {me}": number}, increment={"n": 1}).version
+                say(f"ack {id} {version} {time.monotonic()}")
+                if number % 7 == 0:
+                    with session.lock(ttl=5, wait=30):
+                        version = session.set("locked", session.get("locked", 0) + 1)
+                    say(f"ack {id} {version} {time.monotonic()}\nlocked {id}")
+            except Locked:
+                pass
+            except StateError as error:
+                say(f"failed {id} {error!r}")
+            if stop.wait(0.002):
+                return
+
+
+async def _serve(ids: list[str], me: int, stop: threading.Event, settings: dict[str, Any]) -> None:
+    async with AsyncStateStore.open(**settings) as store:
+        say("opened")
+
+        async def one(id: str) -> None:
+            session = store.session(id)
+            for number in itertools.count():
+                try:
+                    version = (await session.write(set={f"of {me}": number}, increment={"n": 1})).version
+                    say(f"ack {id} {version} {time.monotonic()}")
+                    if number % 7 == 0:
+                        async with session.lock(ttl=5, wait=30):
+                            version = await session.set("locked", await session.get("locked", 0) + 1)
+                        say(f"ack {id} {version} {time.monotonic()}\nlocked {id}")
+                except Locked:
+                    pass
+                except StateError as error:
+                    say(f"failed {id} {error!r}")
+                if stop.is_set():
+                    return
+                await asyncio.sleep(0.005)
+
+        await asyncio.gather(*map(one, ids))
 
 
 def archive(**settings: Any) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from redis.connection import parse_url
 
@@ -25,6 +25,7 @@ PLAIN = ("redis://", "rediss://", "unix://")
 SENTINEL = ("redis+sentinel://", "rediss+sentinel://")
 CLUSTER = ("redis+cluster://", "rediss+cluster://")
 SCHEMES = PLAIN + SENTINEL + CLUSTER
+_NETLOC = re.compile(r"[^/?#]*")
 _DATABASE = re.compile(r"/?|/\d+/?", re.ASCII)
 _SERVICE = re.compile(r"/(?P<service>[A-Za-z0-9._-]{1,200})(?:/(?P<database>\d+)?)?", re.ASCII)
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -75,13 +76,12 @@ def read_address(url: str) -> Address:
     scheme, _, rest = url.partition("://")
     plain = scheme.partition("+")[0]
     # The servers' names are read apart, as a URL has one; the rest is a plain URL, which the driver reads.
-    netloc, slash, path = rest.partition("/") if plain != "unix" else ("", "", rest)
-    netloc, question, query = netloc.partition("?") if not slash else (netloc, "", "")
-    login, at, hosts = netloc.rpartition("@")
+    login, at, hosts = _NETLOC.match(rest)[0].rpartition("@")  # type: ignore[index]  # it matches nothing too
+    behind = rest[len(login + at + hosts) :]
     seeds = _seeds(hosts, 26379 if kind == "sentinel" else 6379, kind) if plain != "unix" else ()
     try:
-        parts = urlsplit(f"{plain}://{login}{at}{'host' if plain != 'unix' else ''}{slash}{path}{question}{query}")
-        if plain != "unix" and "@" in parts.path + parts.fragment:
+        parts = urlsplit(f"{plain}://{login}{at}{hosts if plain == 'unix' else 'host'}{behind}")
+        if "@" in parts.path + parts.fragment:
             raise ValueError
     except ValueError:
         # Without the cause: of a password with a slash it says a part.
@@ -90,10 +90,14 @@ def read_address(url: str) -> Address:
     shown = ",".join(_shown(seed) for seed in seeds) if plain != "unix" else parts.path
     place = f"{scheme}://{shown}" + (f"/{service}" if service else "")
     require_files(place, {n: v for n, v in parse_qsl(parts.query) if n.removeprefix(_SENTINELS_OWN) in _FILES})
-    options = _options(parts._replace(path=parts.path if plain == "unix" else database).geturl(), place)
+    path = parts.path if plain == "unix" else database
+    # Not `geturl`, which leaves out the slashes of a URL without a host, as a Unix socket's is.
+    options = _options(f"{plain}://{parts.netloc}{path}?{parts.query}", place)
     if kind == "cluster" and options.get("db"):
         raise ConfigurationError(f"{place}: a cluster has database 0 alone, not {options['db']}")
-    theirs = {n.removeprefix(_SENTINELS_OWN): v for n, v in options.items() if n.startswith(_SENTINELS_OWN)}
+    asked = [(n.removeprefix(_SENTINELS_OWN), v) for n, v in parse_qsl(parts.query) if n.startswith(_SENTINELS_OWN)]
+    # Read as a URL of their own: the driver knows which are numbers, and that "no" is not true.
+    theirs = _options(f"redis://?{urlencode(asked)}", place)
     mine = {name: value for name, value in options.items() if not name.startswith(_SENTINELS_OWN)}
     if theirs and kind != "sentinel":
         raise ConfigurationError(f"{place}: options of Sentinels ({', '.join(sorted(theirs))}) need redis+sentinel://")

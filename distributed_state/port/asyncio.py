@@ -71,7 +71,7 @@ class AsyncioPort(Router):
 
     def abandon(self) -> None:
         """After fork() nothing of the parent's loop can be used or closed."""
-        self._connections.unused(self._gone)
+        self._connections.inherited(self._gone)
         self._pipes.clear()
 
     def _gone(self, node: str) -> None:
@@ -122,15 +122,22 @@ class AsyncioPort(Router):
     async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         if len(groups) == 1:
             ((node, commands),) = groups.items()
-            return {node: await self._tried(node, commands)}
-        async with asyncio.TaskGroup() as together:
-            tasks = {node: together.create_task(self._tried(node, sent)) for node, sent in groups.items()}
-        return {node: task.result() for node, task in tasks.items()}
+            found = {node: await self._tried(node, commands)}
+        else:
+            async with asyncio.TaskGroup() as together:
+                tasks = {node: together.create_task(self._tried(node, sent)) for node, sent in groups.items()}
+            found = {node: task.result() for node, task in tasks.items()}
+        answers: dict[str, list[Any] | WarmUnavailable] = {}
+        for node, part in found.items():
+            if isinstance(part, StateError) and not isinstance(part, WarmUnavailable):
+                raise part  # here, as a task of the group's own would raise it inside an ExceptionGroup
+            answers[node] = part
+        return answers
 
-    async def _tried(self, node: str, commands: Sequence[Words]) -> list[Any] | WarmUnavailable:
+    async def _tried(self, node: str, commands: Sequence[Words]) -> Any:
         try:
             return await self.exchange_with(node, commands)
-        except WarmUnavailable as error:
+        except StateError as error:
             return error
 
     async def wire(self, node: str) -> Wire:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -60,12 +61,11 @@ class BlockingPort(Router):
         self._connections.unused(self._gone)
         self._uninterruptible.close()
         for free in list(self._free.values()):
-            while free:
-                free.pop().close()
+            self._close_free(free)
 
     def abandon(self) -> None:
         """After fork(): drop the parent's sockets. redis-py closes them here without shutting them down."""
-        self._connections.unused(self._gone)
+        self._connections.inherited(self._gone)
         self._free.clear()
         self._used.clear()
 
@@ -90,8 +90,7 @@ class BlockingPort(Router):
             answers = socket.exchange(packed, len(commands))
         except BROKEN as error:
             self._topology.doubt()
-            while free:
-                free.pop().close()  # they were connected to the same server, before it left
+            self._close_free(free)
             raise translate(error, self._place) from error
         self._put_back(free, socket)
         return answers
@@ -110,6 +109,12 @@ class BlockingPort(Router):
         self._used[node].add(socket)
         return socket
 
+    def _close_free(self, free: list[Socket]) -> None:
+        """They were connected to the same server, before it left."""
+        with suppress(IndexError):  # another thread takes from it, too
+            while free:
+                free.pop().close()
+
     def _put_back(self, free: list[Socket], socket: Socket) -> None:
         if self._closed:
             socket.close()
@@ -127,13 +132,13 @@ class BlockingPort(Router):
                     sent.append((node, socket))
                     socket.send(pack(commands))
                 except (StateError, *BROKEN) as error:
-                    found[node] = self._lost(error)
+                    found[node] = self._lost(error, node)
             for node, socket in sent:
                 if node not in found:
                     try:
                         found[node] = socket.answers(len(groups[node]))
                     except BROKEN as error:
-                        found[node] = self._lost(error)
+                        found[node] = self._lost(error, node)
                     else:
                         self._put_back(self._free[node], socket)
         except BaseException:
@@ -142,9 +147,10 @@ class BlockingPort(Router):
             raise
         return found
 
-    def _lost(self, error: Exception) -> WarmUnavailable:
+    def _lost(self, error: Exception, node: str) -> WarmUnavailable:
         """The answer in place of those that a server did not give. Raises what is more than that."""
         self._topology.doubt()
+        self._close_free(self._free[node])
         ours = translate(error, self._place)
         if not isinstance(ours, WarmUnavailable):
             raise ours from error

@@ -91,7 +91,11 @@ class Connections:
         try:
             socket = Socket(self._blocking(node, self._options), self.timeout, on_error)
             if self.address.kind == "sentinel":
-                self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
+                try:
+                    self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
+                except BaseException:
+                    socket.close()
+                    raise
         except BROKEN as error:
             raise translate(error, self.place) from error
         return socket
@@ -129,6 +133,8 @@ class Connections:
 
     def _require_primary(self, node: str, role: Any) -> None:
         """Sentinels name a server before it knows that it was promoted, and after it was demoted."""
+        if isinstance(role, Exception):
+            raise translate(role, self.place) from role
         if not isinstance(role, list) or role[0] not in (b"master", "master"):
             found = role[0] if isinstance(role, list) else role
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
@@ -136,11 +142,19 @@ class Connections:
     def used(self, drop: Callable[[str], None]) -> None:
         """A port is there: `drop` is called, by any thread, with each server that is no more asked."""
         self.topology.on_gone(drop)
+        if self._watch is not None and self.topology.only is not None:
+            self._watch.begin()  # another port looked, and may have been closed since
 
     def unused(self, drop: Callable[[str], None]) -> None:
         """The port is closed."""
         if self.topology.forget(drop) and self._watch is not None:
             self._watch.end()
+
+    def inherited(self, drop: Callable[[str], None]) -> None:
+        """The port belongs to the parent of this process, which was forked from it."""
+        self.unused(drop)
+        # So that the first command looks, and this process hears of switches as its parent does.
+        self.topology.inherited()
 
     def look(self) -> None:
         """Find out where keys are, and hear of it from now on when that changes. Raises as `Topology.look`."""

@@ -17,6 +17,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Call, Script, Words
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ELSEWHERE, ReplyError, translate
+from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
 _REDIRECTIONS = 5
@@ -73,9 +74,14 @@ class Router:
         topology = self._topology
         if topology.doubted:
             await self._look()
-        if topology.only is None:
-            return await self._exchange_routed(commands)
-        return await self.exchange_with(topology.only, commands)
+        if topology.only is not None:
+            return await self.exchange_with(topology.only, commands)
+        if len(commands) == 1:
+            # The short way, which is nearly always the whole of it.
+            answers = await self.exchange_with(self._node_for(commands[0]), commands)
+            if not isinstance(answers[0], ReplyError) or answers[0].word not in _REDIRECTED:
+                return answers
+        return await self._exchange_routed(commands)
 
     async def _exchange_routed(self, commands: Sequence[Words]) -> list[Any]:
         """Each command to the server that has its key, followed where that sends it.
@@ -87,7 +93,10 @@ class Router:
         for _ in range(_REDIRECTIONS):
             groups: dict[str, list[int]] = {}
             for at, once in sorted(waiting.items()):
-                groups.setdefault(once or self._node_for(commands[at]), []).append(at)
+                try:
+                    groups.setdefault(once or self._node_for(commands[at]), []).append(at)
+                except WarmUnavailable as error:
+                    answers[at] = error
             sent = {
                 node: [each for at in group for each in ((_ASKING, commands[at]) if waiting[at] else (commands[at],))]
                 for node, group in groups.items()
@@ -115,7 +124,7 @@ class Router:
         """Who is to be asked this once for a slot on its way, "" if another server has it for good."""
         word, slot, target = str(answer).split(" ")[:3]
         if word == "ASK":
-            return target
+            return with_host(target, node)
         self._topology.moved(int(slot), target, node)
         return ""
 
@@ -125,8 +134,10 @@ class Router:
             key = words[3]
         elif len(words) > 1:
             key = words[1]
+        elif nodes := self._topology.nodes():
+            return nodes[0]
         else:
-            return self._topology.nodes()[0]
+            key = b""
         return self._topology.node_of(key if isinstance(key, bytes) else str(key).encode())
 
     async def command(self, *words: Any) -> Any:
@@ -160,6 +171,8 @@ class Router:
         again: dict[int, Words] = {}
         refused = [isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers]
         for at, (script, keys, _) in enumerate(calls) if any(refused) else ():
+            if isinstance(answers[at], WarmUnavailable):
+                continue
             node = self._topology.node_of(keys[0])
             if refused[at]:
                 known.setdefault(node, set())

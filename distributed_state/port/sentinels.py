@@ -1,7 +1,7 @@
 """Hears Sentinels say that another server is the primary now. Law: what they say is a reason to look, and no more.
 
 Without it a client whose connections stay open to a primary that was cut off, and that goes on answering, would ask
-nobody. All Sentinels are listened to, as some may be dead or cut off; one that comes back may have said it meanwhile.
+nobody. All Sentinels are listened to, each by a thread of its own: one that is silent holds up nobody but its own.
 
 Design: section 19.
 """
@@ -9,8 +9,6 @@ Design: section 19.
 from __future__ import annotations
 
 import logging
-import selectors
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,18 +16,18 @@ from typing import Any
 import redis.exceptions as driver
 
 from distributed_state.errors import StateError
-from distributed_state.port.errors import LOST
+from distributed_state.port.errors import LOST, ReplyError
 from distributed_state.port.sockets import Socket, pack
 
 log = logging.getLogger(__name__)
-_EVERY = 1.0  # seconds between two attempts to reach those that are away
+_EVERY = 1.0  # seconds between two attempts to reach one that is away
 
 
 class SentinelWatch:
-    """A thread that listens to Sentinels while it is wanted.
+    """Threads that listen to Sentinels while they are wanted.
 
-    `connect` makes a connection to one of them; `heard` is called, in this thread, whenever the primary of the service
-    may be another one.
+    `connect` makes a connection to one of them, which waits a second for each answer; `heard` is called, in such a
+    thread, whenever the primary of the service may be another one.
     """
 
     def __init__(
@@ -40,77 +38,87 @@ class SentinelWatch:
         self._connect = connect
         self._heard = heard
         self._mutex = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._wake: socket.socket | None = None
+        self._listeners: list[_Listener] = []
 
     def begin(self) -> None:
-        """Listen from now on, unless a thread of this process does: one does not survive fork()."""
+        """Listen from now on, unless threads of this process do: they do not survive fork()."""
         with self._mutex:
-            if self._thread is None or not self._thread.is_alive():
-                self._wake, ours = socket.socketpair()
-                self._thread = threading.Thread(
-                    target=self._run, args=(ours,), name="distributed-state-sentinels", daemon=True
-                )
-                self._thread.start()
+            if not any(each.is_alive() for each in self._listeners):
+                self._listeners = [_Listener(seed, self._service, self._connect, self._look) for seed in self._seeds]
+                for each in self._listeners:
+                    each.start()
 
     def end(self) -> None:
         """Stop listening."""
         with self._mutex:
-            thread = self._thread
-            self._thread = None
-            if self._wake is not None:
-                self._wake.close()
-                self._wake = None
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout=10)
-
-    def _run(self, ours: socket.socket) -> None:
-        listening: dict[str, Socket] = {}
-        with ours, selectors.DefaultSelector() as selector:
-            selector.register(ours, selectors.EVENT_READ)
-            try:
-                while True:
-                    self._join(listening, selector)
-                    for key, _ in selector.select(_EVERY):
-                        if key.data is None:
-                            return  # the other end was closed
-                        self._hear(key.data, listening, selector)
-            finally:
-                for each in listening.values():
-                    each.close()
-
-    def _join(self, listening: dict[str, Socket], selector: selectors.BaseSelector) -> None:
-        """Listen to those that are not listened to."""
-        joined = False
-        for seed in self._seeds:
-            if seed not in listening:
-                try:
-                    connection = self._connect(seed)
-                    connection.send(pack([(b"SUBSCRIBE", b"+switch-master")]))
-                except (StateError, driver.RedisError, *LOST) as error:
-                    log.debug("Sentinel %s: %s", seed, error)
-                    continue
-                listening[seed] = connection
-                selector.register(connection, selectors.EVENT_READ, seed)
-                joined = True
-        if joined:
-            self._look()
-
-    def _hear(self, seed: str, listening: dict[str, Socket], selector: selectors.BaseSelector) -> None:
-        connection = listening[seed]
-        messages: list[Any] = []
-        try:
-            messages = connection.arrived()
-        except (driver.RedisError, *LOST) as error:
-            log.debug("Sentinel %s: %s", seed, error)
-            selector.unregister(connection)
-            del listening[seed]
-            connection.close()
-        if any(each[0] == b"message" and each[2].split(b" ")[0] == self._service for each in messages):
-            self._look()
+            ending = [each for each in self._listeners if each.is_alive()]
+            self._listeners = []
+        for each in ending:
+            each.stop()
+        for each in ending:
+            if each is not threading.current_thread():
+                each.join(timeout=10)
 
     def _look(self) -> None:
         try:
             self._heard()
         except StateError as error:
             log.warning("Sentinels: %s", error)
+
+
+class _Listener(threading.Thread):
+    """Listens to one Sentinel, and connects again when it has been away."""
+
+    def __init__(self, seed: str, service: bytes, connect: Callable[[str], Socket], look: Callable[[], None]) -> None:
+        super().__init__(name="distributed-state-sentinel", daemon=True)
+        self._seed = seed
+        self._service = service
+        self._connect = connect
+        self._look = look
+        self._stopped = threading.Event()
+        self._connection: Socket | None = None
+
+    def stop(self) -> None:
+        """Let it end, now."""
+        self._stopped.set()
+        if self._connection is not None:
+            self._connection.shut()
+
+    def run(self) -> None:
+        """Listen until stopped."""
+        while not self._stopped.is_set():
+            try:
+                self._connection = self._connect(self._seed)
+                self._listen(self._connection)
+            except (StateError, driver.RedisError, *LOST) as error:
+                log.debug("Sentinel %s: %s", self._seed, error)
+            finally:
+                if self._connection is not None:
+                    self._connection.close()
+                    self._connection = None
+            self._stopped.wait(_EVERY)
+
+    def _listen(self, connection: Socket) -> None:
+        connection.send(pack([(b"SUBSCRIBE", b"+switch-master")]))
+        asked = False
+        while not self._stopped.is_set():
+            try:
+                message = connection.answer()
+            except (driver.TimeoutError, TimeoutError):
+                # Nothing came for a second. One that was cut off without a word never says anything again.
+                if asked:
+                    raise
+                connection.send(pack([(b"PING",)]))
+                asked = True
+            else:
+                asked = False
+                self._understand(message)
+
+    def _understand(self, message: Any) -> None:
+        if isinstance(message, ReplyError):
+            log.warning("Sentinel %s does not let us hear of another primary: %s", self._seed, message)
+        # What was said before it listened, nobody hears.
+        elif message[0] == b"subscribe" or (
+            message[0] == b"message" and message[2].partition(b" ")[0] == self._service
+        ):
+            self._look()

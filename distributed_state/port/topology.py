@@ -16,7 +16,7 @@ import threading
 import time
 from binascii import crc_hqx
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from distributed_state.port.addresses import Address, host_and_port, node_name
 log = logging.getLogger(__name__)
 SLOTS = 16384
 _QUICK = 1.0  # seconds for a server to say what it knows of the others
+_GRACE = 0.1  # more, for the others, when most have said it
 _PAUSE = 0.05  # between two looks
 _OFTEN = 1.0  # and between those for which the only reason is a slot that moved
 
@@ -60,7 +61,8 @@ class Topology:
         self._by_tag: dict[bytes, str] = {}
         self._epoch = -1  # of the primary that Sentinels named last
         self._looked = 0.0
-        self._looking = threading.Lock()
+        self._looking = threading.Lock()  # for a second, at times: never waited for by an event loop
+        self._changing = threading.Lock()
         self._gone: list[Callable[[str], None]] = []
 
     @property
@@ -77,6 +79,11 @@ class Topology:
         with suppress(ValueError):
             self._gone.remove(drop)
         return not self._gone
+
+    def inherited(self) -> None:
+        """In a forked child: locks that nobody is there to give back are others, and what is known is doubted."""
+        self._looking, self._changing = threading.Lock(), threading.Lock()
+        self.doubt()
 
     def node_of(self, key: bytes) -> str:
         """The server that has a key. Raises WarmUnavailable if none is known to have it."""
@@ -105,9 +112,8 @@ class Topology:
 
     def moved(self, slot: int, node: str, answered: str) -> None:
         """A server said where a slot is now. `answered` is that server: it may leave its own host out."""
-        if node.startswith(":"):
-            node = node_name(host_and_port(answered)[0], node[1:])
-        with self._looking:
+        node = with_host(node, answered)
+        with self._changing:
             if self.kind != "cluster":
                 # A plain address that is a server of a cluster, and was not allowed to say so.
                 self.kind = "cluster"
@@ -122,23 +128,28 @@ class Topology:
             self.doubted = self.doubted or time.monotonic() - self._looked > _OFTEN
 
     def look(self) -> None:
-        """Find out where keys are. Raises WarmUnavailable or ConfigurationError; may take a second."""
-        asked = time.monotonic()
+        """Find out where keys are, if that is in doubt; it may take a second.
+
+        Raises WarmUnavailable or ConfigurationError.
+        """
         with self._looking:
-            if self._looked > asked:
+            if not self.doubted:
                 return  # somebody looked while we waited
-            left = self._looked + _PAUSE - asked
+            left = self._looked + _PAUSE - time.monotonic()
             if left > 0:
                 time.sleep(left)
+            before = self.nodes()
+            # Before: meanwhile others go on with what is known, and what they doubt is looked at again.
+            self.doubted = not before
             try:
-                before = self.nodes()
-                if self.kind == "sentinel":
-                    self._look_at_sentinels()
-                elif self.kind == "cluster":
-                    self._look_at_cluster(self._known | set(self._where.seeds))
-                else:
-                    self._look_at_server()
-                self.doubted = False
+                self._find_out()
+                self.doubted = self.doubted and bool(before)
+            except StateError as error:
+                # Those who could say are away. What is known may still be true, and its servers say if it is not.
+                if not before or not isinstance(error, WarmUnavailable):
+                    self.doubted = True
+                    raise
+                log.warning("%s: nobody says where keys are now: %s", self._where.place, error)
             finally:
                 self._looked = time.monotonic()
                 self.looks += 1
@@ -148,6 +159,14 @@ class Topology:
                 log.info("%s: %s is no more asked; %s", self._where.place, node, ", ".join(after))
                 for drop in list(self._gone):
                     drop(node)
+
+    def _find_out(self) -> None:
+        if self.kind == "sentinel":
+            self._look_at_sentinels()
+        elif self.kind == "cluster":
+            self._look_at_cluster(self._known | set(self._where.seeds))
+        else:
+            self._look_at_server()
 
     def _look_at_server(self) -> None:
         """A plain address: a server, or one of a cluster."""
@@ -160,6 +179,8 @@ class Topology:
                 raise
             # Then a cluster shows when it answers MOVED.
         pairs = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
+        if pairs.get(b"mode") == b"sentinel":
+            raise ConfigurationError(f"{self._where.place}: a Sentinel: use redis+sentinel:// and the service's name")
         if pairs.get(b"mode") != b"cluster":
             self.only = seed
             return
@@ -181,18 +202,22 @@ class Topology:
                 for slot in range(first, last + 1):
                     if epoch > owners[slot][0]:
                         owners[slot] = (epoch, owner)
-        self._slots = [owner for _, owner in owners]
-        self._known = found
-        self._by_tag = {}
+        with self._changing:
+            self._slots = [owner for _, owner in owners]
+            self._known = found
+            self._by_tag = {}
 
     def _look_at_sentinels(self) -> None:
         """Ask all: one that was cut off with the old primary still names it, under an older epoch."""
         service = self._where.service
         named: list[tuple[int, str]] = []
-        answers = self._ask_all(self._where.seeds, (b"SENTINEL", b"MASTER", service.encode()), sentinel=True)
-        for (said,) in answers.values():
+        # Two questions: the Sentinel that leads a failover has the new epoch beside the old primary in its answer to
+        # the first, until all replicas follow the new one, which may take minutes.
+        asked = [(b"SENTINEL", word, service.encode()) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME")]
+        answers = self._ask_all(self._where.seeds, *asked, sentinel=True)
+        for said, (host, port) in answers.values():
             facts = dict(zip(said[::2], said[1::2], strict=True))
-            named.append((int(facts[b"config-epoch"]), node_name(facts[b"ip"].decode(), int(facts[b"port"]))))
+            named.append((int(facts[b"config-epoch"]), node_name(host.decode(), int(port))))
         epoch, primary = max(named, key=lambda each: (each[0], sum(one == each for one in named)))
         if epoch < self._epoch and self.only is not None:
             log.warning("%s: only Sentinels that know of an older failover answer", self._where.place)
@@ -210,13 +235,19 @@ class Topology:
         try:
             ask = partial(self._ask, timeout=quick, sentinel=sentinel)
             waiting = {pool.submit(ask, each, *commands): each for each in asked}
-            for done in as_completed(waiting, timeout=2 * quick):
-                try:
-                    answers[waiting[done]] = done.result()
-                except StateError as error:
-                    last = error
-        except TimeoutError:
-            log.debug("%s: not all answered", self._where.place)
+            # Not for all: one that is silent would hold up who asks for keys of the others.
+            while waiting:
+                enough = 2 * len(answers) > len(asked)
+                done, _ = wait(waiting, timeout=_GRACE if enough else 2 * quick, return_when=FIRST_COMPLETED)
+                if not done:
+                    log.debug("%s: no answer from %s", self._where.place, ", ".join(waiting.values()))
+                    break
+                for each in done:
+                    node = waiting.pop(each)
+                    try:
+                        answers[node] = each.result()
+                    except StateError as error:
+                        last = error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
         if not answers:
@@ -224,10 +255,15 @@ class Topology:
         return answers
 
 
+def with_host(node: str, asked: str) -> str:
+    """A server as another one, or itself, names it; one that is named without a host is where we asked."""
+    host, port = host_and_port(node)
+    return node_name(host if host not in ("", "?") else host_and_port(asked)[0], port)
+
+
 def _endpoint(node: list[Any], asked: str) -> str:
-    """A server as CLUSTER SLOTS names it; one that names no host is where we asked."""
-    host = (node[0] or b"").decode()
-    return node_name(host if host not in ("", "?") else host_and_port(asked)[0], node[1])
+    """A server as CLUSTER SLOTS has it."""
+    return with_host(node_name((node[0] or b"").decode(), node[1]), asked)
 
 
 def _config_epochs(nodes: bytes) -> dict[bytes, int]:

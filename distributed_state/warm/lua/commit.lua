@@ -45,7 +45,7 @@ if not current then return {'uninitialised'} end
 if epoch ~= '' and epoch ~= current then return {'epoch', current} end
 epoch = current
 
--- The first step's field comes along: most changes are of one, and a call costs as much as three fields.
+-- The first step's field comes along: most changes are of one, and a call costs as much as two or three fields.
 local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#lifetime', words[first_step + 1] or '')
 local version = head[1]
 

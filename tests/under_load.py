@@ -1,0 +1,115 @@
+"""Load from several processes while servers fail, and what must hold then. Law: what was acknowledged is counted."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from below import Worker
+
+from distributed_state import AsyncStateStore
+
+IDS = [f"s{number}" for number in range(12)]  # over all nodes of a cluster, and few enough to be contended
+
+
+class Load:
+    """What the processes said."""
+
+    def __init__(self, workers: Sequence[Worker], settings: dict[str, Any], ids: Sequence[str]) -> None:
+        self.settings, self.ids = settings, list(ids)
+        self._workers = workers
+        self.versions: dict[str, list[int]] = defaultdict(list)
+        self.times: dict[str, list[float]] = defaultdict(list)
+        self.locked: Counter[str] = Counter()
+        self.failed: list[str] = []
+        self._ended = False
+
+    def end(self) -> None:
+        """Let them finish what they do, and read what they said."""
+        if self._ended:
+            return
+        self._ended = True
+        for worker in self._workers:
+            worker.say("end")
+        for worker in self._workers:
+            for line in worker.lines():
+                self._hear(line)
+            assert worker.process.returncode == 0
+
+    def _hear(self, line: str) -> None:
+        word, id, *rest = line.split(" ", 2)
+        if word == "ack":
+            version, at = rest[0].split(" ")
+            self.versions[id].append(int(version))
+            self.times[id].append(float(at))
+        elif word == "locked":
+            self.locked[id] += 1
+        else:
+            self.failed.append(line)
+
+    def gap(self, ids: Sequence[str] = (), since: float = 0.0, until: float = float("inf")) -> float:
+        """The longest time in which none of these was acknowledged."""
+        times = sorted(at for id in ids or self.ids for at in self.times[id] if since <= at <= until)
+        times = [since, *times] if since else times
+        return max(later - before for before, later in itertools.pairwise(times))
+
+    def acknowledged(self) -> int:
+        return sum(map(len, self.versions.values()))
+
+    async def check(self, *, lost: bool = False) -> int:
+        """Assert what is promised, after `end`; how many acknowledged commits a failover lost, if it may (`lost`)."""
+        assert not self.failed, self.failed[:3]
+        gone = 0
+        async with AsyncStateStore.open(**self.settings) as store:
+            while await store.archive():
+                pass
+            rows = _versions_in_sql(self.settings)
+            for id in self.ids:
+                session, acked = store.session(id), self.versions[id]
+                now = await session.version(fresh=True)
+                fields = await session.get_all(fresh=True)
+                if lost:
+                    gone += len(set(acked) - set(range(1, now + 1))) + len(acked) - len(set(acked))
+                    continue
+                assert sorted(acked) == list(range(1, now + 1)), f"{id}: dense, each acknowledged once"
+                assert fields["n"] + fields.get("locked", 0) == now, f"{id}: applied once"
+                assert fields.get("locked", 0) == self.locked[id], f"{id}: nobody overwrote another one's"
+                assert [change.version for change in await session.history()] == list(range(1, now + 1))
+                assert rows[id] == list(range(1, now + 1)), f"{id}: archived once and in order"
+        return gone
+
+
+def _versions_in_sql(settings: dict[str, Any]) -> dict[str, list[int]]:
+    from sqlalchemy import create_engine, text
+
+    found: dict[str, list[int]] = defaultdict(list)
+    engine = create_engine(settings["archive"])
+    with engine.connect() as connection:
+        columns = "SELECT record, version FROM changes WHERE namespace = :n ORDER BY record, version"
+        for record, version in connection.execute(text(columns), {"n": settings["namespace"]}):
+            found[record.rpartition(":")[2]].append(version)
+    engine.dispose()
+    return found
+
+
+@contextmanager
+def load(count: int = 4, ids: Sequence[str] = IDS, **settings: Any) -> Iterator[Load]:
+    """Processes of both faces that commit to the same sessions while the block runs."""
+    with ExitStack() as stack:
+        workers = [
+            stack.enter_context(Worker("serve", ids=list(ids), me=me, face=("blocking", "asyncio")[me % 2], **settings))
+            for me in range(count)
+        ]
+        for worker in workers:
+            assert worker.line() == "opened"
+        yield (running := Load(workers, settings, ids))
+        running.end()
+
+
+def now() -> float:
+    """By the clock in which acknowledgements are timed."""
+    return time.monotonic()

@@ -1,0 +1,258 @@
+"""The ways answers come, on a connection of one thread and on one of all tasks: in halves, late, or never."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+import redis.exceptions as driver
+
+from distributed_state.errors import WarmUnavailable
+from distributed_state.port.errors import ReplyError
+from distributed_state.port.pipe import Pipe, PipeWire
+from distributed_state.port.sockets import Socket, SocketWire, pack
+
+PING = [(b"PING",)]
+
+
+class Connected:
+    """A driver's connection whose handshake is done."""
+
+    def __init__(self, ours: socket.socket) -> None:
+        self._sock: socket.socket | None = ours
+        self.closed = False
+
+    def connect(self) -> None: ...
+
+    def disconnect(self) -> None:
+        self.closed = True
+        if self._sock is not None:
+            self._sock.close()
+
+
+@pytest.fixture
+def ends() -> Any:
+    """Our end of a connection and the server's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+# One thread
+
+
+def test_answers_may_come_in_any_pieces(ends: Any) -> None:
+    ours, server = ends
+    connection = Socket(Connected(ours), 5.0)
+    whole = b"*2\r\n$3\r\nabc\r\n:7\r\n-ERR no\r\n"
+    for cut in range(1, len(whole)):
+        server.sendall(whole[:cut])
+        connection.send(pack(PING))
+        server.sendall(whole[cut:])
+        first, second = connection.answers(2)
+        assert first == [b"abc", 7]
+        assert isinstance(second, ReplyError)
+        assert second.word == "ERR"
+
+
+def test_answers_beyond_those_asked_for_stay_for_the_next(ends: Any) -> None:
+    ours, server = ends
+    connection = Socket(Connected(ours), 5.0)
+    server.sendall(b":1\r\n:2\r\n:3\r\n")
+    assert (connection.answers(1), connection.answers(2)) == ([1], [2, 3])
+
+
+def test_no_answer_in_time_closes_it(ends: Any) -> None:
+    """Otherwise its next user would be given this answer."""
+    ours, server = ends
+    beneath = Connected(ours)
+    connection = Socket(beneath, 0.05)
+    server.sendall(b"*2\r\n:1\r\n")  # half an answer
+    with pytest.raises(driver.TimeoutError):
+        connection.exchange(pack(PING), 1)
+    assert beneath.closed
+    with pytest.raises(OSError, match="Bad file"):
+        connection.exchange(pack(PING), 1)
+
+
+@pytest.mark.parametrize("said", [b"", b"*2\r\n:1\r\n"], ids=["nothing", "half"])
+def test_a_server_that_leaves_is_told(ends: Any, said: bytes) -> None:
+    ours, server = ends
+    beneath = Connected(ours)
+    server.sendall(said)
+    server.close()
+    connection = Socket(beneath, 5.0)
+    with pytest.raises(driver.ConnectionError):
+        connection.answers(1)
+    assert beneath.closed
+
+
+def test_what_is_no_answer_of_redis_closes_it(ends: Any) -> None:
+    ours, server = ends
+    beneath = Connected(ours)
+    server.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    with pytest.raises(driver.InvalidResponse):
+        Socket(beneath, 5.0).answers(1)
+    assert beneath.closed
+
+
+def test_an_interrupted_read_closes_it(ends: Any) -> None:
+    ours, _ = ends
+    beneath = Connected(ours)
+    connection = Socket(beneath, 5.0)
+
+    def interrupt(buffer: bytearray) -> int:
+        raise KeyboardInterrupt
+
+    connection._receive = interrupt  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        connection.exchange(pack(PING), 1)
+    assert beneath.closed
+
+
+def test_a_connection_that_was_closed_at_once_is_said() -> None:
+    connection = Connected(socket.socket())
+    connection.disconnect()
+    connection._sock = None
+    with pytest.raises(driver.ConnectionError, match="at once"):
+        Socket(connection, 1.0)
+
+
+async def test_a_wire_gives_errors_as_messages_and_ends_with_ours(ends: Any) -> None:
+    ours, server = ends
+    wire = SocketWire(Socket(Connected(ours), 5.0), "place", lambda: False)
+    wire.post(b"SSUBSCRIBE", b"c")
+    assert server.recv(100) == b"*2\r\n$10\r\nSSUBSCRIBE\r\n$1\r\nc\r\n"
+    server.sendall(b"-MOVED 7 h:1\r\n*3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n+PONG\r\n")
+    assert await wire.receive() == [b"error", b"MOVED 7 h:1"]
+    assert await wire.receive() == [b"ssubscribe", b"c", 1]
+    assert await wire.receive() == [b"PONG"]
+    wire.close()
+    wire.post(b"PING")
+    with pytest.raises(WarmUnavailable, match="closed"):
+        await wire.receive()
+
+
+# All tasks of a loop
+
+
+class Streams:
+    """A driver's asyncio connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader: Any = reader
+        self._writer: Any = writer
+
+
+@asynccontextmanager
+async def piped(timeout: float = 5.0) -> AsyncIterator[tuple[Pipe, socket.socket, list[int]]]:
+    """A pipe, the server's end, and who was told that it is lost."""
+    ours, server = socket.socketpair()
+    lost: list[int] = []
+    streams = Streams(*await asyncio.open_connection(sock=ours))
+    pipe = Pipe(streams, timeout, ReplyError, lambda: lost.append(1))
+    with server:
+        server.setblocking(False)
+        try:
+            yield pipe, server, lost
+        finally:
+            pipe.fail(driver.ConnectionError("over"))
+
+
+async def heard(server: socket.socket) -> bytes:
+    return await asyncio.get_running_loop().sock_recv(server, 100_000)
+
+
+async def test_what_tasks_ask_in_one_turn_of_the_loop_leaves_together() -> None:
+    async with piped() as (pipe, server, _):
+        first = pipe.send(PING)
+        rest = [pipe.send([(b"GET", b"%d" % n)]) for n in range(3)]
+        assert await heard(server) == pack(PING), "alone, it does not wait for others"
+        assert await heard(server) == pack([(b"GET", b"%d" % n) for n in range(3)])
+        server.send(b"+PONG\r\n:0\r\n:1\r\n:2\r\n")
+        assert await first == [b"PONG"]
+        assert [await each for each in rest] == [[0], [1], [2]]
+
+
+async def test_answers_in_pieces_reach_those_who_wait_for_them() -> None:
+    async with piped() as (pipe, server, _):
+        one, two = pipe.send([*PING, *PING]), pipe.send(PING)
+        for byte in b"*1\r\n$2\r\nab\r\n-ERR no\r\n:3\r\n":
+            server.send(bytes([byte]))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        first, second = await one
+        assert first == [b"ab"]
+        assert isinstance(second, ReplyError)
+        assert await two == [3]
+
+
+async def test_a_cancelled_caller_keeps_its_place() -> None:
+    """Its answer is read all the same, and given to nobody."""
+    async with piped() as (pipe, server, lost):
+        callers = [asyncio.ensure_future(pipe.send([(b"GET", b"%d" % n)])) for n in range(4)]
+        await asyncio.sleep(0)
+        callers[0].cancel()
+        callers[2].cancel()
+        server.send(b":0\r\n:1\r\n:2\r\n:3\r\n")
+        assert [await callers[1], await callers[3]] == [[1], [3]]
+        assert not lost
+
+
+async def test_what_does_not_answer_in_time_is_given_up_with_all_that_wait() -> None:
+    async with piped(0.05) as (pipe, _, lost):
+        waiting = [pipe.send(PING) for _ in range(3)]
+        for each in waiting:
+            with pytest.raises(driver.ConnectionError, match="no answer in time"):
+                await each
+        assert isinstance(pipe.broken, driver.TimeoutError)
+        assert lost == [1]
+
+
+async def test_a_server_that_leaves_is_told_to_all_who_wait() -> None:
+    async with piped() as (pipe, server, lost):
+        waiting = [pipe.send(PING) for _ in range(3)]
+        server.close()
+        for each in waiting:
+            with pytest.raises(driver.ConnectionError):
+                await each
+        assert pipe.broken is not None
+        assert lost == [1]
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400\r\n", b":1\r\n:2\r\n"], ids=["not redis", "one too many"])
+async def test_answers_out_of_order_end_it(said: bytes) -> None:
+    async with piped() as (pipe, server, _):
+        waiting = pipe.send(PING)
+        server.send(said)
+        with suppress(driver.ConnectionError):
+            await waiting
+        await asyncio.sleep(0)
+        assert pipe.broken is not None
+
+
+async def test_a_wire_of_a_loop_is_as_one_of_a_thread() -> None:
+    ours, server = socket.socketpair()
+    with server:
+        wire = PipeWire(Streams(*await asyncio.open_connection(sock=ours)), "place")
+        wire.post(b"SSUBSCRIBE", b"c")
+        server.sendall(b"-MOVED 7 h:1\r\n*3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n+PONG\r\n")
+        found = [await wire.receive() for _ in range(3)]
+        assert found == [[b"error", b"MOVED 7 h:1"], [b"ssubscribe", b"c", 1], [b"PONG"]]
+        receiving = asyncio.ensure_future(wire.receive())
+        await asyncio.sleep(0)
+        wire.close()
+        with pytest.raises(WarmUnavailable, match="closed"):
+            await receiving
+
+
+def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:
+    made: Callable[..., bytes] = pack
+    assert (
+        made([(b"SET", "k", 1), (b"GET", 1.5)])
+        == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$3\r\n1.5\r\n"
+    )
