@@ -73,7 +73,7 @@ class RawSocket:
         self._socket = socket.create_connection((place.hostname or "", place.port or 6379))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
-        versions = [int(self.call()[1]) for _ in range(2)]
+        versions = [int(self.call().split()[1]) for _ in range(2)]  # 'ok version ...'
         assert versions[1] == versions[0] + 1, f"the words that were watched change nothing when sent again: {versions}"
 
     def call(self) -> Any:
