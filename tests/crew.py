@@ -98,9 +98,10 @@ def serve(ids: list[str], me: int, face: str, **settings: Any) -> None:
                 version = session.write(set={f"of {me}": number}, increment={"n": 1}).version
                 say(f"ack {id} {version} {time.monotonic()}")
                 if number % 7 == 0:
-                    with session.lock(ttl=5, wait=30):
+                    with session.lock(ttl=10, wait=30):
                         version = session.set("locked", session.get("locked", 0) + 1)
                     say(f"ack {id} {version} {time.monotonic()}\nlocked {id}")
+                    say(f"event {store.emit('crew.wrote', {'number': number}, subject=session).id}")
             except Locked:
                 pass
             except StateError as error:
@@ -120,7 +121,7 @@ async def _serve(ids: list[str], me: int, stop: threading.Event, settings: dict[
                     version = (await session.write(set={f"of {me}": number}, increment={"n": 1})).version
                     say(f"ack {id} {version} {time.monotonic()}")
                     if number % 7 == 0:
-                        async with session.lock(ttl=5, wait=30):
+                        async with session.lock(ttl=10, wait=30):
                             version = await session.set("locked", await session.get("locked", 0) + 1)
                         say(f"ack {id} {version} {time.monotonic()}\nlocked {id}")
                 except Locked:

@@ -26,8 +26,7 @@ def finish(core: Coroutine[Any, Any, T]) -> T:
         core.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # StopIteration.value is untyped
-    finally:
-        core.close()
+    core.close()
     raise RuntimeError("the core may await nothing but its port")
 
 

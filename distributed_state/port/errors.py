@@ -42,6 +42,8 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: the server's certificate is not trusted: {refused[0].verify_message}")
     if isinstance(error, driver.OutOfMemoryError) or word == "OOM":
         return Backpressure(f"{place}: Redis is at maxmemory and nothing more is evictable; nothing was written")
+    if "SELECT is not allowed in cluster mode" in text:
+        return ConfigurationError(f"{place}: a server of a cluster, which has database 0 alone")
     if word == "TRYAGAIN":
         return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
     if isinstance(error, LOST) or word in _AWAY:

@@ -76,13 +76,14 @@ class Socket:
     def answers(self, count: int) -> list[Any]:
         """Read so many answers."""
         answers: list[Any] = []
+        gets = self._gets
         try:
             while True:
-                while (answer := self._gets()) is not False:
+                self.read()
+                while (answer := gets()) is not False:
                     answers.append(answer)
                     if len(answers) == count:
                         return answers
-                self.read()
         except BaseException:
             self.close()
             raise

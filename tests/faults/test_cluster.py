@@ -1,0 +1,292 @@
+"""In a cluster: slots that move and primaries that end, under load. Law: callers wait and go on; nothing is lost twice.
+
+Nothing at all is lost where nothing failed: while slots move and when a primary hands its part over.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import server_binary
+from faces import Blocking, core, in_thread
+from under_load import IDS, Load, listening, load, now
+
+from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
+from distributed_state.port.topology import slot_of
+from distributed_state.programs.servers import (
+    ClusterNode,
+    RedisCluster,
+    begin_move,
+    end_move,
+    move_keys,
+    redis_cluster,
+    wait_until,
+)
+from distributed_state.values.model import Ref
+
+KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])
+FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, Any]:
+    return {"archive": f"sqlite:///{tmp_path}/archive.db", "namespace": f"t{uuid.uuid4().hex[:12]}", "partitions": 16}
+
+
+async def opened(face: str, url: str, **settings: Any) -> Any:
+    if face == "asyncio":
+        return await AsyncStateStore.open(url, **settings)
+    return Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
+
+
+def slots(store: Any) -> list[int]:
+    """Those that the partitions of this store are in."""
+    keys = core(store).keys
+    return sorted({slot_of(keys.partition(each).meta) for each in range(keys.partitions)})
+
+
+def slot(store: Any, id: str) -> int:
+    return slot_of(core(store).keys.of(Ref("session", id)).record)
+
+
+def redirections(cluster: RedisCluster) -> int:
+    """How often any node has answered with a redirection."""
+    found = 0
+    for node in cluster.nodes:
+        for name, value in node.info("errorstats").items():
+            if name in ("errorstat_MOVED", "errorstat_ASK", "errorstat_TRYAGAIN"):
+                found += int(value.partition("=")[2])
+    return found
+
+
+def wait_for(seconds: float) -> None:
+    """Let the load run."""
+    time.sleep(seconds)
+
+
+# Nothing fails
+
+
+async def test_in_a_steady_state_nobody_is_redirected(place: Any) -> None:
+    with redis_cluster(replicas=0) as cluster:
+        with load(2, url=cluster.url, **place) as running:
+            wait_for(0.5)
+            before = redirections(cluster)
+            wait_for(2.0)
+            after = redirections(cluster)
+        assert running.acknowledged() > 300
+        assert after == before
+        await running.check()
+        # The negative control: one who asks the wrong node is counted.
+        with pytest.raises(Exception, match="MOVED"):
+            cluster.primaries()[0].ask("GET", "123456789")
+        assert redirections(cluster) == after + 1
+
+
+@FACE
+async def test_a_url_of_any_node_is_the_cluster(face: str, place: Any) -> None:
+    with redis_cluster() as cluster:
+        first = cluster.nodes[0]
+        replica = cluster.replicas_of(first)[0]
+        for node in (first, replica):
+            store = await opened(face, node.url, **place)
+            for id in IDS:
+                await store.session(id).increment("n")
+            assert len(core(store).tiers().port.nodes()) == 3
+            await store.close()
+        for url in (first.url.replace("/0", "/1"), cluster.url + "/1"):
+            with pytest.raises(ConfigurationError, match="database 0"):
+                await opened(face, url, **place)
+        first.kill()
+        cluster.wait_converged()
+        store = await opened(face, cluster.url, **place)  # its first seed is dead
+        assert await store.session(IDS[0]).increment("n") == 3
+        await store.close()
+
+
+# Slots move
+
+
+@FACE
+async def test_a_slot_that_moved_is_followed_and_asked_there_from_then_on(face: str, place: Any) -> None:
+    with redis_cluster(replicas=0) as cluster:
+        store = await opened(face, cluster.url, **place)
+        assert await store.session("s").set("a", 1) == 1
+        number = slot(store, "s")
+        source = cluster.primary_of(number)
+        target = next(node for node in cluster.primaries() if node is not source)
+        cluster.move_slots([number], target)
+        assert await store.session("s").set("a", 2) == 2
+        before = redirections(cluster)
+        for value in range(3, 6):
+            assert await store.session("s").set("a", value) == value
+        assert redirections(cluster) == before
+        assert [change.version for change in await store.session("s").history()] == [1, 2, 3, 4, 5]
+        await store.close()
+
+
+@contextmanager
+def on_its_way(cluster: RedisCluster, number: int, keys: int) -> Iterator[tuple[ClusterNode, ClusterNode]]:
+    """A slot of which so many keys were moved, and not yet the others, until the block ends."""
+    source = cluster.primary_of(number)
+    target, *others = [node for node in cluster.primaries() if node is not source]
+    begin_move(number, source, target)
+    if keys:
+        move_keys(number, source, target, keys)
+    yield source, target
+    while move_keys(number, source, target):
+        pass
+    end_move(number, source, target, others)
+
+
+@FACE
+@pytest.mark.parametrize("moved", [0, 1, 1000], ids=["none", "one", "all"])
+async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(face: str, moved: int, place: Any) -> None:
+    with redis_cluster(replicas=0) as cluster:
+        store = await opened(face, cluster.url, retry_for=0.3, archiver=False, beat=0.0, **place)
+        for id in IDS:
+            await store.session(id).set("a", 1)
+        number = slot(store, IDS[0])
+        elsewhere = next(id for id in IDS if slot(store, id) != number)
+        with on_its_way(cluster, number, moved):
+            with pytest.raises(WarmUnavailable, match="on their way to another server"):
+                await store.session(IDS[0]).set("a", 2)
+            for value in range(2, 12):
+                began = now()
+                await store.session(elsewhere).set("a", value)
+                assert now() - began < 0.2
+        await store.session(IDS[0]).set("a", 3)
+        assert await store.session(IDS[0]).get("a", fresh=True) == 3
+        versions = [change.version for change in await store.session(IDS[0]).history()]
+        assert versions == list(range(1, len(versions) + 1))
+        await store.close()
+
+
+@KIND
+@pytest.mark.timeout(240)
+async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -> None:
+    """One at a time, each for a while on its way; then a fifth of all to a node that was added, which is removed."""
+    with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
+        async with AsyncStateStore.open(cluster.url, **place) as store:
+            mine = slots(store)
+        with (
+            listening(url=cluster.url, **place) as listener,
+            load(url=cluster.url, retry_for=30.0, **place) as running,
+        ):
+            wait_for(0.5)
+            for number in mine[:4]:
+                source = cluster.primary_of(number)
+                target = next(node for node in cluster.primaries() if node is not source)
+                cluster.move_slots([number], target, pause=0.15)
+            fourth = cluster.add_node()
+            fifth = sorted({*range(0, 16_384, 50), *mine[::5]})
+            cluster.move_slots(fifth, fourth)
+            wait_for(0.5)
+            cluster.move_slots(fifth, cluster.nodes[0])
+            cluster.remove_node(fourth)
+            wait_for(0.5)
+            running.end()
+            assert running.emitted
+            listener.check(running.emitted)
+        assert running.acknowledged() > 500
+        await running.check()
+
+
+@pytest.mark.timeout(240)
+async def test_primaries_hand_over_under_load_and_nobody_notices(place: Any) -> None:
+    """CLUSTER FAILOVER: the replica has all that its primary acknowledged."""
+    with redis_cluster() as cluster, load(url=cluster.url, retry_for=30.0, **place) as running:
+        wait_for(0.5)
+        for _ in range(3):
+            cluster.failover(cluster.primaries()[0])
+            wait_for(0.5)
+        running.end()
+        assert running.acknowledged() > 500
+        await running.check()
+
+
+# A primary ends
+
+
+def of_node(store: Any, cluster: RedisCluster, node: ClusterNode) -> list[str]:
+    return [id for id in IDS if cluster.primary_of(slot(store, id)) is node]
+
+
+@KIND
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.timeout(240)
+async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(kind: str, how: str, place: Any) -> None:
+    with redis_cluster(binary=server_binary(kind)) as cluster:
+        async with AsyncStateStore.open(cluster.url, **place) as store:
+            node = cluster.primaries()[0]
+            theirs = of_node(store, cluster, node)
+        others = [id for id in IDS if id not in theirs]
+        assert theirs
+        assert others
+        # Of each session its own processes: who waits for one that is away asks for no other.
+        given = {"url": cluster.url, "retry_for": 30.0, "timeout": 1.0} | place
+        with load(2, theirs, **given) as waiting, load(2, others, **given) as going_on:
+            wait_for(1.0)
+            ended = now()
+            node.kill() if how == "killed" else node.pause()
+            wait_until(lambda: len(cluster.primaries()) == 3, "no replica was promoted")
+            elected = now()
+            wait_for(2.5)
+        for each in (waiting, going_on):
+            assert not each.failed, each.failed[:3]
+        assert going_on.gap(others, ended, elected) < 0.5, "the others go on"
+        after = min(at for id in theirs for at in waiting.times[id] if at >= elected)
+        assert after - elected < 2.0
+        await going_on.check()
+        await dense(waiting, cluster.url, place)
+        node.resume()
+
+
+async def dense(running: Load, url: str, place: Any) -> None:
+    """What is there is dense and was applied once; how much the failover lost is printed."""
+    lost = 0
+    async with AsyncStateStore.open(url, archiver=False, **place) as store:
+        for id in running.ids:
+            version = await store.session(id).version(fresh=True)
+            fields = await store.session(id).get_all(fresh=True)
+            assert fields["n"] + fields.get("locked", 0) == version
+            lost += max(0, len(running.versions[id]) - version)
+    print(f"{running.acknowledged()} acknowledged, {lost} lost by the failover")  # noqa: T201 - shown with -s
+
+
+@FACE
+@pytest.mark.parametrize("whole", ["no", "yes"])
+async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, whole: str, place: Any) -> None:
+    """With require-full-coverage the others are, too."""
+    with redis_cluster("--cluster-require-full-coverage", whole, replicas=0) as cluster:
+        store = await opened(face, cluster.url, retry_for=0.2, archiver=False, beat=0.0, timeout=1.0, **place)
+        for id in IDS:
+            await store.session(id).set("a", id)
+        node = cluster.primaries()[0]
+        theirs = of_node(store, cluster, node)
+        others = [id for id in IDS if id not in theirs]
+        await store.archive()
+        node.kill()
+        if whole == "yes":
+            rest = cluster.nodes[1:]
+            wait_until(lambda: all("state:fail" in each.ask("CLUSTER", "INFO") for each in rest), "unnoticed")
+        for id in theirs:
+            for fresh in (True, False):
+                with pytest.raises(WarmUnavailable):
+                    await store.session(f"{id}").get("a", fresh=fresh)
+            with pytest.raises(WarmUnavailable):
+                await store.session(id).set("a", 2)
+        for id in others:
+            if whole == "yes":
+                with pytest.raises(WarmUnavailable):
+                    await store.session(id).set("a", 2)
+            else:
+                assert await store.session(id).get("a", fresh=True) == id
+                assert await store.session(id).set("a", 2) == 2
+        await store.close()

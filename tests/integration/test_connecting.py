@@ -1,0 +1,259 @@
+"""Every way to a server: TLS, logins, tokens that rotate, sockets, IPv6, and behind Sentinels and in a cluster too."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import itertools
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import server_binary
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from faces import Blocking, in_thread
+
+from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
+from distributed_state.programs.servers import ClusterNode, free_port, redis_cluster, redis_sentinel, redis_server
+
+FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> dict[str, Any]:
+    return {"archive": f"sqlite:///{tmp_path}/archive.db", "namespace": f"t{uuid.uuid4().hex[:12]}"}
+
+
+async def works(face: str, url: str, **settings: Any) -> None:
+    """Open a store, write to several partitions, and read it back."""
+    if face == "asyncio":
+        store: Any = await AsyncStateStore.open(url, **settings)
+    else:
+        store = Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
+    try:
+        for number in range(6):
+            assert await store.session(f"s{number}").set("a", number) == 1
+            assert await store.session(f"s{number}").get("a", fresh=True) == number
+    finally:
+        await store.close()
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder: `ca.crt` signed `server.crt` and `client.crt`; `other.crt` is an authority that signed neither."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority, key = signed(folder, "ca", None)
+    signed(folder, "other", None)
+    for name in ("server", "client"):
+        signed(folder, name, (authority, key))
+    for file in folder.iterdir():
+        file.chmod(0o644)
+    return folder
+
+
+def signed(folder: Path, name: str, by: tuple[x509.Certificate, Any] | None) -> tuple[x509.Certificate, Any]:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(by[0].subject if by else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+    issuer = by[1] if by else key
+    usage = dict.fromkeys(
+        ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
+    )
+    builder = builder.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
+    ).add_extension(
+        x509.KeyUsage(
+            digital_signature=True, key_encipherment=False, key_cert_sign=by is None, crl_sign=by is None, **usage
+        ),
+        critical=True,
+    )
+    certificate = builder.sign(issuer, hashes.SHA256())
+    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / f"{name}.key").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate, key
+
+
+def tls_words(folder: Path, port: int, *, clients: str = "no") -> tuple[str, ...]:
+    given = {
+        "tls-port": str(port),
+        "tls-cert-file": str(folder / "server.crt"),
+        "tls-key-file": str(folder / "server.key"),
+        "tls-ca-cert-file": str(folder / "ca.crt"),
+        "tls-auth-clients": clients,
+    }
+    return tuple(word for name, value in given.items() for word in (f"--{name}", value))
+
+
+@contextmanager
+def with_tls(certificates: Path, *, clients: str = "no") -> Iterator[str]:
+    port = free_port()
+    with redis_server(*tls_words(certificates, port, clients=clients), binary=server_binary("redis")):
+        yield f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificates}/ca.crt"
+
+
+@FACE
+async def test_tls_and_whom_it_trusts(face: str, certificates: Path, place: Any) -> None:
+    with with_tls(certificates) as url:
+        await works(face, url, **place)
+        await works(face, url.replace("127.0.0.1", "localhost"), **place | {"namespace": "other"})
+        with pytest.raises(ConfigurationError, match="certificate is not trusted"):
+            await works(face, url.replace("ca.crt", "other.crt"), **place)
+        with pytest.raises((WarmUnavailable, ConfigurationError)):
+            await works(face, url.replace("rediss://", "redis://"), retry_for=0, timeout=1.0, **place)
+
+
+@FACE
+async def test_client_certificates(face: str, certificates: Path, place: Any) -> None:
+    with with_tls(certificates, clients="yes") as url:
+        mine = f"{url}&ssl_certfile={certificates}/client.crt&ssl_keyfile={certificates}/client.key"
+        await works(face, mine, **place)
+        with pytest.raises((WarmUnavailable, ConfigurationError)):
+            await works(face, url, retry_for=0, timeout=1.0, **place)
+
+
+@FACE
+async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its servers name the ports of TLS to who asks with TLS."""
+    plain, ports = ClusterNode._settings, dict[int, int]()
+
+    def settings(self: ClusterNode) -> dict[str, str]:
+        words = tls_words(certificates, ports.setdefault(self.port, free_port()))
+        secured = {name.removeprefix("--"): value for name, value in zip(words[::2], words[1::2], strict=True)}
+        return plain(self) | secured | {"tls-cluster": "yes"}
+
+    monkeypatch.setattr(ClusterNode, "_settings", settings)
+    with redis_cluster(replicas=0, binary=server_binary("redis")) as cluster:
+        seeds = ",".join(f"127.0.0.1:{ports[node.port]}" for node in cluster.nodes[:2])
+        await works(face, f"rediss+cluster://{seeds}?ssl_ca_certs={certificates}/ca.crt", **place)
+        for node in cluster.nodes:
+            assert any(line.startswith("cmdstat_evalsha") for line in node.ask("INFO", "commandstats").splitlines())
+
+
+# Logins
+
+
+ACL = ("alice on >wonder ~* &* +@all", "bob on >builder ~* &* +@all -info")
+
+
+@FACE
+async def test_a_user_and_one_who_lacks_a_right(face: str, place: Any) -> None:
+    with redis_server(binary=server_binary("redis")) as server:
+        for rule in ACL:
+            server.ask("ACL", "SETUSER", *rule.split())
+        await works(face, server.url.replace("//", "//alice:wonder@"), **place)
+        await works(face, server.url.replace("//", "//bob:builder@"), **place | {"namespace": "bobs"})
+        with pytest.raises(ConfigurationError, match="refused user name or password") as caught:
+            await works(face, server.url.replace("//", "//alice:wrong-one@"), **place)
+        assert "wrong-one" not in str(caught.value)
+        server.ask("ACL", "SETUSER", "carol", "on", ">c", "~*", "&*", "+@all", "-evalsha", "-eval")
+        with pytest.raises(ConfigurationError, match="lacks a right"):
+            await works(face, server.url.replace("//", "//carol:c@"), **place)
+
+
+@FACE
+async def test_sentinels_with_a_password_of_their_own(face: str, place: Any) -> None:
+    with redis_sentinel("--requirepass", "servers", "--masterauth", "servers", replicas=1) as watched:
+        for sentinel in watched.sentinels:
+            sentinel.ask("ACL", "SETUSER", "watcher", "on", ">sentinels", "+@all", "&*")
+            sentinel.ask("ACL", "SETUSER", "default", "off")
+        url = watched.url.replace("//", "//:servers@")
+        await works(face, f"{url}?sentinel_username=watcher&sentinel_password=sentinels", **place)
+        with pytest.raises(ConfigurationError, match="refused user name or password"):
+            await works(face, url, **place)
+        with pytest.raises(ConfigurationError, match="refused user name or password"):
+            await works(face, f"{watched.url}?sentinel_username=watcher&sentinel_password=sentinels", **place)
+
+
+@FACE
+async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, place: Any) -> None:
+    numbers, given = itertools.count(1), list[str]()
+    with redis_server(binary=server_binary("redis")) as server:
+
+        def credentials() -> tuple[str, str]:
+            token = f"token-{next(numbers)}"
+            given.append(token)
+            server.ask("ACL", "SETUSER", "worker", "on", "resetpass", f">{token}", "~*", "&*", "+@all")
+            return "worker", token
+
+        await works(face, server.url, credentials=credentials, **place)
+        assert len(given) > 1
+        with pytest.raises(ConfigurationError, match="stand in the url or come from credentials"):
+            await works(face, server.url.replace("//", "//a:b@"), credentials=credentials, **place)
+
+
+@FACE
+@pytest.mark.parametrize(
+    ("raised", "seen"),
+    [(OSError("the vault is away"), WarmUnavailable), (ValueError("no such vault"), ValueError)],
+    ids=str,
+)
+async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception, seen: Any, place: Any) -> None:
+    """A network's error may pass, and is asked again; any other is the user's own."""
+
+    def credentials() -> tuple[str, str]:
+        raise raised
+
+    with redis_server(binary=server_binary("redis")) as server, pytest.raises(seen, match=str(raised)):
+        await works(face, server.url, credentials=credentials, retry_for=0, **place)
+
+
+# Other ways
+
+
+@FACE
+async def test_a_unix_socket(face: str, place: Any, tmp_path: Path) -> None:
+    path = tmp_path / "r.sock"
+    with redis_server("--unixsocket", str(path), "--requirepass", "secret", binary=server_binary("redis")):
+        await works(face, f"unix://:secret@{path}", **place)
+        await works(face, f"unix://:secret@{path}?db=4", **place | {"namespace": "four"})
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@FACE
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+async def test_ipv6(face: str, place: Any) -> None:
+    with redis_server("--bind", "127.0.0.1 ::1", binary=server_binary("redis")) as server:
+        await works(face, f"redis://[::1]:{server.port}/0", **place)
+    with redis_cluster("--bind", "127.0.0.1 ::1", "--cluster-announce-ip", "::1", replicas=0) as cluster:
+        seeds = ",".join(f"[::1]:{node.port}" for node in cluster.nodes[:2])
+        await works(face, f"redis+cluster://{seeds}", **place | {"namespace": "clusters"})
+
+
+@FACE
+async def test_a_cluster_whose_servers_know_no_address_of_their_own(face: str, place: Any) -> None:
+    """Behind NAT: they leave it out, and mean the one where they were asked."""
+    with redis_cluster("--cluster-preferred-endpoint-type", "unknown-endpoint", replicas=0) as cluster:
+        await works(face, cluster.url, **place)
