@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
@@ -98,10 +99,10 @@ class Link:
             self._handlers[channel] = handler
             heard = self._partition(self._keys.partition_at(channel))
             heard.channels[channel] = None
-            if heard.node is None:
-                self._hear(heard, self._port.node_of(heard.meta))
-            else:
+            if heard.node is not None:
                 self._nodes[heard.node].channels.watch(heard, channel)
+            else:
+                self._hear_where_it_is(heard)
 
     def leave(self, channel: bytes) -> None:
         """Stop hearing a channel."""
@@ -117,8 +118,9 @@ class Link:
     def renew(self, partition: int) -> None:
         """This partition began another life: what was read of all that its node has is over."""
         heard = self._partitions.get(partition)
-        node = heard.node if heard else self._port.node_of(self._keys.partition(partition).meta)
-        link = None if node is None else self._nodes.get(node)
+        # It has just answered, so where it is is known.
+        node = (heard and heard.node) or self._port.node_of(self._keys.partition(partition).meta)
+        link = self._nodes.get(node)
         if link is not None:
             self._heard.lost(link.renew())
 
@@ -128,10 +130,7 @@ class Link:
         gone: list[Freshness] = []
         with self._mutex:
             for heard in self._partitions.values() if not self._closed else ():
-                node = self._port.node_of(heard.meta)
-                if heard.node is not None and heard.node != node:
-                    gone.append(self._nodes[heard.node].channels.remove(heard))
-                    self._hear(heard, node)
+                gone += self._hear_where_it_is(heard)
             for link in [each for each in self._nodes.values() if not each.channels.partitions]:
                 del self._nodes[link.node]
                 self._ended_breaks += link.breaks
@@ -151,6 +150,22 @@ class Link:
             heard = HeardPartition(partition, keys.slot(partition), meta, keys.link(partition, self._replica))
             self._partitions[partition] = heard
         return heard
+
+    def _hear_where_it_is(self, heard: HeardPartition) -> list[Freshness]:
+        """Hear a partition at the node that has it now; what ends with that.
+
+        One that nobody has is left as it is: who reads it is told, and it is heard once somebody has it.
+        """
+        try:
+            node = self._port.node_of(heard.meta)
+        except WarmUnavailable:
+            return []
+        gone = []
+        if heard.node != node:
+            if heard.node is not None:
+                gone.append(self._nodes[heard.node].channels.remove(heard))
+            self._hear(heard, node)
+        return gone
 
     def _hear(self, heard: HeardPartition, node: str) -> None:
         link = self._nodes.get(node)

@@ -121,6 +121,8 @@ class Cluster:
     # The port
 
     def node_of(self, key: bytes) -> str:
+        if slot(key) not in self.seen:
+            raise WarmUnavailable("nobody has it")
         return self.seen[slot(key)]
 
     async def relocate(self) -> None:
@@ -407,6 +409,27 @@ async def test_a_node_that_cannot_be_reached_is_asked_for_again_and_again(cluste
     await cluster.until(lambda: replica.good(near))
     assert not replica.link.up
     cluster.servers["b:2"].refusing = ""
+    await cluster.until(lambda: replica.good(far))
+    await replica.link.close()
+
+
+async def test_a_slot_that_nobody_has_is_heard_once_somebody_has_it(cluster: Cluster) -> None:
+    """And asking for it spoils nothing for the others, which are looked for as before."""
+    orphan = KEYS.slot(0)
+    owner = cluster.seen.pop(orphan)
+    cluster.knows = False
+    replica = Replica(cluster)
+    lost = replica.watch(0)
+    near = await replica.hears(1)
+    far = await replica.hears(3)
+    assert not replica.link.confirmed(lost)
+    cluster.seen[orphan] = owner
+    await replica.link.relocate()
+    await cluster.until(lambda: replica.good(lost) and replica.good(near) and replica.good(far))
+    del cluster.seen[orphan]
+    cluster.seen[KEYS.slot(3)] = "a:1"
+    cluster.move(3, "a:1")
+    await replica.link.relocate()
     await cluster.until(lambda: replica.good(far))
     await replica.link.close()
 
