@@ -27,9 +27,17 @@ from distributed_state import AsyncStateStore, StateStore
 SESSIONS = 200
 TASKS = 32
 _START = 60.0
-_OURS = "watched"
+WATCHED = "watched"
 _WORD = re.compile(rb'"((?:[^"\\]|\\.)*)"')
 Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Turns a second of all processes, and microseconds of CPU that a turn takes of its process."""
+
+    turns: float
+    cpu_us: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +95,7 @@ def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[l
             words = [_unescaped(word) for word in _WORD.findall(line)]
             if marker.encode() in words:
                 # A fleet works beside us.
-                return [call for call in calls if any(word.startswith(_OURS.encode()) for word in call[0])]
+                return [call for call in calls if any(word.startswith(WATCHED.encode()) for word in call[0])]
             if b" lua] " in line[:60]:
                 calls[-1][1].append(words)
             elif words and words[0].upper() == b"EVALSHA":
@@ -97,7 +105,7 @@ def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[l
 
 def commands(url: str, messages: Messages) -> Commands:
     """What the library sends."""
-    with StateStore.open(url, archive="memory", namespace=_OURS, archiver=False, beat=0) as store:
+    with StateStore.open(url, archive="memory", namespace=WATCHED, archiver=False, beat=0) as store:
         session = store.session("watched")
         for number in range(3):
             turn(session, number, messages)
@@ -143,29 +151,41 @@ def rounds_of(found: list[Trip]) -> list[list[Trip]]:
     return [each for each in (found[:commit], found[commit:]) if each]
 
 
-def _blocking(url: str, process: int, found: Commands, seconds: float, barrier: Any) -> int:
+Rounds = list[list[tuple[str, Trip]]]
+
+
+def loaded(client: redis.Redis, found: Commands) -> Rounds:
+    """A turn's scripts, loaded, with their digests, by what is sent together."""
+    return [[(client.script_load(trip.script), trip) for trip in trips] for trips in rounds_of(found.turn)]
+
+
+def bare_turn(client: redis.Redis, together: Rounds, id: str) -> None:
+    """One turn of bare redis-py."""
+    for trips in together:
+        with client.pipeline(transaction=False) as pipe:
+            for sha, trip in trips:
+                pipe.evalsha(sha, trip.keys, *trip.names(id), *trip.words)
+            pipe.execute()
+
+
+def _blocking(url: str, process: int, found: Commands, seconds: float, barrier: Any) -> tuple[int, float]:
     """Turns of bare redis-py, one after the other."""
     client = redis.Redis.from_url(url)
-    shas = {trip.script: client.script_load(trip.script) for trip in found.turn}
-    together = rounds_of(found.turn)
+    together = loaded(client, found)
     barrier.wait()
     end = time.monotonic() + seconds
-    for number in count():
-        if time.monotonic() > end:
-            return number
-        for trips in together:
-            with client.pipeline(transaction=False) as pipe:
-                for trip in trips:
-                    names = trip.names(f"{process}-{number % SESSIONS}")
-                    pipe.evalsha(shas[trip.script], trip.keys, *names, *trip.words)
-                pipe.execute()
-    return 0
+    used = time.process_time()
+    number = 0
+    while time.monotonic() < end:
+        number += 1
+        bare_turn(client, together, f"{process}-{number % SESSIONS}")
+    return number, time.process_time() - used
 
 
-def _asyncio(url: str, process: int, found: Commands, seconds: float, barrier: Any) -> int:
+def _asyncio(url: str, process: int, found: Commands, seconds: float, barrier: Any) -> tuple[int, float]:
     """Turns of bare redis-py, several at a time."""
 
-    async def run() -> int:
+    async def run() -> tuple[int, float]:
         client = redis.asyncio.Redis.from_url(url)
         shas = {trip.script: await client.script_load(trip.script) for trip in found.turn}
         together = rounds_of(found.turn)
@@ -185,10 +205,10 @@ def _asyncio(url: str, process: int, found: Commands, seconds: float, barrier: A
     return asyncio.run(run())
 
 
-def _library(url: str, process: int, messages: Messages, seconds: float, barrier: Any) -> int:
+def _library(url: str, process: int, messages: Messages, seconds: float, barrier: Any) -> tuple[int, float]:
     """Turns of the library, several at a time, as a worker has them."""
 
-    async def run() -> int:
+    async def run() -> tuple[int, float]:
         # Nobody archives it, as nobody archives what the bare processes write.
         given: dict[str, Any] = {"archive": "memory", "archiver": False}
         namespace = f"library-{time.time_ns()}-{process}"
@@ -206,11 +226,12 @@ def _library(url: str, process: int, messages: Messages, seconds: float, barrier
     return asyncio.run(run())
 
 
-async def _several(one: Callable[[int], Awaitable[None]], seconds: float, barrier: Any) -> int:
-    """Run this for so long, TASKS at a time; how often it was done."""
+async def _several(one: Callable[[int], Awaitable[None]], seconds: float, barrier: Any) -> tuple[int, float]:
+    """Run this for so long, TASKS at a time; how often it was done, and how many seconds of CPU that took."""
     await asyncio.to_thread(barrier.wait)
     numbers = count()
     end = time.monotonic() + seconds
+    used = time.process_time()
     done = 0
 
     async def some() -> None:
@@ -220,19 +241,19 @@ async def _several(one: Callable[[int], Awaitable[None]], seconds: float, barrie
             done += 1
 
     await asyncio.gather(*(some() for _ in range(TASKS)))
-    return done
+    return done, time.process_time() - used
 
 
-def _told(pipe: Any, call: Callable[..., int], *given: Any) -> None:
+def _told(pipe: Any, call: Callable[..., tuple[int, float]], *given: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, who then ends us
     pipe.send(call(*given))
     pipe.close()
 
 
 def _together(
-    processes: int, seconds: float, call: Callable[..., int], given: Callable[[int], tuple[Any, ...]]
-) -> float:
-    """Turns a second of so many processes."""
+    processes: int, seconds: float, call: Callable[..., tuple[int, float]], given: Callable[[int], tuple[Any, ...]]
+) -> Pace:
+    """The pace of so many processes."""
     context = multiprocessing.get_context("spawn")
     # With a time limit: if one of them dies before it gets there, the others do not wait for ever.
     barrier = context.Barrier(processes, timeout=_START)
@@ -247,7 +268,9 @@ def _together(
             started[-1].start()
             theirs.close()
             pipes.append(ours)
-        return float(sum(pipe.recv() for pipe in pipes)) / seconds
+        found = [pipe.recv() for pipe in pipes]
+        done = sum(turns for turns, _ in found)
+        return Pace(done / seconds, sum(cpu for _, cpu in found) / max(done, 1) * 1e6)
     except EOFError as error:
         raise RuntimeError("a process of the comparison ended before its time") from error
     finally:
@@ -259,15 +282,18 @@ def _together(
 
 def compared(
     url: str, processes: int, messages: Messages, found: Commands, *, seconds: float = 2.0, rounds: int = 3
-) -> dict[str, float]:
-    """Turns a second without HTTP, by who takes them, in turn, medians."""
-    ways: dict[str, tuple[Callable[..., int], Any]] = {
+) -> dict[str, Pace]:
+    """The paces without HTTP, by who takes the turns, in turn, medians."""
+    ways: dict[str, tuple[Callable[..., tuple[int, float]], Any]] = {
         "blocking redis-py": (_blocking, found), "redis-py on asyncio": (_asyncio, found),
         "library": (_library, messages),
     }  # fmt: skip
-    measured: dict[str, list[float]] = {name: [] for name in ways}
+    measured: dict[str, list[Pace]] = {name: [] for name in ways}
     for _ in range(rounds):
         for name, (call, given) in ways.items():
             taken = _together(processes, seconds, call, lambda at, given=given: (url, at, given))
             measured[name].append(taken)
-    return {name: statistics.median(each) for name, each in measured.items()}
+    return {
+        name: Pace(statistics.median(each.turns for each in paces), statistics.median(each.cpu_us for each in paces))
+        for name, paces in measured.items()
+    }

@@ -14,7 +14,7 @@ from types import TracebackType
 from deploy.load.client import Target
 from deploy.load.generator import Phase, Setup
 from deploy.load.measures import Part, Result, Timeline, combine
-from deploy.load.verifying import Expected, Source
+from deploy.load.verifying import Difference, Expected, Source
 from distributed_state.programs.worker_processes import Message, WorkerProcess
 
 PROGRAM = (sys.executable, "-m", "deploy.load.generator")
@@ -102,13 +102,14 @@ class Crew:
         self.results.append(combine(phase.scenario, phase.rate, phase.seconds, parts, took=last - begin))
         return self.results[-1]
 
-    def verify(self) -> list[str]:
+    def verify(self) -> list[Difference]:
         """Read everything back; what is wrong."""
         everything = [asdict(each) for each in self.expected.values()]
         for at, worker in enumerate(self._workers):
             worker.send({"order": "verify", "expected": everything[at :: len(self._workers)]})
         found = self._collect("verified", 600)
-        return [*self.complaints, *(text for report in found for text in report["differences"])]
+        read = (Difference(**each) for report in found for each in report["differences"])
+        return [*map(Difference, self.complaints), *read]
 
     def _send(self, order: Message) -> None:
         for worker in self._workers:

@@ -12,6 +12,7 @@ import asyncio
 import json
 import multiprocessing
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,9 +22,12 @@ from typing import Annotated, Any
 import redis
 import redis.asyncio
 import typer
-from bench import Row, at_most, interleaved, report
 from rich.console import Console
 
+if not __package__:
+    sys.path[0] = str(Path(__file__).parents[2])  # it is a program, and the rest of `deploy` is beside it
+
+from deploy.load.rows import Row, at_most, interleaved, report
 from distributed_state import AsyncStateStore, Event, StateStore
 from distributed_state.programs.servers import redis_server
 

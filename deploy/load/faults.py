@@ -5,20 +5,35 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 LASTS = 3.0
-KINDS = ("kill-worker", "stop-redis", "pause-postgres")
+KINDS = ("kill-worker", "stop-redis", "pause-postgres", "kill-primary", "failover", "reshard")
+WARM_KINDS = ("single", "sentinel", "cluster")
+# What a fault needs; the others do everywhere.
+ONLY_ON = {"failover": ("sentinel", "cluster"), "reshard": ("cluster",)}
+# Replication is asynchronous: a primary that is replaced takes along what no replica had yet.
+REPLACES_A_PRIMARY = ("kill-primary", "failover")
+# Whether a run fails for acknowledged turns that went with a replaced primary, rather than to print them.
+LOST_BY_A_FAILOVER_FAILS = False
 
 
 class Breakable(Protocol):
-    """A fleet whose parts can be broken."""
+    """A fleet whose parts can be broken.
+
+    What replaces a primary returns when the new one was elected, by time.monotonic(), or None if none was.
+    """
+
+    warm_kind: str
 
     def kill_worker(self) -> None: ...
     def stop_redis(self, seconds: float) -> None: ...
     def pause_postgres(self, seconds: float) -> None: ...
+    def kill_primary(self, seconds: float) -> float | None: ...
+    def failover(self) -> float | None: ...
+    def reshard(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +46,29 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Broke:
-    """What happened, in seconds from the start of the run; `over` is None if it could not be ended."""
+    """What happened, in seconds from the start of the run; `over` is None if it could not be ended.
+
+    `elected` is when another primary stood in, None if that is not what the fault is about.
+    """
 
     kind: str
     began: float
     over: float | None
     error: str = ""
+    elected: float | None = None
+
+
+def check(kinds: Sequence[str], warm: str) -> None:
+    """Raise ValueError for a fault that this warm tier cannot have."""
+    for kind in kinds:
+        if warm not in ONLY_ON.get(kind, WARM_KINDS):
+            raise ValueError(f"{kind!r} needs --warm {' or '.join(ONLY_ON[kind])}: this warm tier is {warm}")
+
+
+def may_lose(broke: Sequence[Broke], warm: str) -> bool:
+    """Whether acknowledged turns may be gone with a primary that was replaced, without failing the run."""
+    replaced = any(each.kind in REPLACES_A_PRIMARY for each in broke)
+    return replaced and warm != "single" and not LOST_BY_A_FAILOVER_FAILS
 
 
 def parse(texts: list[str], seconds: float) -> list[Fault]:
@@ -84,19 +116,24 @@ class Breaking:
         return self.broke
 
     def _break(self, moment: float) -> None:
-        acts: dict[str, Callable[[], None]] = {
-            "kill-worker": self._fleet.kill_worker,
+        acts: dict[str, Callable[[], float | None]] = {
+            "kill-worker": lambda: self._fleet.kill_worker(),
             "stop-redis": lambda: self._fleet.stop_redis(LASTS),
             "pause-postgres": lambda: self._fleet.pause_postgres(LASTS),
+            "kill-primary": lambda: self._fleet.kill_primary(LASTS),
+            "failover": lambda: self._fleet.failover(),
+            "reshard": lambda: self._fleet.reshard(),
         }
         for fault in self._faults:
             if self._left.wait(max(moment + fault.at - time.monotonic(), 0)):
                 return
             began = time.monotonic() - self._run_began
             error = ""
+            elected: float | None = None
             try:
-                acts[fault.kind]()
+                elected = acts[fault.kind]()
             except Exception as raised:  # noqa: BLE001 - the run goes on and tells of it
                 error = f"{type(raised).__name__}: {raised}"
             over = None if error else time.monotonic() - self._run_began
-            self.broke.append(Broke(fault.kind, began, over, error))
+            chosen = None if elected is None else elected - self._run_began
+            self.broke.append(Broke(fault.kind, began, over, error, chosen))

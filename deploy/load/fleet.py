@@ -13,7 +13,8 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
-from distributed_state.programs.servers import PostgresServer, RedisServer, free_port, postgres_server, redis_server
+from deploy.load.warm_tiers import WarmTier, warm_tier
+from distributed_state.programs.servers import PostgresServer, free_port, postgres_server
 
 _ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-m", "distributed_state"]
@@ -64,15 +65,14 @@ class LocalWorker(Child):
 
 
 class LocalFleet:
-    """Redis or Valkey with an append-only file, PostgreSQL, workers and an archiver."""
+    """A warm tier with append-only files, PostgreSQL, workers and an archiver."""
 
-    def __init__(
-        self, redis: RedisServer, postgres: PostgresServer, namespace: str, workers: int, folder: Path
-    ) -> None:
-        self.redis = redis
+    def __init__(self, warm: WarmTier, postgres: PostgresServer, namespace: str, workers: int, folder: Path) -> None:
+        self.warm = warm
+        self.warm_kind = warm.kind
         self.postgres = postgres
         self.namespace = namespace
-        words = ["--url", redis.url, "--archive", postgres.url, "--namespace", namespace]
+        words = ["--url", warm.url, "--archive", postgres.url, "--namespace", namespace]
         subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment())
         # As in docker-compose.yml: workers serve, archivers archive.
         self.workers = [LocalWorker(words, folder) for _ in range(workers)]
@@ -103,7 +103,10 @@ class LocalFleet:
 
     def cpu(self) -> dict[str, float]:
         """Seconds of CPU that each part took since it began; empty where /proc is not there."""
-        parts = {"workers": [worker.process.pid for worker in self.workers], "Redis": [self.redis.pid]}
+        parts = {
+            "workers": [worker.process.pid for worker in self.workers],
+            "Redis": [server.pid for server in self.warm.servers() if server.running],
+        }
         parts |= {"the archiver": [self.archiver.process.pid]}
         parts |= {"PostgreSQL": _family(self.postgres.pid), "the generator": _family(os.getpid(), "multiprocessing")}
         return {name: sum(map(_cpu, pids)) for name, pids in parts.items()} if Path("/proc/self/stat").exists() else {}
@@ -120,10 +123,20 @@ class LocalFleet:
             time.sleep(0.05)
 
     def stop_redis(self, seconds: float) -> None:
-        """End Redis in order, and start it again with its append-only file."""
-        self.redis.stop()
-        time.sleep(seconds)
-        self.redis.start()
+        """End the warm tier in order, and start it again with its append-only files."""
+        self.warm.stop(seconds)
+
+    def kill_primary(self, seconds: float) -> float | None:
+        """SIGKILL to a primary."""
+        return self.warm.kill_primary(seconds)
+
+    def failover(self) -> float | None:
+        """Let a replica take over from a primary that is well."""
+        return self.warm.failover()
+
+    def reshard(self) -> None:
+        """Move a fifth of the slots."""
+        self.warm.reshard()
 
     def pause_postgres(self, seconds: float) -> None:
         """Freeze PostgreSQL."""
@@ -173,58 +186,15 @@ def _cpu(pid: int) -> float:
 
 
 @contextmanager
-def local_fleet(workers: int, folder: Path, namespace: str) -> Iterator[LocalFleet]:
+def local_fleet(workers: int, folder: Path, namespace: str, warm: str = "single") -> Iterator[LocalFleet]:
     """Start all of it on free ports, and end it."""
-    options = ("--appendonly", "yes", "--appendfsync", "everysec", "--maxmemory-policy", "volatile-lru")
     with (
-        redis_server(*options, directory=folder / "redis") as redis,
+        warm_tier(warm, folder / "redis") as tier,
         postgres_server("-c", "max_connections=200", directory=folder / "postgres") as postgres,
     ):
-        fleet = LocalFleet(redis, postgres, namespace, workers, folder)
+        fleet = LocalFleet(tier, postgres, namespace, workers, folder)
         try:
             fleet.wait()
             yield fleet
         finally:
             fleet.close()
-
-
-class ComposeFleet:
-    """The fleet that `docker compose` runs on this machine; faults are its commands."""
-
-    def __init__(self, *words: str) -> None:
-        self._compose = ["docker", "compose", *words]
-        self._killed = 0
-
-    def _run(self, *words: str) -> str:
-        done = subprocess.run([*self._compose, *words], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"docker compose {' '.join(words)}: {done.stderr.strip()[-500:]}")
-        return done.stdout
-
-    @property
-    def urls(self) -> list[str]:
-        """Of the workers, as they are published on this machine."""
-        count = len(self._run("ps", "-q", "worker").split())
-        if not count:
-            raise RuntimeError("no worker runs: docker compose up --wait")
-        return [f"http://{self._run('port', '--index', str(at + 1), 'worker', '8080').strip()}" for at in range(count)]
-
-    def kill_worker(self) -> None:
-        """SIGKILL to the process of a worker; it is started again, because what `docker kill` ends stays down."""
-        ids = self._run("ps", "-q", "worker").split()
-        id = ids[self._killed % len(ids)]
-        self._killed += 1
-        subprocess.run(["docker", "kill", id], check=True, capture_output=True)
-        subprocess.run(["docker", "start", id], check=True, capture_output=True)
-
-    def stop_redis(self, seconds: float) -> None:
-        """Stop and start the warm tier."""
-        self._run("stop", "valkey")
-        time.sleep(seconds)
-        self._run("start", "valkey")
-
-    def pause_postgres(self, seconds: float) -> None:
-        """Freeze the cold tier."""
-        self._run("pause", "postgres")
-        time.sleep(seconds)
-        self._run("unpause", "postgres")

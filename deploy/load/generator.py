@@ -10,7 +10,7 @@ They speak JSON lines, orders on stdin and reports on stdout:
     <- {"report": "ready"}
     <- {"report": "progress", "ends": [...], "latencies": [...], "failed": n}    twice a second
     <- {"report": "done", "part": Part, "expected": [Expected], "complaints": [...], "last": moment of the last answer}
-    <- {"report": "verified", "differences": [...]}
+    <- {"report": "verified", "differences": [Difference]}
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deploy.load.client import Client, Target
 from deploy.load.measures import Recorder
 from deploy.load.scenarios import SCENARIOS, Caller, Refused, Scenario, read_back
 from deploy.load.schedule import arrivals, drive
-from deploy.load.verifying import Expected, Source, differences
+from deploy.load.verifying import Difference, Expected, Source, differences
 from distributed_state.programs.worker_processes import Message, Parent
 
 
@@ -94,7 +94,8 @@ class Generator:
                 await self._phase(Phase(**order["phase"]))
             elif order["order"] == "verify":
                 expected = [Expected.read(fields) for fields in order["expected"]]
-                self._parent.send({"report": "verified", "differences": await self._verify(expected)})
+                found = [asdict(each) for each in await self._verify(expected)]
+                self._parent.send({"report": "verified", "differences": found})
 
     def _hear(self, order: Message | None) -> None:
         if order is None or order["order"] == "stop":
@@ -163,9 +164,9 @@ class Generator:
         report = {"report": "progress", "ends": ends, "latencies": latencies, "failed": recorder.failed}
         self._parent.send(report)
 
-    async def _verify(self, all_expected: list[Expected]) -> list[str]:
+    async def _verify(self, all_expected: list[Expected]) -> list[Difference]:
         client = Client(self._setup.targets, connections=8)
-        found = []
+        found: list[Difference] = []
         left = iter(all_expected)
 
         async def some() -> None:
@@ -173,7 +174,7 @@ class Generator:
                 try:
                     messages = await read_back(client, expected.id)
                 except OSError as error:
-                    found.append(str(error))
+                    found.append(Difference(str(error)))
                     continue
                 found.extend(differences(self._setup.source, expected, messages))
 

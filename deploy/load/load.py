@@ -2,12 +2,14 @@
 
     python -m deploy.load.load --local                                  # Redis, PostgreSQL and 2 workers of its own
     python -m deploy.load.load --local --fault kill-worker --fault stop-redis
-    python -m deploy.load.load --local --figures --out report           # the knee, beside bare redis-py
+    python -m deploy.load.load --local --warm cluster --fault kill-primary --fault reshard
+    python -m deploy.load.load --local --figures --out report           # the knee, beside bare redis-py: 5 minutes
     python -m deploy.load.load --url http://worker:8080 --ramp          # a fleet that runs already
     python -m deploy.load.load --compose --fault kill-worker            # the one of docker compose, with faults
 
 Needs `pip install -e '.[load]'`, with --local also `.[bench,serve]`. Exits with 1 if an acknowledged turn is lost or
-doubled, or a threshold missed.
+doubled, or a threshold or a goal missed. What a failover of Sentinel or of a cluster lost, as asynchronous replication
+may, is printed.
 """
 
 from __future__ import annotations
@@ -20,23 +22,22 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from deploy.load import faults, figures
+from deploy.load import faults
 from deploy.load.client import reached, targets
+from deploy.load.compose_fleet import ComposeFleet
 from deploy.load.crew import Crew
-from deploy.load.fleet import ComposeFleet, LocalFleet, local_fleet
-from deploy.load.measures import Result, carried
-from deploy.load.reporting import Figure, Report, draw, show
+from deploy.load.fleet import local_fleet
+from deploy.load.measures import without_lost
+from deploy.load.reporting import Report, draw, show
+from deploy.load.run import Run
 from deploy.load.scenarios import SCENARIOS
 from deploy.load.thresholds import Thresholds
 from deploy.load.verifying import Source
@@ -44,138 +45,20 @@ from distributed_state.errors import StateError
 from distributed_state.programs.replay.conversations import read_conversations
 
 _KNEE_P99 = 0.25
-_STEP = 4.0
-_AFTER = 1.0
 _SHARE_OF_KNEE = 0.6
 INTERRUPTED = 130
 _NAMES = ", ".join(SCENARIOS)
 _FAULTS = ", ".join(faults.KINDS)
-
-
-class Run:
-    """One run: the fleet, the crew that loads it, and the report."""
-
-    def __init__(self, console: Console, crew: Crew, fleet: Any, source: Source, report: Report) -> None:
-        self.console = console
-        self.crew = crew
-        self.fleet = fleet
-        self.source = source
-        self.report = report
-
-    def ramp(self, scenario: str, start: float, max_p99: float) -> float | None:
-        """Look for the knee; the rate there."""
-        used = [self._cpu()]
-        for step in self._steps(self.crew, scenario, start, max_p99):
-            self.report.ramp.append(step)
-            used.append(self._cpu())
-        found = figures.best(self.report.ramp, max_p99)
-        if found and used[0]:
-            at = self.report.ramp.index(found)
-            self.report.figures.append(figures.cpu(used[at], used[at + 1], found))
-        return found.rate if found else None
-
-    def _steps(self, crew: Crew, scenario: str, start: float, max_p99: float) -> Iterator[Result]:
-        for step in figures.knee(crew, scenario, start, _STEP, max_p99):
-            yield step
-            said = "carried" if carried(step, max_p99) else "too much"
-            self.console.print(
-                f"ramp: {step.rate:,.0f}/s offered, {step.per_second:,.0f}/s, p99 {step.p99 * 1000:,.0f} ms: {said}"
-            )
-
-    def _cpu(self) -> dict[str, float]:
-        return self.fleet.cpu() if isinstance(self.fleet, LocalFleet) else {}
-
-    def load(self, scenario: str, rate: float, seconds: float, broken: list[faults.Fault], patience: float) -> None:
-        """One scenario at one rate, with faults."""
-        breaking = faults.Breaking(self.fleet, broken, self.crew.began) if broken else None
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-        )
-        early = True
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            task = progress.add_task(f"{scenario} {rate:,.0f}/s", total=seconds, facts="")
-            before = self.crew.answered
-            told = len(self.crew.results)
-
-            def shown(at: float) -> None:
-                progress.update(task, completed=min(at, seconds), facts=f"{self.crew.answered - before:,} answered")
-
-            try:
-                begun = breaking.begin if breaking else lambda at: None
-                result = self.crew.run(scenario, rate, seconds, patience=patience, begun=begun, shown=shown)
-                self.report.results.append(result)
-                early = False
-            except KeyboardInterrupt:
-                self.report.results += self.crew.results[told:]  # none if it was still being prepared
-                raise
-            finally:
-                if breaking:
-                    self.report.broke += breaking.join(early=early)
-        if any(broke.over and self.crew.timeline.first_due_after(broke.over) is None for broke in self.report.broke):
-            # The fault outlasted the load: whether the fleet serves again shows only if it is asked.
-            after = self.crew.run(scenario, rate, _AFTER, patience=patience)
-            self.report.results.append(replace(after, scenario=f"{scenario}, after"))
-
-    def verify(self) -> None:
-        """Read back everything that was acknowledged."""
-        expected = list(self.crew.expected.values())
-        with self.console.status(f"reading {len(expected):,} conversations back"):
-            self.report.differences = self.crew.verify()
-        self.report.verified = f"{len(expected):,} conversations read back over HTTP"
-        if isinstance(self.fleet, LocalFleet):
-            with self.console.status("reading from SQL"):
-                count, wrong = figures.archived(self.fleet, self.source, expected)
-            self.report.differences += wrong
-            self.report.verified += f", {count:,} histories from SQL"
-        if not self.report.differences:
-            self.report.verified += ": every one is there once"
-
-    def measure(self, scenario: str, max_p99: float) -> None:
-        """The figures of a fleet of our own."""
-        found = figures.best(self.report.ramp, max_p99)
-        report = self.report
-        with self.console.status("watching what a turn asks of Redis"):
-            commands = figures.commands(self.fleet, self.source)
-        if found is not None and scenario == "chat":
-            report.figures += self._beside_bare(scenario, found, commands, max_p99)
-        with self.console.status("figures"):
-            report.figures.append(figures.compared(self.fleet, self.source, commands))
-            report.figures.append(figures.idle_bytes(self.fleet))
-            report.figures += figures.pages(self.fleet)
-
-    def _beside_bare(self, scenario: str, ours: Result, commands: Any, max_p99: float) -> list[Figure]:
-        """The knee of workers without the library, under the same load."""
-        from deploy.load.bare import bare_workers  # needs what --local needs: the extra `serve`
-
-        count = len(self.fleet.workers)
-        with (
-            bare_workers(self.fleet.redis.url, count, commands) as urls,
-            Crew(self.crew.processes, "bare", targets(urls), self.source) as crew,
-        ):
-            self.console.print("the same of workers without the library")
-            for step in self._steps(crew, scenario, ours.rate, max_p99):
-                self.report.bare.append(step)
-        bare = figures.best(self.report.bare, max_p99)
-        return figures.at_knees(ours, bare, count, commands) if bare else []
-
-    def close(self) -> None:
-        """Put into the report what is known at the end, however it came."""
-        report = self.report
-        timeline = self.crew.timeline
-        report.acknowledged = sum(turn != "n" for each in self.crew.expected.values() for _, turn in each.acks)
-        report.by_second = timeline.by_second()
-        for broke in report.broke:
-            first = timeline.first_due_after(broke.over) if broke.over is not None else None
-            report.recoveries.append(None if first is None or broke.over is None else first - broke.over)
+_WARM = ", ".join(faults.WARM_KINDS)
 
 
 def main(
     url: Annotated[list[str] | None, typer.Option(help="of a worker, or of a balancer; repeat for several")] = None,
     local: Annotated[bool, typer.Option("--local", help="start Redis, PostgreSQL and workers on this machine")] = False,
     compose: Annotated[bool, typer.Option("--compose", help="the fleet of `docker compose` in this folder")] = False,
+    warm: Annotated[
+        str, typer.Option(help=f"{_WARM}: with --local what is started, with --compose what runs")
+    ] = "single",
     workers: Annotated[int, typer.Option(min=1, help="with --local")] = 2,
     scenario: Annotated[
         list[str] | None, typer.Option(help=f"{_NAMES}, or all; repeat for several. Default chat")
@@ -202,6 +85,9 @@ def main(
     min_rate: Annotated[float | None, typer.Option(help="answered a second")] = None,
     max_errors: Annotated[float, typer.Option(help="share of the requests that may be given up")] = 0.0,
     max_recovery: Annotated[float, typer.Option(help="seconds from the end of a fault to the first success")] = 5.0,
+    max_after_election: Annotated[
+        float, typer.Option(help="seconds from the election of a primary to the first success")
+    ] = 2.0,
     out: Annotated[Path | None, typer.Option(help="folder for report.json and pictures")] = None,
 ) -> None:
     """Load a fleet at a constant rate, break it on the way, and read everything back."""
@@ -214,9 +100,14 @@ def main(
             raise ValueError(f"{unknown[0]!r}: a scenario is one of {', '.join(SCENARIOS)}, or all")
         if with_figures and not local:
             raise ValueError("--figures are of a fleet of our own: --local")
+        if warm not in faults.WARM_KINDS:
+            raise ValueError(f"{warm!r}: --warm is one of {_WARM}")
+        if with_figures and warm != "single":
+            raise ValueError("--figures compare with redis-py on one server: --warm single")
         if fault and url:
             raise ValueError("a fleet that is known by its URL cannot be broken from here: --local or --compose")
         broken = faults.parse(fault or [], seconds)
+        faults.check([each.kind for each in broken], warm)
         places = targets(url or [])
         if url and not reached(places):
             raise ValueError(f"nobody listens at {', '.join(url)}")
@@ -228,7 +119,7 @@ def main(
         console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(2) from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    thresholds = Thresholds(max_p50, max_p99, min_rate, max_errors, max_recovery)
+    thresholds = Thresholds(max_p50, max_p99, min_rate, max_errors, max_recovery, max_after_election)
     report = Report(_setting(source), max_p99=knee_p99)
     code = 1
     with ExitStack() as stack:
@@ -242,22 +133,26 @@ def main(
                 )
                 folder.chmod(0o755)  # PostgreSQL may run as another user
                 with console.status("starting Redis, PostgreSQL and workers"):
-                    fleet = stack.enter_context(local_fleet(workers, folder, "load"))
+                    fleet = stack.enter_context(local_fleet(workers, folder, "load", warm))
             elif compose:
-                fleet = ComposeFleet()
+                fleet = ComposeFleet(warm)
             if fleet is not None:
                 places = targets(fleet.urls)
             id = f"load-{uuid.uuid4().hex[:8]}"
             crew = stack.enter_context(Crew(processes, id, places, source, subscribers=subscribers))
             run = Run(console, crew, fleet, source, report)
             try:
-                found = run.ramp(chosen[0], rate or 50.0, knee_p99) if ramp or with_figures else None
+                found = None
+                if with_figures and chosen[0] == "chat":  # bare workers know no other requests
+                    found = run.both_ramps(chosen[0], rate or 50.0, knee_p99)
+                elif ramp or with_figures:
+                    found = run.ramp(chosen[0], rate or 50.0, knee_p99)
                 for name in chosen if seconds else []:
                     run.load(name, rate or (found * _SHARE_OF_KNEE if found else 50.0), seconds, broken, patience)
                 if verify:
                     run.verify()
                 if with_figures:
-                    run.measure(chosen[0], knee_p99)
+                    run.measure()
                 code = 0
             except KeyboardInterrupt:
                 code = INTERRUPTED
@@ -271,8 +166,12 @@ def main(
     if not report.judged:
         console.print("interrupted: this is what was measured until then")
     else:
-        report.missed += thresholds.missed(report.results or report.ramp[:1], report.recoveries)
+        results = report.results or report.ramp[:1]
+        if faults.may_lose(report.broke, warm):
+            results = [without_lost(each) for each in results]
+        report.missed += thresholds.missed(results, report.recoveries, list(filter(None, report.outages)))
         report.missed += [f"{each.kind}: {each.error}" for each in report.broke if each.error]
+        report.missed += [f"{each.name}: {each.measured}, not {each.goal}" for each in report.missed_figures]
     if out is not None:
         try:
             _write(console, report, out)

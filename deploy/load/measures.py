@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
 PERCENTILES = (50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 100.0)
 _HOUR_US = 3_600_000_000
+_WAITED = 0.1  # seconds, above which a request did not just take its time
 
 
 def histogram() -> Any:
@@ -114,6 +115,23 @@ def carried(result: Result, max_p99: float) -> bool:
     return result.failed == 0 and result.per_second >= 0.97 * result.rate and result.p99 <= max_p99
 
 
+def without_lost(result: Result) -> Result:
+    """The result without the requests that were given up because their conversation was gone."""
+    gone = sum(count for reason, count in result.errors.items() if reason.startswith("given up: 404"))
+    return replace(result, failed=result.failed - gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What a replaced primary meant for those who had to wait for the new one, in seconds; None if that never ended.
+
+    `without` is the longest that one of them waited, `after` the time from the election to the first that was answered.
+    """
+
+    without: float | None
+    after: float | None
+
+
 class Timeline:
     """When requests were answered, in seconds from the start of the whole run."""
 
@@ -130,6 +148,24 @@ class Timeline:
     def first_due_after(self, moment: float) -> float | None:
         """When the first request was answered that was answered after this moment."""
         return min((end for end in self.ends if end >= moment), default=None)
+
+    def outage(self, began: float, elected: float) -> Outage:
+        """What stood still from a fault's beginning on, until a new primary that was elected then answered.
+
+        In a cluster the others' requests are answered all the while, so only those count that had to wait.
+        """
+        pairs = zip(self.ends, self.latencies, strict=True)
+        waited = [
+            (end, latency) for end, latency in pairs
+            if latency >= _WAITED and began - _WAITED <= end - latency <= elected and end > began
+        ]  # fmt: skip
+        # The election is seen a moment after it was.
+        answered = [end for end, _ in waited if end >= elected - _WAITED]
+        if answered:
+            return Outage(max(latency for _, latency in waited), max(min(answered) - elected, 0.0))
+        # Nobody had to wait for it: the new one took over between two requests.
+        first = self.first_due_after(elected)
+        return Outage(None, None) if first is None else Outage(0.0, first - elected)
 
     def by_second(self) -> list[tuple[int, int, float, float]]:
         """Second, requests answered in it, and their p50 and p99."""

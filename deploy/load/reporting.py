@@ -14,7 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from deploy.load.faults import Broke
-from deploy.load.measures import Result, carried
+from deploy.load.measures import Outage, Result, carried
+from deploy.load.verifying import Difference
 
 _BEFORE = 8.0  # seconds of the timeline before the first fault
 
@@ -41,13 +42,20 @@ class Report:
     max_p99: float = 0.0
     broke: list[Broke] = field(default_factory=list)
     recoveries: list[float | None] = field(default_factory=list)
+    outages: list[Outage | None] = field(default_factory=list)  # of each fault, None if it replaced no primary
     figures: list[Figure] = field(default_factory=list)
     by_second: list[tuple[int, int, float, float]] = field(default_factory=list)
     acknowledged: int = 0
-    differences: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    lost_by_failover: list[Difference] = field(default_factory=list)  # which does not fail the run
     missed: list[str] = field(default_factory=list)
     verified: str = "not verified"
     judged: bool = True  # False: broken off
+
+    @property
+    def missed_figures(self) -> list[Figure]:
+        """Those with a goal that is not reached."""
+        return [figure for figure in self.figures if figure.reached is False]
 
     @property
     def passed(self) -> bool:
@@ -81,7 +89,12 @@ def show(console: Console, report: Report) -> None:
     if late > 0.25:
         console.print(f"[yellow]the generator itself was up to {late:.2f} s late: its machine is too busy[/]")
     console.print(f"{report.acknowledged:,} turns acknowledged; {report.verified}")
-    for text in [*report.differences[:20], *report.missed]:
+    if report.lost_by_failover:
+        turns = sum(each.turns for each in report.lost_by_failover)
+        console.print(f"[yellow]lost by an asynchronous failover: {turns} acknowledged turns are not there[/]")
+        for each in report.lost_by_failover[:20]:
+            console.print(f"[yellow]  {escape(each.text)}[/]")
+    for text in [*(difference.text for difference in report.differences[:20]), *report.missed]:
         console.print(f"[red]{escape(text)}[/]")
     if len(report.differences) > 20:
         console.print(f"[red]and {len(report.differences) - 20} differences more[/]")
@@ -108,15 +121,23 @@ def _short(number: float) -> str:
 
 
 def _faults(report: Report) -> Table:
-    table = Table(title="faults")
-    for name in ("fault", "at s", "over at s", "first success after it s"):
+    table = Table(title="faults, in seconds", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    replaced = any(report.outages)
+    names = ["fault", "at", "over", "success after"]
+    names += ["elected at", "success after", "no success for"] if replaced else []
+    for name in names:
         table.add_column(name, justify="left" if name == "fault" else "right")
-    for broke, recovery in zip(report.broke, report.recoveries, strict=True):
-        over = broke.error or (f"{broke.over:.1f}" if broke.over is not None else "never")
-        table.add_row(
-            broke.kind, f"{broke.began:.1f}", escape(over), "never" if recovery is None else f"{recovery:.2f}"
-        )
+    for broke, recovery, outage in zip(report.broke, report.recoveries, report.outages, strict=True):
+        over = escape(broke.error) or _seconds(broke.over, 1)
+        row = [broke.kind, _seconds(broke.began, 1), over, _seconds(recovery)]
+        if outage:
+            row += [_seconds(broke.elected, 1), _seconds(outage.after), _seconds(outage.without)]
+        table.add_row(*row)
     return table
+
+
+def _seconds(number: float | None, digits: int = 2) -> str:
+    return "never" if number is None else f"{number:.{digits}f}"
 
 
 def _figures(figures: Sequence[Figure]) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from deploy.load.measures import Result
+from deploy.load.measures import Outage, Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,11 @@ class Thresholds:
     min_rate: float | None = None
     max_errors: float | None = None
     max_recovery: float | None = None
+    max_after_election: float | None = None
 
-    def missed(self, results: Sequence[Result], recoveries: Sequence[float | None]) -> Iterator[str]:
+    def missed(
+        self, results: Sequence[Result], recoveries: Sequence[float | None], outages: Sequence[Outage] = ()
+    ) -> Iterator[str]:
         """Say which were missed, by which phase."""
         if not results and any(
             each is not None for each in (self.max_p50, self.max_p99, self.min_rate, self.max_errors)
@@ -38,3 +41,8 @@ class Thresholds:
                 if seconds is None or seconds > self.max_recovery:
                     said = "never" if seconds is None else f"{seconds:.1f} s after the end of a fault"
                     yield f"first success {said}, more than {self.max_recovery:g} s"
+        if self.max_after_election is not None:
+            for outage in outages:
+                if outage.after is None or outage.after > self.max_after_election:
+                    said = "never" if outage.after is None else f"{outage.after:.1f} s after the election of a primary"
+                    yield f"first success {said}, more than {self.max_after_election:g} s"

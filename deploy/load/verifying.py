@@ -16,6 +16,19 @@ from typing import Any
 Source = Sequence[Sequence[list[dict[str, Any]]]]
 
 
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What is wrong, in words. `lost`: something acknowledged is not there, and nothing else is wrong with it.
+
+    That is what an asynchronous failover does to the writes that no replica had yet; anything else it must not do.
+    `turns`: how many acknowledged turns that are.
+    """
+
+    text: str
+    lost: bool = False
+    turns: int = 0
+
+
 @dataclass(slots=True)
 class Expected:
     """One conversation: its acknowledged turns with their versions, and those of which nothing is known."""
@@ -50,56 +63,75 @@ def messages_of(source: Source, turn: str) -> list[dict[str, Any]]:
     return []
 
 
-def differences(source: Source, expected: Expected, found: Sequence[dict[str, Any]] | None) -> Iterator[str]:
+def differences(source: Source, expected: Expected, found: Sequence[dict[str, Any]] | None) -> Iterator[Difference]:
     """Say what is lost, what is there more than once, and what nobody sent. `found` is None if nothing was there."""
     # Several processes may have begun the same conversation.
     acked = sorted(set(expected.acks))
     known = f"{expected.id}:"
     if found is None:
         if acked:
-            yield f"{known} the conversation is lost, with {len(acked)} acknowledged turns"
+            turns = sum(turn != "n" for _, turn in acked)
+            yield Difference(f"{known} the conversation is lost, with {turns} acknowledged turns", True, turns)
         return
-    versions = [version for version, _ in acked]
-    if len(set(versions)) != len(versions):
-        yield f"{known} two turns were acknowledged with one version"
-    wanted = [(turn, version, _texts(messages_of(source, turn))) for version, turn in acked]
+    wanted = [Wanted(turn, version, _texts(messages_of(source, turn))) for version, turn in acked]
     maybe = [_texts(messages_of(source, turn)) for turn in expected.uncertain]
     there = _texts(found)
-    if _fits(there, [texts for _, _, texts in wanted], maybe):
-        return
-    yield from _told(known, there, wanted, maybe)
+    missing = _missing(there, wanted, maybe)
+    versions = [each.version for each in wanted if each not in (missing or ())]
+    if len(set(versions)) != len(versions):
+        yield Difference(f"{known} two turns were acknowledged with one version")
+    if missing is None:
+        yield from map(Difference, _told(known, there, wanted, maybe))
+    else:
+        yield from (Difference(f"{known} {each}, is lost", lost=True, turns=1) for each in missing)
 
 
-def _fits(there: list[str], wanted: list[list[str]], maybe: list[list[str]]) -> bool:
-    """Whether what is there is what is wanted, in order, with any of the others at most once somewhere between."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An acknowledged turn, with its messages as texts."""
+
+    turn: str
+    version: int
+    texts: list[str]
+
+    def __str__(self) -> str:
+        return f"turn {self.turn}, acknowledged as version {self.version}"
+
+
+def _missing(there: list[str], wanted: list[Wanted], maybe: list[list[str]]) -> list[Wanted] | None:
+    """Which turns are not there; None if what is there is not the others, whole, once and in order.
+
+    Any of `maybe` may stand at most once somewhere between them.
+    """
     at = 0
+    missing = []
     left = [texts for texts in maybe if texts]
-    for texts in [*wanted, []]:
+    for each in [*wanted, None]:
+        texts = each.texts if each else []
         while not texts or there[at : at + len(texts)] != texts:
-            other = next((each for each in left if there[at : at + len(each)] == each), None)
+            other = next((some for some in left if there[at : at + len(some)] == some), None)
             if other is None:
                 break
             left.remove(other)
             at += len(other)
-        if there[at : at + len(texts)] != texts:
-            return False
-        at += len(texts)
-    return at == len(there)
+        if there[at : at + len(texts)] == texts:
+            at += len(texts)
+        elif each:
+            missing.append(each)
+    return missing if at == len(there) else None
 
 
-def _told(
-    known: str, there: list[str], wanted: list[tuple[str, int, list[str]]], maybe: list[list[str]]
-) -> Iterator[str]:
+def _told(known: str, there: list[str], wanted: list[Wanted], maybe: list[list[str]]) -> Iterator[str]:
     have = Counter(there)
-    should = Counter(text for _, _, texts in wanted for text in texts)
+    should = Counter(text for each in wanted for text in each.texts)
     could = Counter(text for texts in maybe for text in texts)
     clean = True
-    for turn, version, texts in wanted:
-        if any(have[text] < should[text] for text in texts):
-            yield f"{known} turn {turn}, acknowledged as version {version}, is lost"
+    for each in wanted:
+        if any(have[text] < should[text] for text in each.texts):
+            yield f"{known} {each}, is lost"
             clean = False
-        elif any(have[text] > should[text] + could[text] for text in texts):
-            yield f"{known} turn {turn}, acknowledged as version {version}, is there more than once"
+        elif any(have[text] > should[text] + could[text] for text in each.texts):
+            yield f"{known} {each}, is there more than once"
             clean = False
     unknown = have - should - could
     if clean:

@@ -79,7 +79,7 @@ class Pipe(Taken):
             # Others are at it as well: what they send in this turn of the loop leaves together.
             self._outgoing.append(packed)
             loop.call_soon(self._flush)
-        else:
+        elif not self._transport.is_closing():  # else connection_lost is on its way
             self._transport.write(packed)
         self._waiting.append((waiting, len(commands), loop.time()))
         if not self._watched:
@@ -90,7 +90,7 @@ class Pipe(Taken):
     def _flush(self) -> None:
         parts = self._outgoing
         self._outgoing = []
-        if self.broken is None:
+        if not self._transport.is_closing():
             self._transport.write(b"".join(parts))
 
     def data_received(self, data: bytes) -> None:
@@ -156,7 +156,8 @@ class PipeWire(Taken):
 
     def post(self, *words: Any) -> None:
         """Send without waiting for an answer."""
-        self._transport.write(pack_command(words))
+        if not self._transport.is_closing():  # else the reader meets the loss, too
+            self._transport.write(pack_command(words))
 
     async def receive(self) -> list[Any]:
         """The next message; an answer that is an error as [b"error", its text]."""

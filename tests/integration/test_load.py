@@ -24,6 +24,7 @@ from deploy.load import load as loading
 from deploy.load.bare import bare_workers
 from deploy.load.baseline import Commands, Trip
 from deploy.load.faults import Broke
+from deploy.load.reporting import Figure
 from distributed_state.programs.servers import redis_server
 
 
@@ -209,3 +210,24 @@ def test_a_run_that_fails_behind_a_fault_tells_what_it_measured(
     output = capsys.readouterr().out
     assert "a worker does not come back" in output
     assert "first success" in output
+
+
+@pytest.mark.parametrize(("reached", "code"), [(True, 0), (None, 0), (False, 1)])
+def test_a_missed_goal_fails_a_run_that_lost_nothing(
+    reached: bool | None, code: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load_one = loading.Run.load
+
+    def measured(run: Any, *given: Any) -> None:
+        load_one(run, *given)
+        run.report.figures.append(Figure("the knee", "550/s, 55%", goal=">= 90%", reached=reached))
+
+    monkeypatch.setattr(loading.Run, "load", measured)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with forgetful({}) as url, pytest.raises(typer.Exit) as ended:
+            loading.main(url=[url], seconds=0.5, rate=20.0, processes=1)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.exit_code == code
+    assert ("the knee: 550/s, 55%, not >= 90%" in capsys.readouterr().out) == (code == 1)

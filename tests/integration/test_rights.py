@@ -17,8 +17,8 @@ import pytest
 import redis
 from below import ROOT, own_server, server_binary, until
 
-from distributed_state import ConfigurationError, Encryption, KeyRing
-from distributed_state.programs.servers import RedisServer
+from distributed_state import ConfigurationError, Encryption, KeyRing, StateError
+from distributed_state.programs.servers import RedisServer, redis_cluster, redis_sentinel
 
 USERS = ROOT.joinpath("deploy/valkey/users.acl").read_text()
 PASSWORD = hashlib.sha256(b"secret").hexdigest()
@@ -142,14 +142,81 @@ def test_its_rights_are_the_commands_of_the_code() -> None:
         for script in package.glob("warm/lua/**/*.lua")
         for name in re.findall(r"\bcall\('([A-Z]+)'", script.read_text())
     }
-    # It shows passwords; the doctor of a cluster does without, and says so.
-    refused = {"config"}
-    assert {word[1:].partition("|")[0] for word in granted()} == (sent | called | {"client"}) - refused
+    named = {word[1:].partition("|")[0] for word in granted()}
+    # To the servers of a cluster, to those behind Sentinels, and to the Sentinels: with their subcommands.
+    more = {word for kind in ("cluster", "sentinel") for word in more_rights(kind)}
+    more |= {word for word in watched_rights() if word.startswith("+")} - set(granted())
+    named |= {part for word in more for part in word[1:].split("|") if part.isalpha()}
+    # HELLO needs no right. CONFIG shows passwords; the doctor does without, and says so.
+    assert named == (sent - {"hello", "config"}) | called | {"client"}
+
+
+def more_rights(kind: str) -> list[str]:
+    """What an override adds on its servers."""
+    (words,) = re.findall(r"^  MORE_RIGHTS: (.+)$", ROOT.joinpath(f"deploy/{kind}.yml").read_text(), re.MULTILINE)
+    return words.split()
+
+
+def watched_rights() -> list[str]:
+    """What the store's user may do at a Sentinel."""
+    text = ROOT.joinpath("deploy/valkey/sentinel.acl").read_text()
+    (line,) = [each for each in text.splitlines() if each.startswith("user distributed-state")]
+    return line.split()[4:]
+
+
+@contextmanager
+def several(kind: str, namespace: str) -> Iterator[tuple[list[RedisServer], str]]:
+    """Servers on which the store's user has the rights of the overrides, and its URL."""
+    (line,) = [each for each in users(namespace).splitlines() if each.startswith("user distributed-state")]
+    rules = ["SETUSER", "distributed-state", "on", ">secret"]
+    binary = server_binary("valkey")
+    if kind == "cluster":
+        with redis_cluster("--appendonly", "yes", binary=binary) as cluster:
+            for node in cluster.nodes:
+                node.ask("ACL", *rules, *line.split()[4:], *more_rights(kind))
+            yield list(cluster.nodes), cluster.url.replace("//", "//distributed-state:secret@")
+        return
+    with redis_sentinel("--appendonly", "yes", binary=binary) as watched:
+        for server in watched.servers:
+            server.ask("ACL", *rules, *line.split()[4:], *more_rights(kind))
+        for sentinel in watched.sentinels:
+            sentinel.ask("ACL", *rules, *watched_rights())
+        url = watched.url.replace("//", "//distributed-state:secret@")
+        named = "?sentinel_username=distributed-state&sentinel_password=secret"
+        yield [*watched.servers, *watched.sentinels], url + named
+
+
+@pytest.mark.only(face=("asyncio", "blocking"), warm="valkey", cold="sqlite")
+@pytest.mark.brief("servers")
+@pytest.mark.parametrize("kind", ["cluster", "sentinel"])
+async def test_several_servers_need_no_more_than_their_users_rights(opener: Any, kind: str) -> None:
+    with several(kind, opener.namespace) as (servers, url):
+        more = {"url": url, "sweep": 0.02, "encryption": Encryption(KeyRing({"k": bytes(32)}))}
+        store, other = await opener(**more, warm_ttl=0.05), await opener(**more)
+        await live(store, other)
+        await store.close()
+        await other.close()
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                # Only the doctor of a cluster asks for settings, and says that it was refused.
+                assert {what for _, what in denied(client)} <= ({"config|get"} if kind == "cluster" else set())
+
+
+@pytest.mark.only(face="asyncio", warm="valkey", cold="sqlite")
+@pytest.mark.brief("servers")
+@pytest.mark.parametrize(("kind", "right"), [("cluster", "+cluster|slots"), ("sentinel", "+role")])
+async def test_negative_control_a_right_that_several_servers_need_is_missed(
+    opener: Any, kind: str, right: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = more_rights(kind)
+    monkeypatch.setitem(globals(), "more_rights", lambda kind: [each for each in given if each != right])
+    with several(kind, opener.namespace) as (_, url), pytest.raises(StateError):
+        await opener(url=url, retry_for=0.1)
 
 
 @single
 @pytest.mark.brief("servers")
-@pytest.mark.parametrize("right", ["+xadd", "+hstrlen", "+ssubscribe", "+zrangebyscore", "+pubsub|shardnumsub"])
+@pytest.mark.parametrize("right", ["+xadd", "+hget", "+ssubscribe", "+zrangebyscore", "+spublish"])
 async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: Path, right: str) -> None:
     assert right in granted()
     with guarded(opener, tmp_path, USERS.replace(f" {right} ", " ")) as (server, url):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from below import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from distributed_state.port.addresses import read_address
 from distributed_state.programs.service.limits import Limits
 from distributed_state.settings import Settings
 
@@ -20,6 +22,10 @@ DEPLOY = ROOT / "deploy"
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE = yaml.safe_load(COMPOSE_TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OVERRIDE_TEXTS = {name: (ROOT / f"deploy/{name}.yml").read_text() for name in ("cluster", "sentinel")}
+OVERRIDES: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in OVERRIDE_TEXTS.items()}
+ALL_TEXTS = "".join([COMPOSE_TEXT, *OVERRIDE_TEXTS.values()])
+LOCAL = {"VALKEY_ADDRESS", "VALKEY_SENTINELS", "VALKEY_REPLICA_PASSWORD"}  # which start.sh reads only if it is to
 OURS = ("migrate", "worker", "archiver", "loadgen")
 EXAMPLE = (DEPLOY / ".env.example").read_text()
 BASE = DEPLOY / "k8s/base"
@@ -123,7 +129,7 @@ def test_several_workers_can_have_a_port() -> None:
 
 
 def test_every_variable_of_the_store_is_one_that_the_package_reads() -> None:
-    named = set(re.findall(r"DISTRIBUTED_STATE_[A-Z_]+", COMPOSE_TEXT + EXAMPLE))
+    named = set(re.findall(r"DISTRIBUTED_STATE_[A-Z_]+", ALL_TEXTS + EXAMPLE))
     named |= {name for pod in pods() for name in environment(pod)}
     assert len(named) > 6
     assert {each for each in named if not known(each)} == set()
@@ -132,16 +138,16 @@ def test_every_variable_of_the_store_is_one_that_the_package_reads() -> None:
 
 def test_the_example_of_an_environment_has_every_variable_with_its_default() -> None:
     example = dict(re.findall(r"^#?([A-Z_]+)=(.*)$", EXAMPLE, re.MULTILINE))
-    used = dict(re.findall(r"\$\{([A-Z_]+)(?::-((?:[^${}]|\$\{[^}]*\})*))?\}", COMPOSE_TEXT))
+    used = dict(re.findall(r"\$\{([A-Z_]+)(?::-((?:[^${}]|\$\{[^}]*\})*))?\}", ALL_TEXTS))
     used |= dict.fromkeys(["PIP_INDEX_URL", "DISTRIBUTED_STATE_KEYS"], "")  # handed on only if they are set
-    used |= dict(re.findall(r"\$\{([A-Z_]+):-([^${}]*)\}", COMPOSE_TEXT))
+    used |= dict(re.findall(r"\$\{([A-Z_]+):-([^${}]*)\}", ALL_TEXTS))
     assert example.keys() == used.keys()
     own = {name for name, value in used.items() if "${" in value}
     assert {name: example[name] for name in example.keys() - own} == {name: used[name] for name in used.keys() - own}
 
 
 def test_the_trial_password_is_said_to_be_one() -> None:
-    assert set(re.findall(r"PASSWORD:-([^}]*)\}", COMPOSE_TEXT)) == {"insecure-trial-password"}
+    assert set(re.findall(r"PASSWORD:-([^}]*)\}", ALL_TEXTS)) == {"insecure-trial-password"}
     assert "WITHOUT A .env ALL PASSWORDS ARE `insecure-trial-password`" in COMPOSE_TEXT
     assert "\n.env\n" in (ROOT / ".gitignore").read_text()
 
@@ -150,9 +156,99 @@ def test_the_warm_tier_is_a_bounded_cache_that_is_written_out() -> None:
     lines = (DEPLOY / "valkey/valkey.conf").read_text().splitlines()
     assert {"appendonly yes", "maxmemory-policy volatile-lru"} <= set(lines)
     start = (DEPLOY / "valkey/start.sh").read_text()
-    assert set(re.findall(r"\$([A-Z_]+)", start)) == SERVICES["valkey"]["environment"].keys()
-    users = (DEPLOY / "valkey/users.acl").read_text()
+    always, if_set = set(re.findall(r"\$([A-Z_]+)", start)), set(re.findall(r"\$\{([A-Z_]+):-", start))
+    assert SERVICES["valkey"]["environment"].keys() == always - if_set - {"VALKEY_ADDRESS"}
+    users = "".join((DEPLOY / "valkey" / name).read_text() for name in ("users.acl", "replication.acl"))
     assert set(re.findall(r"@([A-Z]+)@", users)) == set(re.findall(r"@([A-Z]+)@", start))
+
+
+# Several servers instead of one: the overrides
+
+
+by_override = pytest.mark.parametrize("name", OVERRIDES)
+
+
+def added(name: str) -> dict[str, dict[str, Any]]:
+    """The services that an override adds."""
+    return {each: service for each, service in OVERRIDES[name]["services"].items() if each not in SERVICES}
+
+
+@by_override
+def test_an_override_puts_several_servers_in_the_place_of_one(name: str) -> None:
+    services = OVERRIDES[name]["services"]
+    assert services["valkey"] == {"profiles": ["single"]}
+    expected = {"cluster": 6, "sentinel": 3}[name]
+    assert {f"valkey-{n + 1}" for n in range(expected)} == {each for each in added(name) if each.startswith("valkey")}
+    if name == "sentinel":
+        assert {f"sentinel-{n}" for n in (1, 2, 3)} == {each for each in added(name) if each.startswith("sentinel")}
+    assert COMPOSE["services"]["worker"]["depends_on"]["valkey"]["required"] is False, "so it may be left out"
+
+
+@by_override
+def test_services_of_an_override_are_guarded_as_the_others(name: str) -> None:
+    guarded = SERVICES["valkey"]
+    for each, service in added(name).items():
+        for law in ("read_only", "cap_drop", "security_opt", "image", "user", "tmpfs"):
+            assert service[law] == guarded[law], f"{each}: {law}"
+        assert {"cpus", "memory", "pids"} == service["deploy"]["resources"]["limits"].keys()
+        assert [*service["networks"]] == ["fleet"]
+        assert "ports" not in service
+        once = service["restart"] == "no"
+        assert once or "PONG" in service["healthcheck"]["test"][1], each
+        for volume in service["volumes"]:
+            source, _, way = volume.partition(":")
+            if source.startswith("./"):
+                assert way.endswith(":ro")
+                assert (ROOT / source).exists()
+            else:
+                assert source in OVERRIDES[name]["volumes"], each
+        script = service["entrypoint"][1].replace("/conf", str(DEPLOY / "valkey"))
+        text = Path(script).read_text()
+        assert set(re.findall(r"\$([A-Z_]+)", text)) - service["environment"].keys() <= LOCAL, each
+
+
+@by_override
+def test_workers_of_an_override_wait_for_its_servers_and_are_given_their_url(name: str) -> None:
+    ends = {"cluster": {"cluster"}, "sentinel": added("sentinel").keys()}[name]
+    for ours in ("migrate", "worker", "archiver"):
+        service = OVERRIDES[name]["services"][ours]
+        assert service.keys() == {"environment", "depends_on"}
+        assert service["depends_on"].keys() == ends
+        (url,) = service["environment"].values()
+        default = re.sub(r"\$\{VALKEY_PASSWORD:-([\w-]+)\}", r"\1", url).removeprefix("${DISTRIBUTED_STATE_URL:-")
+        address = read_address(default.removesuffix("}"))
+        assert address.kind == name
+        named = {"cluster": "valkey", "sentinel": "sentinel"}[name]
+        assert {seed.partition(":")[0] for seed in address.seeds} == {
+            each for each in added(name) if each.startswith(f"{named}-")
+        }
+        assert address.service == ("agents" if name == "sentinel" else "")
+        assert name == "cluster" or address.sentinel_options["username"] == "distributed-state"
+
+
+def rights(file: str, user: str) -> set[str]:
+    (line,) = re.findall(rf"^user {user} (.*)$", (DEPLOY / "valkey" / file).read_text(), re.MULTILINE)
+    return set(line.split())
+
+
+def test_nobody_has_more_rights_where_there_are_several_servers_than_they_need() -> None:
+    given = {
+        name: {
+            each["environment"]["MORE_RIGHTS"]
+            for each in added(name).values()
+            if "MORE_RIGHTS" in each.get("environment", {})
+        }
+        for name in OVERRIDES
+    }
+    assert given == {"cluster": {"+asking +cluster|info +cluster|nodes +cluster|slots"}, "sentinel": {"+role"}}
+    for file, user in (("replication.acl", "replica"), ("replication.acl", "sentinel"), ("sentinel.acl", "sentinel")):
+        assert {"on", "resetkeys", "resetchannels", "-@all"} < rights(file, user)
+        assert not {"+@all", "~*", "&*", "nopass"} & rights(file, user)
+    assert "off" in rights("sentinel.acl", "default")
+    assert {each for each in rights("sentinel.acl", "distributed-state") if each[0] in "+&~"} == {
+        "&+switch-master", "+client|setinfo", "+ping", "+sentinel|get-master-addr-by-name", "+sentinel|master",
+        "+subscribe",
+    }  # fmt: skip
 
 
 # The image

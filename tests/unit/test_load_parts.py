@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 
 from deploy.load import faults, fleet, load, scenarios
-from deploy.load.baseline import _quoted, _trip
+from deploy.load.baseline import Commands, _quoted, _trip
 from deploy.load.client import targets
-from deploy.load.faults import Breaking, Fault
-from deploy.load.figures import best
-from deploy.load.measures import Recorder, Result, Timeline, carried, combine
+from deploy.load.faults import Breaking, Broke, Fault
+from deploy.load.figures import at_knees
+from deploy.load.knee import PHASES, PRECISION, Knee
+from deploy.load.measures import Outage, Recorder, Result, Timeline, carried, combine, without_lost
+from deploy.load.reporting import Figure, Report, show
 from deploy.load.scenarios import Caller, Chat
 from deploy.load.schedule import arrivals
 from deploy.load.thresholds import Thresholds
-from deploy.load.verifying import Expected, differences, messages_of
+from deploy.load.verifying import Difference, Expected, differences, messages_of
 
 USER = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hi"}]
 SOURCE = [[USER, [{"role": "user", "content": "and?"}]], [[{"role": "user", "content": "bye"}]]]
@@ -75,9 +78,64 @@ def test_a_timeline_knows_the_first_success_after_a_moment() -> None:
 def test_a_rate_is_carried_if_all_are_answered_in_time(change: dict[str, Any]) -> None:
     assert carried(result(), 0.5)
     assert not carried(result(**change), 0.5)
-    slow = result(per_second=50.0, rate=50.0)
-    assert best([slow, result(), result(**change)], 0.5) == result()
-    assert best([result(**change)], 0.5) is None
+
+
+def searched(limit: float, start: float = 50.0, *, misses: int = 0) -> Knee:
+    """The search on a machine that carries exactly this; so many first attempts are spoilt by somebody else."""
+    knee = Knee(start, 0.5)
+    left = misses
+
+    def measure(rate: float) -> Result:
+        nonlocal left
+        left -= 1
+        fine = rate <= limit and left < 0
+        return result(rate=rate, per_second=rate if fine else min(rate, limit), failed=0 if fine else 1)
+
+    assert list(knee.search(measure)) == knee.steps
+    return knee
+
+
+@pytest.mark.parametrize("limit", [3.0, 49.9, 50.0, 51.0, 1281.0, 2066.0, 40_000.0])
+def test_a_knee_is_found_to_five_percent_from_wherever_the_search_begins(limit: float) -> None:
+    knee = searched(limit)
+    assert knee.found
+    assert knee.best is not None
+    assert limit / PRECISION <= knee.best.rate <= limit
+    refused = min(step.rate for step in knee.steps if not carried(step, 0.5))
+    assert limit < refused <= knee.best.rate * PRECISION, "a rate above it was tried, and not carried"
+    assert len(knee.steps) <= 25
+
+
+def test_one_bad_moment_does_not_make_a_knee() -> None:
+    knee = searched(1000.0, misses=1)
+    assert knee.found
+    assert knee.best is not None
+    assert knee.best.rate >= 1000 / PRECISION
+
+
+def test_a_search_that_no_rate_ends_has_found_nothing() -> None:
+    for knee in (searched(float("inf")), searched(0.0)):
+        assert not knee.found
+        assert len(knee.steps) in (PHASES, PHASES + 1)
+
+
+def test_knees_are_compared_only_if_both_were_found() -> None:
+    commands = Commands([], [])
+    reached, _ = at_knees(searched(960), searched(1000), 2, commands)
+    assert reached.reached is True
+    missed, _ = at_knees(searched(800), searched(1000), 2, commands)
+    assert missed.reached is False
+    assert missed.measured == "800/s, 81%"
+    (unknown,) = at_knees(searched(960), searched(float("inf")), 2, commands)
+    assert unknown.reached is False
+    assert unknown.measured.startswith("not found to 5%")
+
+
+def test_a_missed_goal_is_a_reason_to_fail() -> None:
+    figures = [Figure("a", "1", reached=None), Figure("b", "2", reached=True)]
+    assert not Report({}, figures=figures).missed_figures
+    missed = Figure("c", "3", reached=False)
+    assert Report({}, figures=[*figures, missed]).missed_figures == [missed]
 
 
 @pytest.mark.parametrize(
@@ -104,6 +162,30 @@ def test_what_cannot_be_judged_is_missed() -> None:
     assert list(Thresholds(max_p50=1).missed([result(answered=0)], []))
 
 
+def test_what_a_replaced_primary_meant_is_seen_in_those_who_waited_for_it() -> None:
+    """Half of the conversations are on another server, which answers all the while."""
+    timeline = Timeline()
+    fine = [10 + number / 10 for number in range(60)]
+    timeline.add(0.0, [at + 0.01 for at in fine], [0.01] * len(fine))
+    timeline.add(0.0, [13.4, 13.45, 13.9], [2.4, 2.0, 0.3])
+    outage = timeline.outage(11.0, 13.0)
+    assert (outage.without, outage.after) == (pytest.approx(2.4), pytest.approx(0.4))
+    assert timeline.outage(15.0, 15.5) == Outage(0.0, pytest.approx(0.01)), "nobody had to wait"
+    assert timeline.outage(20.0, 21.0) == Outage(None, None)
+
+
+def test_a_new_primary_that_is_not_found_soon_is_a_missed_threshold() -> None:
+    outages = [Outage(2.0, 0.5), Outage(4.0, 2.5), Outage(None, None)]
+    late, never = Thresholds(max_after_election=2.0).missed([], [], outages)
+    assert "2.5 s after the election" in late
+    assert "never" in never
+
+
+def test_requests_of_a_conversation_that_went_with_its_primary_are_not_held_against_the_fleet() -> None:
+    given = {"given up: 404 SessionNotFound": 2, "given up: 503 WarmUnavailable": 1, "503 WarmUnavailable": 7}
+    assert without_lost(result(failed=3, errors=given)).failed == 1
+
+
 # What is wrong
 
 
@@ -113,7 +195,12 @@ def talk(*acks: tuple[int, str], uncertain: tuple[str, ...] = ()) -> Expected:
 
 def wrong(expected: Expected, *turns: str) -> list[str]:
     found = [dict(message) for turn in turns for message in messages_of(SOURCE, turn)]
-    return list(differences(SOURCE, expected, found))
+    return [each.text for each in differences(SOURCE, expected, found)]
+
+
+def lost(expected: Expected, *turns: str) -> list[bool]:
+    found = [dict(message) for turn in turns for message in messages_of(SOURCE, turn)]
+    return [each.lost for each in differences(SOURCE, expected, found)]
 
 
 ALL = ((2, "c:0:0"), (3, "c:0:1"))
@@ -150,11 +237,37 @@ def test_a_turn_of_which_nothing_is_known_is_not_there_twice() -> None:
 
 def test_half_a_turn_is_a_lost_one() -> None:
     found = list(differences(SOURCE, talk((2, "c:0:0")), USER[:1]))
-    assert "is lost" in found[0]
+    assert "is lost" in found[0].text
+    assert not found[0].lost, "no failover leaves half a commit"
+
+
+def test_a_turn_that_is_only_lost_is_told_from_everything_worse() -> None:
+    """Behind a failover versions are given once more, and the rest of the conversation goes on."""
+    after = talk((2, "c:0:0"), (3, "t:gone"), (3, "t:a"), (4, "t:b"))
+    assert lost(after, "c:0:0", "t:a", "t:b") == [True]
+    assert lost(talk(*ALL)) == [True, True]
+    assert set(lost(after, "c:0:0", "t:a", "t:a", "t:b")) == {False}, "lost, and another one doubled"
+    assert set(lost(after, "c:0:0", "t:b", "t:a")) == {False}, "lost, and the rest in another order"
+    assert False in lost(after, "c:0:0", "t:gone", "t:a", "t:b"), "two with one version, both there"
+    (conversation,) = differences(SOURCE, talk(*ALL), None)
+    assert conversation.lost
+    assert conversation.turns == 2
+
+
+def test_what_a_failover_lost_is_printed_and_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report({}, lost_by_failover=[Difference("s: turn t:a is lost", lost=True, turns=1)])
+    show(Console(width=120), report)
+    said = capsys.readouterr().out
+    assert "lost by an asynchronous failover: 1 acknowledged turns are not there" in said
+    assert "passed" in said
+
+
+def test_of_two_turns_that_say_the_same_one_may_be_lost() -> None:
+    assert lost(talk((2, "t:yes"), (3, "t:no"), (4, "t:yes")), "t:no", "t:yes") == [True]
 
 
 def test_a_lost_conversation_and_one_version_for_two_turns_are_found() -> None:
-    assert "the conversation is lost" in next(differences(SOURCE, talk(*ALL), None))
+    assert "the conversation is lost" in next(differences(SOURCE, talk(*ALL), None)).text
     assert "with one version" in wrong(talk((2, "t:a"), (2, "t:b")), "t:a", "t:b")[0]
 
 
@@ -243,6 +356,51 @@ def test_a_fault_that_fails_is_told_of_and_the_next_one_comes() -> None:
     assert second.over is not None
 
 
+@pytest.mark.parametrize(
+    ("kind", "warm", "fine"),
+    [
+        ("kill-primary", "single", True), ("stop-redis", "cluster", True), ("failover", "cluster", True),
+        ("failover", "sentinel", True), ("failover", "single", False), ("reshard", "cluster", True),
+        ("reshard", "sentinel", False), ("reshard", "single", False),
+    ],
+)  # fmt: skip
+def test_a_fault_that_a_warm_tier_cannot_have_is_refused(kind: str, warm: str, fine: bool) -> None:
+    if fine:
+        faults.check([kind], warm)
+    else:
+        with pytest.raises(ValueError, match=f"'{kind}' needs --warm .*cluster: this warm tier is {warm}"):
+            faults.check([kind], warm)
+
+
+def test_only_a_failover_may_lose_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broke(*kinds: str) -> list[Broke]:
+        return [Broke(kind, 1.0, 2.0) for kind in kinds]
+
+    for warm in ("sentinel", "cluster"):
+        assert faults.may_lose(broke("stop-redis", "failover"), warm)
+        assert faults.may_lose(broke("kill-primary"), warm)
+        assert not faults.may_lose(broke("kill-worker", "stop-redis", "reshard"), warm)
+    assert not faults.may_lose(broke("kill-primary"), "single"), "its append-only file has it"
+    monkeypatch.setattr(faults, "LOST_BY_A_FAILOVER_FAILS", True)
+    assert not faults.may_lose(broke("kill-primary"), "cluster")
+
+
+def test_a_fault_tells_when_another_primary_was_elected() -> None:
+    class Fleet:
+        def kill_primary(self, seconds: float) -> float:
+            return time.monotonic() + 5
+
+        def reshard(self) -> None:
+            pass
+
+    began = time.monotonic()
+    breaking = Breaking(Fleet(), [Fault("kill-primary", 0), Fault("reshard", 0)], began)  # type: ignore[arg-type]
+    breaking.begin(began)
+    killed, moved = breaking.join()
+    assert killed.elected == pytest.approx(5, abs=1)
+    assert moved.elected is None
+
+
 def test_a_url_that_is_none_is_refused() -> None:
     assert targets(["http://127.0.0.1:81", "127.0.0.1:81", "http://127.0.0.1:82/"]) == [
         ("127.0.0.1", 81),
@@ -273,6 +431,16 @@ def test_the_comparison_repeats_the_commands_that_were_seen() -> None:
         ({"local": True, "scenario": ["dance"]}, "a scenario is one of chat"),
         ({"url": ["http://127.0.0.1:1"], "fault": ["kill-worker"]}, "cannot be broken from here"),
         ({"local": True, "fault": ["flood"]}, "a fault is one of kill-worker"),
+        (
+            {"local": True, "fault": ["failover"]},
+            "'failover' needs --warm sentinel or cluster",
+        ),
+        (
+            {"local": True, "warm": "sentinel", "fault": ["reshard"]},
+            "'reshard' needs --warm cluster",
+        ),
+        ({"local": True, "warm": "mirrored"}, "--warm is one of single, sentinel, cluster"),
+        ({"local": True, "warm": "cluster", "with_figures": True}, "--warm single"),
         ({"local": True, "file": Path("nowhere.jsonl")}, "nowhere.jsonl"),
     ],
 )

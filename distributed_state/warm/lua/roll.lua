@@ -6,4 +6,5 @@
 ]]
 local roll = KEYS[1]
 -- @include clock
-return {'ok', whole(now_ms), redis.call('ZRANGEBYSCORE', roll, '(' .. whole(now_ms), '+inf', 'WITHSCORES')}
+local at = format('%d', now_ms)
+return {'ok', at, redis.call('ZRANGEBYSCORE', roll, '(' .. at, '+inf', 'WITHSCORES')}
