@@ -5,6 +5,8 @@ Nothing at all is lost where nothing failed: while slots move and when a primary
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import server_binary
+from below import ROOT, server_binary
 from faces import Blocking, core, in_thread
 from under_load import IDS, Load, listening, load, now
 
@@ -31,7 +33,7 @@ from distributed_state.programs.servers import (
 from distributed_state.values.model import Ref
 
 KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])
-FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+FACE = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
 
 
 @pytest.fixture
@@ -73,6 +75,7 @@ def wait_for(seconds: float) -> None:
 # Nothing fails
 
 
+@pytest.mark.wide
 async def test_in_a_steady_state_nobody_is_redirected(place: Any) -> None:
     with redis_cluster(replicas=0) as cluster:
         with load(2, url=cluster.url, **place) as running:
@@ -146,7 +149,11 @@ def on_its_way(cluster: RedisCluster, number: int, keys: int) -> Iterator[tuple[
 
 
 @FACE
-@pytest.mark.parametrize("moved", [0, 1, 1000], ids=["none", "one", "all"])
+@pytest.mark.parametrize(
+    "moved",
+    [pytest.param(0, marks=pytest.mark.wide), 1, pytest.param(1000, marks=pytest.mark.wide)],
+    ids=["none", "one", "all"],
+)
 async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(face: str, moved: int, place: Any) -> None:
     with redis_cluster(replicas=0) as cluster:
         store = await opened(face, cluster.url, retry_for=0.3, archiver=False, beat=0.0, **place)
@@ -168,6 +175,7 @@ async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(face: s
         await store.close()
 
 
+@pytest.mark.wide
 @KIND
 @pytest.mark.timeout(240)
 async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -> None:
@@ -198,10 +206,13 @@ async def test_slots_move_under_load_and_nobody_notices(kind: str, place: Any) -
         await running.check()
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(240)
 async def test_primaries_hand_over_under_load_and_nobody_notices(place: Any) -> None:
     """CLUSTER FAILOVER: the replica has all that its primary acknowledged."""
-    with redis_cluster() as cluster, load(url=cluster.url, retry_for=30.0, **place) as running:
+    # Who asked the old primary while it stood still is answered seconds later, or gives up first.
+    given = {"retry_for": 30.0, "timeout": 1.0} | place
+    with redis_cluster() as cluster, load(url=cluster.url, **given) as running:
         wait_for(0.5)
         for _ in range(3):
             cluster.failover(cluster.primaries()[0])
@@ -218,6 +229,7 @@ def of_node(store: Any, cluster: RedisCluster, node: ClusterNode) -> list[str]:
     return [id for id in IDS if cluster.primary_of(slot(store, id)) is node]
 
 
+@pytest.mark.wide
 @KIND
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 @pytest.mark.timeout(240)
@@ -261,7 +273,7 @@ async def dense(running: Load, url: str, place: Any) -> None:
 
 
 @FACE
-@pytest.mark.parametrize("whole", ["no", "yes"])
+@pytest.mark.parametrize("whole", ["no", pytest.param("yes", marks=pytest.mark.wide)])
 async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, whole: str, place: Any) -> None:
     """With require-full-coverage the others are, too."""
     with redis_cluster("--cluster-require-full-coverage", whole, replicas=0) as cluster:
@@ -290,3 +302,53 @@ async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, 
                 assert await store.session(id).get("a", fresh=True) == id
                 assert await store.session(id).set("a", 2) == 2
         await store.close()
+
+
+# Each thing that a store does, once
+
+
+@FACE
+async def test_what_goes_over_all_nodes_in_one_exchange(face: str, place: Any) -> None:
+    with redis_cluster(replicas=0) as cluster:
+        store = await opened(face, cluster.url, **place)
+        other = await opened(face, cluster.url, **place)
+        async with store.batch() as batch:
+            for number, id in enumerate(IDS):
+                batch.on(store.session(id, user="u")).set("n", number)
+        assert {cluster.primary_of(slot(store, id)) for id in IDS} == set(cluster.nodes)
+        found = [await other.session(id).get("n", fresh=True) for id in IDS]
+        assert found == list(range(len(IDS)))
+        await store.app("shop").set("open", True)
+        assert await other.app("shop").get("open") is True
+        assert len(await store.replicas()) == 2
+        while await store.archive():
+            pass
+        assert {info.id for info in await store.sessions(user="u", limit=50)} == set(IDS)
+        exported = await store.export(IDS[0])
+        await store.session(IDS[0]).delete()
+        assert exported is not None
+        assert await store.forget("u") >= len(IDS) - 1
+        assert all(finding.ok for finding in await store.doctor() if finding.fatal)
+        await other.close()
+        await store.close()
+
+
+@KIND
+def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
+    with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:
+        del place["partitions"]
+        with StateStore.open(cluster.url, **place) as store:
+            for id in IDS:
+                store.session(id, user="u").set("a", 1)
+            while store.archive():
+                pass
+        given = [f"--{name}={value}" for name, value in ({"url": cluster.url} | place).items()]
+        for words, found in (
+            (["doctor"], "64 partitions"),
+            (["sessions", "--user", "u"], IDS[3]),
+            (["get", IDS[3]], "a"),
+        ):
+            command = [sys.executable, "-W", "ignore", "-m", "distributed_state", *given, *words]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+            assert done.returncode == 0, done.stderr + done.stdout
+            assert found in done.stdout

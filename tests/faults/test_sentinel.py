@@ -25,8 +25,8 @@ from distributed_state.port.sentinels import SentinelWatch
 from distributed_state.port.topology import Topology
 from distributed_state.programs.servers import RedisSentinel, RedisServer, redis_sentinel, wait_until
 
-KIND = pytest.mark.parametrize("kind", ["redis", pytest.param("valkey", marks=pytest.mark.wide)])
-FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
+KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])
+FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.wide), "blocking"])
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def goes_on(running: Load, times: list[float]) -> None:
         assert min(acknowledged) - at < 2.0
 
 
+@pytest.mark.wide
 @KIND
 @pytest.mark.timeout(300)
 async def test_workers_under_load_need_no_restart_through_failovers(kind: str, place: Any, pytestconfig: Any) -> None:
