@@ -20,6 +20,8 @@ from distributed_state.port.errors import LOST, ReplyError
 from distributed_state.port.sockets import Socket, pack
 
 log = logging.getLogger(__name__)
+# That a failover is over, and that a replica was promoted: in between the old primary takes writes that will be lost.
+_SAID = (b"+switch-master", b"+promoted-slave")
 _EVERY = 1.0  # seconds between two attempts to reach one that is away
 
 
@@ -99,7 +101,7 @@ class _Listener(threading.Thread):
             self._stopped.wait(_EVERY)
 
     def _listen(self, connection: Socket) -> None:
-        connection.send(pack([(b"SUBSCRIBE", b"+switch-master")]))
+        connection.send(pack([(b"SUBSCRIBE", *_SAID)]))
         asked = False
         while not self._stopped.is_set():
             try:
@@ -118,7 +120,5 @@ class _Listener(threading.Thread):
         if isinstance(message, ReplyError):
             log.warning("Sentinel %s does not let us hear of another primary: %s", self._seed, message)
         # What was said before it listened, nobody hears.
-        elif message[0] == b"subscribe" or (
-            message[0] == b"message" and message[2].partition(b" ")[0] == self._service
-        ):
+        elif message[0] == b"subscribe" or (message[0] == b"message" and self._service in message[2].split(b" ")):
             self._look()
