@@ -116,8 +116,9 @@ def carried(result: Result, max_p99: float) -> bool:
 
 
 def without_lost(result: Result) -> Result:
-    """The result without the requests that were given up because their conversation was gone."""
-    gone = sum(count for reason, count in result.errors.items() if reason.startswith("given up: 404"))
+    """The result without the requests that were given up because their conversation was gone, or older than it was."""
+    theirs = ("given up: 404", "given up: 409")
+    gone = sum(count for reason, count in result.errors.items() if reason.startswith(theirs))
     return replace(result, failed=result.failed - gone)
 
 
