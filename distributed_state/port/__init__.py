@@ -117,6 +117,18 @@ class Guard(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class SentinelAnswer:
+    """What one Sentinel says of its service. `problem`: why it said nothing; `no_failover`: why it could start none."""
+
+    node: str
+    primary: str = ""
+    epoch: int = 0
+    quorum: int = 0
+    no_failover: str = ""
+    problem: str = ""
+
+
 class Port(Protocol):
     """Everything the core may ask of the outside."""
 
@@ -157,6 +169,10 @@ class Port(Protocol):
 
         Raises WarmUnavailable or ConfigurationError.
         """
+        ...
+
+    def sentinels(self) -> list[SentinelAnswer]:
+        """Ask each Sentinel that the URL names, if it names any; blocks, for a second for each that is silent."""
         ...
 
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:

@@ -84,10 +84,10 @@ class BlockingPort(Router):
         if not commands:
             return []
         free = self._free[node]
+        count = len(commands)
         try:
             socket = self._taken(free, node)
-            packed = pack_command(commands[0]) if len(commands) == 1 else pack(commands)
-            answers = socket.exchange(packed, len(commands))
+            answers = socket.exchange(pack_command(commands[0]) if count == 1 else pack(commands), count)
         except BROKEN as error:
             self._topology.doubt()
             self._close_free(free)

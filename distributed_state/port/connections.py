@@ -21,11 +21,11 @@ from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.port import Words
+from distributed_state.port import SentinelAnswer, Words
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
-from distributed_state.port.sentinels import SentinelWatch
+from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, pack
 from distributed_state.port.topology import Topology
 
@@ -161,6 +161,12 @@ class Connections:
         self.topology.look()
         if self._watch is not None:
             self._watch.begin()
+
+    def sentinels(self) -> list[SentinelAnswer]:
+        """What each Sentinel says, one after the other; none unless the URL is of Sentinels."""
+        if self.embedded is not None or self.address.kind != "sentinel":
+            return []
+        return [hear(seed, self.address.service, self.ask) for seed in self.address.seeds]
 
     def _switched(self) -> None:
         self.topology.doubt()

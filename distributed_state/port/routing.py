@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port import Call, Script, Words
+from distributed_state.port import Call, Script, SentinelAnswer, Words
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ELSEWHERE, ReplyError, translate
 from distributed_state.port.topology import with_host
@@ -58,6 +58,9 @@ class Router:
 
     def nodes(self) -> list[str]:
         return self._topology.nodes()
+
+    def sentinels(self) -> list[SentinelAnswer]:
+        return self._connections.sentinels()
 
     def _refused(self, text: str) -> ReplyError:
         """The error of an answer that is one. Only errors come here, so that answers need not be searched for them."""
@@ -152,9 +155,11 @@ class Router:
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
         words = script.call(keys, arguments)
         answer = (await self.exchange((words,)))[0]
-        if isinstance(answer, ReplyError) and answer.word == "NOSCRIPT":
-            return await self.command(*script.first_call(words))
-        return self._checked(answer)
+        if isinstance(answer, Exception):
+            if isinstance(answer, ReplyError) and answer.word == "NOSCRIPT":
+                return await self.command(*script.first_call(words))
+            raise translate(answer, self._place) from answer
+        return answer
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]

@@ -11,18 +11,40 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import redis.exceptions as driver
 
 from distributed_state.errors import StateError
+from distributed_state.port import SentinelAnswer
+from distributed_state.port.addresses import node_name
 from distributed_state.port.errors import LOST, ReplyError
 from distributed_state.port.sockets import Socket, pack
 
 log = logging.getLogger(__name__)
 # That a failover is over, and that a replica was promoted: in between the old primary takes writes that will be lost.
 _SAID = (b"+switch-master", b"+promoted-slave")
+_PATIENT = 1.0  # seconds for one of them to answer
 _EVERY = 1.0  # seconds between two attempts to reach one that is away
+
+
+def hear(node: str, service: str, ask: Callable[..., list[Any]]) -> SentinelAnswer:
+    """What one Sentinel says of a service, and whether it could have a failover made now."""
+    asked = partial(ask, node, timeout=_PATIENT, sentinel=True)
+    named = service.encode()
+    try:
+        said, (host, port) = asked((b"SENTINEL", b"MASTER", named), (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", named))
+    except StateError as error:
+        return SentinelAnswer(node, problem=str(error))
+    facts = dict(zip(said[::2], said[1::2], strict=True))
+    refused = ""
+    try:
+        asked((b"SENTINEL", b"CKQUORUM", named))
+    except StateError as error:
+        refused = str(error)
+    primary = node_name(host.decode(), int(port))
+    return SentinelAnswer(node, primary, int(facts[b"config-epoch"]), int(facts[b"quorum"]), refused)
 
 
 class SentinelWatch:

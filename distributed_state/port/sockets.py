@@ -62,8 +62,15 @@ class Socket:
 
     def exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send, and read so many answers. Raises driver.RedisError or OSError; the connection is closed then."""
-        self.send(packed)
-        return self.answers(count)
+        try:
+            self._send(packed)
+            return self._answers(count)
+        except BlockingIOError as error:
+            self.close()
+            raise driver.TimeoutError("no answer in time") from error
+        except BaseException:
+            self.close()
+            raise
 
     def send(self, packed: bytes) -> None:
         """Send, and leave the answers to `answers`."""
@@ -75,18 +82,20 @@ class Socket:
 
     def answers(self, count: int) -> list[Any]:
         """Read so many answers."""
+        return self.exchange(b"", count)
+
+    def _answers(self, count: int) -> list[Any]:
         answers: list[Any] = []
         gets = self._gets
-        try:
-            while True:
-                self.read()
-                while (answer := gets()) is not False:
-                    answers.append(answer)
-                    if len(answers) == count:
-                        return answers
-        except BaseException:
-            self.close()
-            raise
+        while True:
+            received = self._receive(self._buffer)
+            if not received:
+                raise driver.ConnectionError("the server closed the connection")
+            self._feed(self._buffer, 0, received)
+            while (answer := gets()) is not False:
+                answers.append(answer)
+                if len(answers) == count:
+                    return answers
 
     def read(self) -> None:
         """Wait for bytes and give them to the parser."""

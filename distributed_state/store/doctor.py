@@ -83,6 +83,28 @@ async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
     return findings
 
 
+async def _sentinels(port: Port) -> list[Finding]:
+    """Whether those who choose the primary are there, agree, and are enough to choose another."""
+    every = await port.thread(port.sentinels)
+    heard = [each for each in every if not each.problem]
+    if not every:
+        return []
+    silent = "; ".join(f"{each.node}: {each.problem}" for each in every if each.problem)
+    findings = [Finding("sentinels", not silent, f"{len(heard)} of {len(every)} answer", f"start them: {silent}")]
+    if not heard:
+        return findings
+    named = sorted({(each.epoch, each.primary) for each in heard}, reverse=True)
+    shown = ", ".join(f"{primary} (config epoch {epoch})" for epoch, primary in named)
+    advice = "the highest epoch is followed; SENTINEL RESET on those that have stayed behind, if it lasts"
+    findings.append(Finding("sentinels' primary", len(named) == 1, shown, advice))
+    quorums = ", ".join(sorted({str(each.quorum) for each in heard}))
+    refused = next((each.no_failover for each in heard if each.no_failover), "")
+    found = f"{quorums} must find the primary away; " + (refused or "a failover can be started")
+    advice = "start more Sentinels: if the primary is lost, nobody replaces it"
+    findings.append(Finding("quorum", not refused, found, advice))
+    return findings
+
+
 async def _times(tiers: Tiers) -> list[Finding]:
     """How far apart the clocks are."""
     apart = []
@@ -165,6 +187,7 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         findings.append(Finding("scripts", True, "Lua runs"))
     except StateError as error:
         findings.append(Finding("scripts", False, str(error), "allow EVAL and EVALSHA"))
+    findings += await _sentinels(tiers.port)
     findings += await _times(tiers)
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)

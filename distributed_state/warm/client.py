@@ -81,7 +81,7 @@ class Warm(Patience):
                 return await self.port.script(*call), None
             return await self._ask(call, trailing_call)
         except WarmUnavailable:
-            op.doubted = True
+            self.ops.lost(op)
             raise
 
     @observed("commit_many", "warm", several)

@@ -115,16 +115,16 @@ class OpIds:
             return await call(*arguments)
         except WarmUnavailable:
             for op in ops:
-                op.doubted = True
-                self._ease(op)
+                self.lost(op)
             raise
 
-    def _ease(self, op: OpId) -> None:
-        """Allow for the clock of another server, once for each time that was heard.
+    def lost(self, op: OpId) -> None:
+        """Note that an answer was lost, and allow for the clock of another server, once for each time that was heard.
 
-        It may have applied the write, or answer its repetition: a replica that was promoted, or whoever has the slot
-        now. By a clock that is behind the one that was heard, a record may have come back from SQL with this write in
-        it before it could have been applied at all; then nobody would ask SQL.
+        That server may have applied the write, or answer its repetition: a replica that was promoted, or whoever has
+        the slot now. By a clock that is behind the one that was heard, a record may have come back from SQL with this
+        write in it before it could have been applied at all; then nobody would ask SQL.
         """
+        op.doubted = True
         if self._port.several and op.since_ms != op.eased_ms:
             op.since_ms = op.eased_ms = op.since_ms - _MARGIN_MS

@@ -167,7 +167,7 @@ class CutOff(socketserver.ThreadingTCPServer):
     daemon_threads = True
 
     def __init__(self, primary: RedisServer) -> None:
-        facts = [b"ip", b"127.0.0.1", b"port", b"%d" % primary.port, b"config-epoch", b"0"]
+        facts = [b"ip", b"127.0.0.1", b"port", b"%d" % primary.port, b"config-epoch", b"0", b"quorum", b"2"]
         address = facts[1:4:2]
 
         class Answer(socketserver.BaseRequestHandler):
@@ -218,6 +218,37 @@ async def test_without_comparing_epochs_it_would_be(place: Any, monkeypatch: pyt
     """The negative control."""
     monkeypatch.setattr(Topology, "_epoch", property(lambda self: -1, lambda self, value: None), raising=False)
     assert await back_to_the_old("asyncio", place)
+
+
+@FACE
+async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are_enough(face: str, place: Any) -> None:
+    with redis_sentinel(replicas=1) as watched, CutOff(watched.primary) as cut_off:
+        every = f"{watched.url.partition('/mymaster')[0]},127.0.0.1:{cut_off.server_address[1]}/mymaster"
+        store = await opened(face, every, **place)
+        first, second, third = watched.sentinels
+        old = f"127.0.0.1:{watched.primary.port}"
+        found = {each.name: each for each in await store.doctor()}
+        shown = [(found[name].ok, found[name].found) for name in ("sentinels", "sentinels' primary", "quorum")]
+        assert shown == [
+            (True, "4 of 4 answer"),
+            (True, f"{old} (config epoch 0)"),
+            (True, "2 must find the primary away; a failover can be started"),
+        ]
+        new = f"127.0.0.1:{watched.failover().port}"
+        third.kill()
+        found = {each.name: each for each in await store.doctor()}
+        assert (found["sentinels"].ok, found["sentinels"].found) == (False, "3 of 4 answer")
+        assert f"127.0.0.1:{third.port}" in found["sentinels"].advice
+        assert not found["sentinels' primary"].ok
+        assert found["sentinels' primary"].found == f"{new} (config epoch 1), {old} (config epoch 0)"
+        second.kill()
+        wait_until(
+            lambda: str(first.ask("SENTINEL", "SENTINELS", "mymaster")).count("s_down") == 2, "nobody missed them"
+        )
+        found = {each.name: each for each in await store.doctor()}
+        assert not found["quorum"].ok
+        assert "NOQUORUM" in found["quorum"].found
+        await store.close()
 
 
 async def test_what_cannot_work_is_refused_with_the_reason(place: Any) -> None:
