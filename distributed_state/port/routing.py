@@ -81,18 +81,20 @@ class Router:
             return await self.exchange_with(topology.only, commands)
         if len(commands) == 1:
             # The short way, which is nearly always the whole of it.
-            answers = await self.exchange_with(self._node_for(commands[0]), commands)
+            node = self._node_for(commands[0])
+            answers = await self.exchange_with(node, commands)
             if not isinstance(answers[0], ReplyError) or answers[0].word not in _REDIRECTED:
                 return answers
+            return await self._exchange_routed(commands, self._redirected(answers[0], node))
         return await self._exchange_routed(commands)
 
-    async def _exchange_routed(self, commands: Sequence[Words]) -> list[Any]:
-        """Each command to the server that has its key, followed where that sends it.
+    async def _exchange_routed(self, commands: Sequence[Words], once: str = "") -> list[Any]:
+        """Each command to the server that has its key, or first to the one given; followed where that sends it.
 
         The answers of a server that cannot be reached are WarmUnavailable, in their places; raised if it is all.
         """
         answers: list[Any] = [None] * len(commands)
-        waiting = dict.fromkeys(range(len(commands)), "")  # with the server to be asked this once, "": the owner
+        waiting = dict.fromkeys(range(len(commands)), once)  # with the server to be asked this once, "": the owner
         for _ in range(_REDIRECTIONS):
             groups: dict[str, list[int]] = {}
             for at, once in sorted(waiting.items()):

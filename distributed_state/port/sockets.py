@@ -63,7 +63,8 @@ class Socket:
     def exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send, and read so many answers. Raises driver.RedisError or OSError; the connection is closed then."""
         try:
-            self._send(packed)
+            if packed:
+                self._send(packed)
             return self._answers(count)
         except BlockingIOError as error:
             self.close()

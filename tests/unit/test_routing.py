@@ -47,7 +47,7 @@ class Played(Router):
         self.said: list[dict[str, list[Words]]] = []
         self.looks = 0
 
-    async def relocate(self) -> None:
+    async def _look(self) -> None:
         self.looks += 1
         self._topology.look()
 
