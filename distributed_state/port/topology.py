@@ -149,7 +149,7 @@ class Topology:
                 if not before or not isinstance(error, WarmUnavailable):
                     self.doubted = True
                     raise
-                log.warning("%s: nobody says where keys are now: %s", self._where.place, error)
+                log.info("%s: nobody says where keys are now: %s", self._where.place, error)
             finally:
                 self._looked = time.monotonic()
                 self.looks += 1

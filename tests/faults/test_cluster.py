@@ -325,9 +325,8 @@ async def test_what_goes_over_all_nodes_in_one_exchange(face: str, place: Any) -
             pass
         assert {info.id for info in await store.sessions(user="u", limit=50)} == set(IDS)
         exported = await store.export(IDS[0])
-        await store.session(IDS[0]).delete()
         assert exported is not None
-        assert await store.forget("u") >= len(IDS) - 1
+        assert await store.forget("u") == len(IDS)
         assert all(finding.ok for finding in await store.doctor() if finding.fatal)
         await other.close()
         await store.close()
@@ -344,11 +343,12 @@ def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
                 pass
         given = [f"--{name}={value}" for name, value in ({"url": cluster.url} | place).items()]
         for words, found in (
-            (["doctor"], "64 partitions"),
+            (["doctor"], "3 primaries"),
             (["sessions", "--user", "u"], IDS[3]),
             (["get", IDS[3]], "a"),
         ):
             command = [sys.executable, "-W", "ignore", "-m", "distributed_state", *given, *words]
             done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-            assert done.returncode == 0, done.stderr + done.stdout
+            assert done.stderr == ""
+            assert done.returncode == (words == ["doctor"]), "it has advice: nothing is on disk, nobody has a replica"
             assert found in done.stdout

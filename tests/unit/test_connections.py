@@ -59,13 +59,6 @@ def test_answers_may_come_in_any_pieces(ends: Any) -> None:
         assert second.word == "ERR"
 
 
-def test_answers_beyond_those_asked_for_stay_for_the_next(ends: Any) -> None:
-    ours, server = ends
-    connection = Socket(Connected(ours), 5.0)
-    server.sendall(b":1\r\n:2\r\n:3\r\n")
-    assert (connection.answers(1), connection.answers(2)) == ([1], [2, 3])
-
-
 def test_no_answer_in_time_closes_it(ends: Any) -> None:
     """Otherwise its next user would be given this answer."""
     ours, server = ends
