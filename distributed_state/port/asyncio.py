@@ -26,6 +26,7 @@ from distributed_state.port.embedded_wires import AsyncioEmbeddedWire
 from distributed_state.port.errors import BROKEN, translate
 from distributed_state.port.pipe import Pipe, PipeWire
 from distributed_state.port.routing import Router
+from distributed_state.port.sockets import nothing
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -86,12 +87,17 @@ class AsyncioPort(Router):
     async def _look(self) -> None:
         await asyncio.to_thread(self._connections.look)
 
+    def _late(self) -> None:
+        """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
+        self._looking = self._loop.run_in_executor(None, self._connections.late)
+
     async def _connected(self, node: str) -> Pipe:
         async with self._connecting.setdefault(node, asyncio.Lock()):
             pipe = self._pipes.get(node)
             if pipe is None or pipe.broken is not None:
                 connection = await self._connect(node)
-                pipe = Pipe(connection, self._connections.timeout, self._refused, self._topology.doubt)
+                late = self._late if self.several else nothing
+                pipe = Pipe(connection, self._connections.timeout, self._refused, self._topology.doubt, late)
                 self._pipes[node] = pipe
                 if self._closed:  # meanwhile; nobody would close it
                     pipe.fail(driver.ConnectionError("closed"))

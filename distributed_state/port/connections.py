@@ -9,6 +9,7 @@ Design: section 19.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -20,16 +21,17 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from distributed_state.errors import ConfigurationError
+from distributed_state.errors import ConfigurationError, StateError
 from distributed_state.port import SentinelAnswer, Words
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.sentinels import SentinelWatch, hear
-from distributed_state.port.sockets import Socket, pack
+from distributed_state.port.sockets import LATE, Socket, nothing, pack
 from distributed_state.port.topology import Topology
 
 _ROLE: Words = (b"ROLE",)
+log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
 
 
@@ -86,10 +88,17 @@ class Connections:
         kind = theirs.SSLConnection if self.address.tls else theirs.Connection
         return kind(host=host, port=port, **given)
 
+    @property
+    def _connect_timeout(self) -> float:
+        """Seconds for a handshake: short where another server may have the keys if this one is silent."""
+        return min(self.timeout, 2 * LATE) if self.topology.several else self.timeout
+
     def connect(self, node: str, on_error: Callable[[str], Exception] = ReplyError) -> Socket:
         """A connection for one caller at a time. Raises WarmUnavailable or ConfigurationError."""
+        late = self.late if self.topology.several else nothing
         try:
-            socket = Socket(self._blocking(node, self._options), self.timeout, on_error)
+            connection = self._blocking(node, self._options, self._connect_timeout)
+            socket = Socket(connection, self.timeout, on_error, late)
             if self.address.kind == "sentinel":
                 try:
                     self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
@@ -104,7 +113,7 @@ class Connections:
         """A connection of the driver's that belongs to the running event loop. Raises as `connect`."""
         connection = self._asyncio(node)
         try:
-            async with asyncio.timeout(self.timeout):
+            async with asyncio.timeout(self._connect_timeout):
                 await connection.connect()
                 if self.address.kind == "sentinel":
                     await connection.send_command(*_ROLE)
@@ -167,6 +176,14 @@ class Connections:
         if self.embedded is not None or self.address.kind != "sentinel":
             return []
         return [hear(seed, self.address.service, self.ask) for seed in self.address.seeds]
+
+    def late(self) -> None:
+        """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
+        self.topology.doubt()
+        try:
+            self.look()
+        except StateError as error:
+            log.debug("%s: %s", self.place, error)
 
     def _switched(self) -> None:
         self.topology.doubt()

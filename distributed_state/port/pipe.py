@@ -19,7 +19,7 @@ from hiredis import pack_command
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
-from distributed_state.port.sockets import message, pack, reader
+from distributed_state.port.sockets import LATE, message, nothing, pack, reader
 
 
 class _Gone:
@@ -53,15 +53,25 @@ class Taken(asyncio.Protocol):
 
 
 class Pipe(Taken):
-    """Commands of all tasks: those of one turn of the loop leave in one write."""
+    """Commands of all tasks: those of one turn of the loop leave in one write.
+
+    `lost` is called when the connection is; `late` for each second in which the one who waits longest got no answer.
+    """
 
     def __init__(
-        self, connection: Any, timeout: float, on_error: Callable[[str], Exception], lost: Callable[[], None]
+        self,
+        connection: Any,
+        timeout: float,
+        on_error: Callable[[str], Exception],
+        lost: Callable[[], None],
+        late: Callable[[], None] = nothing,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.broken: Exception | None = None
         self._timeout = timeout
         self._lost = lost
+        self._late = late
+        self._patience = timeout if late is nothing else min(timeout, LATE)
         self._outgoing: list[bytes] = []
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, float]] = deque()
         self._answers: list[Any] = []
@@ -84,7 +94,7 @@ class Pipe(Taken):
         self._waiting.append((waiting, len(commands), loop.time()))
         if not self._watched:
             self._watched = True
-            loop.call_later(self._timeout, self._watch)
+            loop.call_later(self._patience, self._watch)
         return waiting
 
     def _flush(self) -> None:
@@ -124,12 +134,16 @@ class Pipe(Taken):
         """
         self._watched = False
         if self._waiting and self.broken is None:
-            left = self._waiting[0][2] + self._timeout - self.loop.time()
-            if left <= 0:
+            waited = self.loop.time() - self._waiting[0][2]
+            left = self._patience - waited
+            if waited >= self._timeout:
                 self.fail(driver.TimeoutError("no answer in time"))
-            else:
-                self._watched = True
-                self.loop.call_later(left, self._watch)
+                return
+            if left <= 0:
+                self._late()
+                left = min(self._patience, self._timeout - waited)
+            self._watched = True
+            self.loop.call_later(left, self._watch)
 
     def fail(self, error: Exception) -> None:
         """Give the connection up."""

@@ -46,7 +46,7 @@ class Router:
 
     @property
     def several(self) -> bool:
-        return self._topology.kind in ("sentinel", "cluster")
+        return self._topology.several
 
     async def relocate(self) -> None:
         self._topology.doubt()

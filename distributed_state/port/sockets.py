@@ -23,6 +23,11 @@ from distributed_state.port import Words
 from distributed_state.port.errors import LOST, ReplyError
 
 _READ = 65_536
+LATE = 1.0  # seconds without an answer after which another server may have the keys
+
+
+def nothing() -> None:
+    """What is done about a late answer where nobody else could give it."""
 
 
 def reader(make_error: Callable[[str], Exception]) -> Any:
@@ -35,29 +40,51 @@ def pack(commands: Sequence[Words]) -> bytes:
     return b"".join(map(pack_command, commands))
 
 
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+
+
 class Socket:
-    """A connection whose handshake is done. `on_error` makes the error of an answer that is one."""
+    """A connection whose handshake is done. `on_error` makes the error of an answer that is one.
 
-    __slots__ = ("__weakref__", "_buffer", "_connection", "_feed", "_gets", "_receive", "_send", "_socket")
+    `late` is called, by the thread that waits, for each second in which no answer came; it may `shut` the connection.
+    """
 
-    def __init__(self, connection: Any, timeout: float, on_error: Callable[[str], Exception] = ReplyError) -> None:
+    __slots__ = (
+        "__weakref__", "_buffer", "_connection", "_feed", "_gets", "_late", "_patience", "_receive", "_send", "_socket",
+        "_timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        connection: Any,
+        timeout: float,
+        on_error: Callable[[str], Exception] = ReplyError,
+        late: Callable[[], None] = nothing,
+    ) -> None:
         connection.connect()
         self._connection = connection  # the driver closes it, and knows not to shut down what a forked child inherits
         found: socket.socket | None = getattr(connection, "_sock", None)
         if found is None:
             raise driver.ConnectionError("the connection was closed at once")
-        if not isinstance(found, ssl.SSLSocket):
+        self._timeout = timeout
+        self._late = late
+        patience = timeout if late is nothing else min(timeout, LATE)
+        self._patience = max(1, round(timeout / patience))  # how often nothing may come in time
+        self._send: Callable[[bytes], None] = self._send_slowly
+        if isinstance(found, ssl.SSLSocket):
+            found.settimeout(patience)
+        else:
             # The kernel minds the time, where Python would ask poll() before each call.
-            limit = struct.pack("ll", int(timeout), int(timeout % 1 * 1e6))
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(patience))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(timeout))
             found.settimeout(None)
+            self._send = found.sendall
         parser = reader(on_error)
         self._socket = found
         self._buffer = bytearray(_READ)
         self._feed = parser.feed
         self._gets = parser.gets
-        self._send = found.sendall
         self._receive = found.recv_into
 
     def exchange(self, packed: bytes, count: int) -> list[Any]:
@@ -66,9 +93,6 @@ class Socket:
             if packed:
                 self._send(packed)
             return self._answers(count)
-        except BlockingIOError as error:
-            self.close()
-            raise driver.TimeoutError("no answer in time") from error
         except BaseException:
             self.close()
             raise
@@ -88,8 +112,16 @@ class Socket:
     def _answers(self, count: int) -> list[Any]:
         answers: list[Any] = []
         gets = self._gets
+        missed = 0
         while True:
-            received = self._receive(self._buffer)
+            try:
+                received = self._receive(self._buffer)
+            except (BlockingIOError, TimeoutError) as error:
+                missed += 1
+                if missed >= self._patience:
+                    raise driver.TimeoutError("no answer in time") from error
+                self._late()
+                continue
             if not received:
                 raise driver.ConnectionError("the server closed the connection")
             self._feed(self._buffer, 0, received)
@@ -98,11 +130,18 @@ class Socket:
                 if len(answers) == count:
                     return answers
 
+    def _send_slowly(self, packed: bytes) -> None:
+        """Send all, for which there is more time than for the first byte of an answer."""
+        patience = self._socket.gettimeout()
+        self._socket.settimeout(self._timeout)
+        self._socket.sendall(packed)
+        self._socket.settimeout(patience)
+
     def read(self) -> None:
         """Wait for bytes and give them to the parser."""
         try:
             received = self._receive(self._buffer)
-        except BlockingIOError as error:
+        except (BlockingIOError, TimeoutError) as error:
             raise driver.TimeoutError("no answer in time") from error
         if not received:
             raise driver.ConnectionError("the server closed the connection")

@@ -105,10 +105,15 @@ class Topology:
         """All servers that have keys."""
         return [self.only] if self.only is not None else sorted({node for node in self._slots if node})
 
+    @property
+    def several(self) -> bool:
+        """Whether one server may answer in place of another: a cluster, or primaries that Sentinels choose."""
+        return self.kind in ("sentinel", "cluster")
+
     def doubt(self) -> None:
         """Something says that keys may be elsewhere now: look before the next command."""
         # Of a server that is no cluster's there is nothing more to learn.
-        self.doubted = self.kind in ("sentinel", "cluster") or self.only is None
+        self.doubted = self.several or self.only is None
 
     def moved(self, slot: int, node: str, answered: str) -> None:
         """A server said where a slot is now. `answered` is that server: it may leave its own host out."""

@@ -12,6 +12,8 @@ import pytest
 import redis.exceptions as driver
 
 from distributed_state.errors import WarmUnavailable
+from distributed_state.port import pipe as pipe_module
+from distributed_state.port import sockets
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.pipe import Pipe, PipeWire
 from distributed_state.port.sockets import Socket, SocketWire, pack
@@ -69,6 +71,37 @@ def test_no_answer_in_time_closes_it(ends: Any) -> None:
         connection.exchange(pack(PING), 1)
     assert beneath.closed
     with pytest.raises(OSError, match="Bad file"):
+        connection.exchange(pack(PING), 1)
+
+
+def test_an_answer_that_is_late_makes_one_look_elsewhere(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who finds out that another server has the keys now shuts the connection, and its user need not wait."""
+    monkeypatch.setattr(sockets, "LATE", 0.01)
+    ours, server = ends
+    looked: list[int] = []
+
+    def look() -> None:
+        looked.append(1)
+        if len(looked) == 2:
+            server.sendall(b"+PONG\r\n")
+        if len(looked) == 4:
+            connection.shut()
+
+    connection = Socket(Connected(ours), 60.0, late=look)
+    assert connection.exchange(pack(PING), 1) == [b"PONG"]
+    assert len(looked) == 2, "once each time that nothing came"
+    with pytest.raises(driver.ConnectionError):
+        connection.exchange(pack(PING), 1)
+    assert len(looked) == 4
+
+
+def test_where_nobody_else_could_answer_there_is_nothing_to_look_for(ends: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sockets, "LATE", 0.01)
+    ours, _ = ends
+    asked = Connected(ours)
+    connection = Socket(asked, 0.1)
+    assert connection._patience == 1, "one wait of the kernel's, of all the time there is"
+    with pytest.raises(driver.TimeoutError):
         connection.exchange(pack(PING), 1)
 
 
@@ -147,7 +180,9 @@ async def piped(timeout: float = 5.0) -> AsyncIterator[tuple[Pipe, socket.socket
     ours, server = socket.socketpair()
     lost: list[int] = []
     streams = Streams(*await asyncio.open_connection(sock=ours))
-    pipe = Pipe(streams, timeout, ReplyError, lambda: lost.append(1))
+    looked: list[int] = []
+    pipe = Pipe(streams, timeout, ReplyError, lambda: lost.append(1), lambda: looked.append(1))
+    pipe.looked = looked  # type: ignore[attr-defined]  # for the tests
     with server:
         server.setblocking(False)
         try:
@@ -204,6 +239,21 @@ async def test_what_does_not_answer_in_time_is_given_up_with_all_that_wait() -> 
                 await each
         assert isinstance(pipe.broken, driver.TimeoutError)
         assert lost == [1]
+
+
+async def test_an_answer_that_is_late_makes_a_loop_look_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_module, "LATE", 0.01)
+    async with piped(60.0) as (pipe, server, lost):
+        assert await asyncio.wait_for(asyncio.gather(pipe.send(PING), asyncio.to_thread(server.send, b"+PONG\r\n")), 10)
+        waiting = pipe.send(PING)
+        while len(looked := pipe.looked) < 3:  # type: ignore[attr-defined]  # played
+            await asyncio.sleep(0.001)
+        assert not waiting.done()
+        pipe.fail(driver.ConnectionError("another server has its keys now"))
+        with pytest.raises(driver.ConnectionError, match="another server"):
+            await waiting
+        assert lost == [1]
+        assert looked
 
 
 async def test_a_server_that_leaves_is_told_to_all_who_wait() -> None:
