@@ -247,7 +247,7 @@ async def test_an_answer_that_is_late_makes_a_loop_look_elsewhere(monkeypatch: p
         assert await asyncio.wait_for(asyncio.gather(pipe.send(PING), asyncio.to_thread(server.send, b"+PONG\r\n")), 10)
         waiting = pipe.send(PING)
         while len(looked := pipe.looked) < 3:  # type: ignore[attr-defined]  # played
-            await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
         assert not waiting.done()
         pipe.fail(driver.ConnectionError("another server has its keys now"))
         with pytest.raises(driver.ConnectionError, match="another server"):
