@@ -85,6 +85,8 @@ class Hot:
             if not flights:
                 del self._flights[text]
             epoch, version = flight.floor
+            if entry is not None:
+                self._shown(text, entry)
             if entry is not None and (entry.version >= version or entry.epoch != epoch):
                 flight.result = entry
                 if epoch in ("", entry.epoch):
@@ -145,6 +147,20 @@ class Hot:
                 for flight in flights:
                     flight.freshness = None
                     flight.open = False
+
+    def _shown(self, text: str, entry: CachedRecord) -> None:
+        """Nobody who comes from now on is shown less than this.
+
+        Its publication may be on its way still, or is not heard: each thread has a connection of its own, so a load
+        that was asked for earlier may arrive later than this one.
+        """
+        for flight in self._flights.get(text, ()):
+            epoch, version = flight.floor
+            if epoch in ("", entry.epoch) and version < entry.version:
+                flight.floor = (entry.epoch, entry.version)
+        present = self.entries.get(text)
+        if present is not None and present.epoch == entry.epoch and present.version < entry.version:
+            self._drop(text)
 
     def _keep(self, text: str, entry: CachedRecord, freshness: Freshness | None) -> list[str]:
         """Keep what was read under a subscription, unless that is over, or something as new is there."""
