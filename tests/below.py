@@ -95,7 +95,10 @@ def urls_of(store: Any) -> list[str]:
 
 
 def server_with(store: Any, key: bytes) -> redis.Redis:
-    """A plain client on the one server that has this key."""
+    """A plain client on the one server that has this key, or this channel."""
+    embedded = core(store)._lifecycle.connections.embedded
+    if embedded is not None:
+        return fakeredis.FakeRedis(server=embedded.fake)
     (url,) = urls_of(store) if len(nodes_of(store)) == 1 else [f"redis://{_topology(store).node_of(key)}/0"]
     return redis.Redis.from_url(url)
 

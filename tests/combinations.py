@@ -14,8 +14,6 @@ FACES, COLD = ("asyncio", "blocking"), ("memory", "sqlite", "postgres")
 WARM = ("fake", "valkey", "redis", "sentinel", "cluster")
 # What a test may ask for by one word: any server there is, or one that stands alone, to be cut off, paused or emptied.
 KINDS = {"real": WARM[1:], "single": ("valkey", "redis")}
-# On these no test runs yet: the port does not speak to them.
-UNREACHED: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -45,8 +43,7 @@ class Combination:
         return self.warm == "fake" and self.cold != "postgres"
 
 
-PRODUCT = tuple(Combination(*names) for names in itertools.product(FACES, WARM, COLD))
-EVERY = tuple(combination for combination in PRODUCT if combination.warm not in UNREACHED)
+EVERY = tuple(Combination(*names) for names in itertools.product(FACES, WARM, COLD))
 # One per face; the servers that a test meets beside it are on the other face.
 EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
 SERVERS = tuple(combination for combination in EVERY if combination.fleet)

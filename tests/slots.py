@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.port.asyncio import AsyncioPort
-from distributed_state.port.blocking import BlockingPort
+from distributed_state.port.routing import Router
 from distributed_state.values.keys import Keys
 from distributed_state.values.model import Ref
 
@@ -70,17 +69,12 @@ def commands_of_several_slots(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[
             except AssertionError as error:
                 found.append(str(error))
 
+    exchange = Router.exchange
+
+    async def looking(self: Router, commands: Sequence[Any]) -> list[Any]:
+        look(commands)
+        return await exchange(self, commands)
+
     with monkeypatch.context() as patched:
-        for port in (AsyncioPort, BlockingPort):
-            exchange = port.exchange
-
-            async def looking(self: Any, commands: Sequence[Any], exchange: Any = exchange) -> list[Any]:
-                look(commands)
-                return await exchange(self, commands)  # type: ignore[no-any-return]
-
-            async def with_node(self: Any, node: str, commands: Sequence[Any], exchange: Any = exchange) -> list[Any]:
-                return await exchange(self, commands)  # type: ignore[no-any-return]
-
-            patched.setattr(port, "exchange", looking)
-            patched.setattr(port, "exchange_with", with_node, raising=False)
+        patched.setattr(Router, "exchange", looking)
         yield found

@@ -56,7 +56,7 @@ class Group:
         keys = self._tiers.keys
         port = self._tiers.port
         begin = await self._tiers.consumers.positions(since)
-        await port.exchange(
+        await port.commands(
             [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
         )
         await self._hold()
@@ -129,12 +129,14 @@ class Group:
             return
         names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
         answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
+        # No answer says nothing: a partition whose server is away is begun when it is back.
         found = {
-            at: Position.parse(answer) if isinstance(answer, bytes) else None
+            at: None if answer is None else Position.parse(answer)
             for at, answer in zip(gained, answers, strict=True)
+            if not isinstance(answer, Exception)
         }
         emptied = [at for at, position in found.items() if position is None]
-        begin = await self._tiers.consumers.positions("oldest") if emptied else {}
+        begin = await self._tiers.consumers.positions("oldest", emptied) if emptied else {}
         positions = {at: position or begin[at] for at, position in found.items()}
         with self._mutex:
             self._saved.update(positions)
@@ -142,7 +144,7 @@ class Group:
         if emptied:
             # Written when the group began: whoever emptied Redis took the events as well.
             self._subscription.lose({at: (positions[at], positions[at]) for at in emptied}, "epoch")
-        self._tiers.consumers.stir(gained)
+        self._tiers.consumers.stir(positions)
 
     def _drop(self, partitions: Iterable[int]) -> None:
         gone = set(partitions)

@@ -87,19 +87,28 @@ class Reaper(Worker):
                 await self._port.sleep(max(pause - (self._port.monotonic() - begun), every / 10))
 
     async def sweep(self, partitions: Sequence[int]) -> bool:
-        """End what is over in these partitions; whether there was more than one pass takes."""
+        """End what is over in these partitions; whether there was more than one pass takes.
+
+        Of several servers one may be away: its partitions have their turn in a later sweep. Raises WarmUnavailable if
+        all are.
+        """
         if not partitions:
             return False
         most = max(10, _AT_ONCE // len(partitions))
         keys = [self._tiers.keys.partition(each) for each in partitions]
         answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most]) for each in keys])
+        reached: list[int] = []
         due: list[Due] = []
         unfilled: dict[int, str] = {}
         empty: list[int] = []
         more = False
         for partition, answer in zip(partitions, answers, strict=True):
+            if isinstance(answer, Unavailable):
+                log.debug("reaper: partition %d: %s", partition, answer)
+                continue
             if isinstance(answer, StateError):
                 raise answer
+            reached.append(partition)
             if answer[0] == b"uninitialised":
                 empty.append(partition)
                 continue
@@ -113,8 +122,8 @@ class Reaper(Worker):
         await self._look(due)
         await self._fill(unfilled)
         await self._revive(empty)
-        await self._erase(partitions)
-        return await self._prune(partitions) or more
+        await self._erase(reached)
+        return await self._prune(reached) or more
 
     def _names(self, member: bytes) -> RecordKeys:
         return self._tiers.keys.of(Ref.parse(member.decode()))

@@ -5,6 +5,8 @@ new connection, silence - the stream is read from the position on, and where it 
 to another life of Redis, the consumer gets one event that asks it to resync. Epochs count up, so where Redis holds none
 the position says which was the last one: a life that began and ended unseen shows as well.
 
+Of several servers one may be away: its partitions stay behind, and are looked at again; the others go on.
+
 Design: section 12.
 """
 
@@ -24,6 +26,7 @@ from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
 _CHECK = 3.0
+_SHORTEST, _LONGEST = 0.05, 2.0  # seconds until what could not be read is tried again
 _AT_ONCE = 400
 _HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
@@ -71,11 +74,13 @@ class Consumers:
         sums = [sum(at.offset for at in place.values()) for place in places if len(place) == self._keys.partitions]
         return min(sums, default=0)
 
-    async def positions(self, since: str | None) -> dict[int, Position]:
+    async def positions(self, since: str | None, among: Iterable[int] | None = None) -> dict[int, Position]:
         """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
+        wanted = list(self._all() if among is None else among)
         if since is not None and since != "oldest":
-            return dict.fromkeys(self._all(), BEGINNING) | self._parsed(since)
-        partitions = [self._keys.partition(each) for each in self._all()]
+            given = self._parsed(since)
+            return {at: given.get(at, BEGINNING) for at in wanted}
+        partitions = [self._keys.partition(each) for each in wanted]
         heads = await self._stream.heads(partitions)
         over = dict[int, int]()
         if not all(head.epoch for head in heads):
@@ -86,7 +91,7 @@ class Consumers:
             at: Position(head.epoch, head.floor if since else head.offset)
             if head.epoch
             else Position.behind(over.get(at, 0))
-            for at, head in enumerate(heads)
+            for at, head in zip(wanted, heads, strict=True)
         }
 
     def _all(self) -> range:
@@ -160,10 +165,12 @@ class Consumers:
             self.stir([partition])
 
     async def _follow(self) -> None:
-        pause = 0.05
+        pause = _SHORTEST
+        away = set[int]()  # what could not be looked at
+        again = 0.0  # when that is looked at once more; the other partitions do not wait for it
         while True:
             # A lost tail shows no gap, so positions are compared every few seconds however quiet it is.
-            if not await self._stirred.wait(_CHECK):
+            if not await self._stirred.wait(max(0.0, again - self._port.monotonic()) if away else _CHECK):
                 self.stir(self._all())
             self._stirred.clear()
             for look in list(self.watching):
@@ -171,33 +178,42 @@ class Consumers:
             with self._mutex:
                 behind = self._behind
                 self._behind = set()
+            if self._port.monotonic() >= again:
+                behind |= away
             try:
-                await self._catch_up(behind)
-                pause = 0.05
+                missed = await self._catch_up(behind)
             except StateError as error:
-                log.warning("events: %s; trying again in %.2f s", error, pause)
-                self.stir(behind)
-                await self._port.sleep(pause)
-                pause = min(pause * 2, 2.0)
+                log.warning("events: %s", error)
+                missed = behind
+            away = (away - behind) | missed
+            if missed:
+                again = self._port.monotonic() + pause
+                log.warning("events of %d partitions cannot be read; trying again in %.2f s", len(missed), pause)
+                pause = min(pause * 2, _LONGEST)
+            elif not away:
+                pause = _SHORTEST
 
-    async def _catch_up(self, behind: set[int]) -> None:
+    async def _catch_up(self, behind: set[int]) -> set[int]:
+        """Take what the stream holds of these partitions; those that could not be looked at."""
         # Positions first: a head that was read after them can be behind one only in a stream that lost its end.
         taken = {each: each.taken() for each in list(self._subscriptions)}
-        heads = await self._heads(behind & set().union(*taken.values()))
+        wanted = behind & set().union(*taken.values())
+        heads = await self._heads(wanted)
         if any(self._lost(at[each], heads[each]) for at in taken.values() for each in at.keys() & heads.keys()):
             # Whatever befell one partition befell others: one resync for all.
             taken = {each: each.taken() for each in taken}
-            heads = await self._heads(self._all())
+            wanted = set(self._all())
+            heads = await self._heads(wanted)
+        missed = wanted - heads.keys()
         for subscription, at in taken.items():
             self._tell_lost(subscription, {each: (at[each], heads[each]) for each in at.keys() & heads.keys()})
         for subscription, at in taken.items():
             sound = [each for each in sorted(at.keys() & heads.keys()) if not self._lost(at[each], heads[each])]
-            await self._read(subscription, sound, heads)
+            missed |= await self._read(subscription, sound, heads)
+        return missed
 
     async def _heads(self, partitions: Iterable[int]) -> dict[int, Head]:
-        wanted = sorted(partitions)
-        heads = await self._stream.heads([self._keys.partition(each) for each in wanted])
-        return dict(zip(wanted, heads, strict=True))
+        return await self._stream.reachable_heads([self._keys.partition(each) for each in sorted(partitions)])
 
     @staticmethod
     def _lost(at: Position, head: Head) -> str:
@@ -222,18 +238,20 @@ class Consumers:
             subscription.lose(gaps, "+".join(sorted(reasons)))
             self.stir(gaps)
 
-    async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> None:
+    async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> set[int]:
+        """Read on from where a consumer is; the partitions where that could not be done."""
         taken = subscription.taken()
         wanted = [at for at in partitions if at in taken and heads[at].epoch and taken[at] != Position(*heads[at][:2])]
         if not wanted:
-            return
+            return set()
         del wanted[_AT_ONCE:]
         share = min(_AT_ONCE, subscription.room) // len(wanted)
         if not share:
             subscription.starved = True  # looked at again when it has made room
-            return
+            return set()
         calls = [(self._keys.partition(at), taken[at].offset, share) for at in wanted]
-        for at, (before, after, stored) in zip(wanted, await self._stream.events(calls), strict=True):
+        found = await self._stream.reachable_events(calls)
+        for at, (before, after, stored) in found.items():
             position = taken[at]
             same = before.epoch == after.epoch and position.leads_to(before.epoch)
             if not before.epoch or not same or after.floor > position.offset or before.offset < position.offset:
@@ -242,6 +260,7 @@ class Consumers:
             subscription.read(at, position, before, stored, len(stored) < share)
             if len(stored) == share:
                 self.stir([at])
+        return set(wanted) - found.keys()
 
     async def close(self) -> None:
         """Close all subscriptions and stop reading."""

@@ -5,14 +5,16 @@ Design: section 9.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable
 
-from distributed_state.errors import StateError
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.values.keys import Keys
 from distributed_state.warm.scripts import CLAIM, JOIN
 
+log = logging.getLogger(__name__)
 SECONDS = 10.0
 
 
@@ -48,9 +50,9 @@ class PartitionAssignment:
         now = self._port.monotonic()
         if now < self._renew_at:
             return
-        members = int((await self._port.script(JOIN, [self._team], [self.member, self._ttl_ms]))[1])
-        share = -(-self._keys.partitions // members)
+        # Before the team is asked for: its server may be the one that is away, or takes long.
         kept = await self._claimed(self.mine)
+        share = await self._share(len(kept))
         if len(kept) < share:
             others = [each for each in range(self._keys.partitions) if each not in kept]
             start = random.randrange(len(others)) if others else 0
@@ -63,6 +65,19 @@ class PartitionAssignment:
         self.excess = kept[share:]
         self._renew_at = now + self._seconds / 3
         self.ends = now + self._seconds
+
+    async def _share(self, kept: int) -> int:
+        """How many partitions are to be ours.
+
+        One server of a cluster has the list of the team. While it is away nothing changes hands: ours are what we kept.
+        """
+        try:
+            _, members = await self._port.script(JOIN, [self._team], [self.member, self._ttl_ms])
+        except WarmUnavailable:
+            if not kept:
+                raise
+            return kept
+        return -(-self._keys.partitions // int(members))
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""
@@ -84,7 +99,11 @@ class PartitionAssignment:
         if not wanted:
             return []
         asked = [self.member, self._ttl_ms if ttl_ms is None else ttl_ms]
-        answers = await self._port.scripts([(CLAIM, [self._claim(each)], asked) for each in wanted])
+        try:
+            answers = await self._port.scripts([(CLAIM, [self._claim(each)], asked) for each in wanted])
+        except WarmUnavailable as error:
+            log.debug("none of %d partitions can be claimed: %s", len(wanted), error)
+            return []
         return [
             each
             for each, answer in zip(wanted, answers, strict=True)

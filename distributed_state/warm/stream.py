@@ -171,26 +171,31 @@ class Stream:
 
     async def heads(self, partitions: Sequence[PartitionKeys]) -> list[Head]:
         """The newest event of each partition."""
-        fields = (b"epoch", b"event", b"event_floor")
-        answers = await self._port.commands([(b"HMGET", keys.meta, *fields) for keys in partitions])
-        return [_head(answer) for answer in answers]
+        return [_head(answer) for answer in await self._port.commands([_asked(keys) for keys in partitions])]
 
-    async def events(
+    async def reachable_heads(self, partitions: Sequence[PartitionKeys]) -> dict[int, Head]:
+        """The same, without the partitions whose server is away. Raises WarmUnavailable if all are."""
+        answers = await self._port.exchange([_asked(keys) for keys in partitions])
+        return {
+            keys.partition: _head(answer)
+            for keys, answer in zip(partitions, answers, strict=True)
+            if not isinstance(answer, Exception)
+        }
+
+    async def events(self, keys: PartitionKeys, after: int, count: int) -> tuple[Head, Head, list[StreamEvent]]:
+        """Events of a partition after an offset, at most so many; with its head as it was before and after."""
+        return _page(await self._port.commands(_page_asked(keys, after, count)))
+
+    async def reachable_events(
         self, wanted: Sequence[tuple[PartitionKeys, int, int]]
-    ) -> list[tuple[Head, Head, list[StreamEvent]]]:
-        """Events of partitions after an offset, at most so many; with each its head as it was before and after."""
-        fields = (b"epoch", b"event", b"event_floor")
-        commands = list[Words]()
-        for keys, after, count in wanted:
-            commands.append((b"HMGET", keys.meta, *fields))
-            commands.append((b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count))
-            commands.append((b"HMGET", keys.meta, *fields))
-        answers = await self._port.commands(commands)
-        found = []
-        for at in range(len(wanted)):
-            before, rows, after_ = answers[3 * at : 3 * at + 3]
-            stored = [StreamEvent(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
-            found.append((_head(before), _head(after_), stored))
+    ) -> dict[int, tuple[Head, Head, list[StreamEvent]]]:
+        """The same of many partitions, without those whose server is away. Raises WarmUnavailable if all are."""
+        answers = await self._port.exchange([words for each in wanted for words in _page_asked(*each)])
+        found = {}
+        for at, (keys, _, _) in enumerate(wanted):
+            page = answers[3 * at : 3 * at + 3]
+            if not any(isinstance(answer, Exception) for answer in page):
+                found[keys.partition] = _page(page)
         return found
 
     async def redact(self, keys: PartitionKeys, unwanted: Callable[[bytes], bool]) -> None:
@@ -198,7 +203,7 @@ class Stream:
         after = 0
         count = _PAGE
         while count == _PAGE:
-            ((before, behind, stored),) = await self._warm.patiently(self.events, [(keys, after, _PAGE)])
+            before, behind, stored = await self._warm.patiently(self.events, keys, after, _PAGE)
             if before.epoch != behind.epoch:
                 after = 0  # Redis was emptied meanwhile
                 continue
@@ -220,7 +225,7 @@ class Stream:
         epoch = ""
         stored = [StreamEvent(0, b"", b"")]
         while stored:
-            ((before, behind, stored),) = await self.events([(keys, after, _PAGE)])
+            before, behind, stored = await self.events(keys, after, _PAGE)
             if before.epoch != behind.epoch or epoch not in ("", before.epoch):
                 return 0  # Redis was emptied meanwhile
             epoch = before.epoch
@@ -237,7 +242,8 @@ class Stream:
     async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes, bytes]], member: str) -> list[bool]:
         """Note how far a group is in partitions that this member handles for it; False where it does not any more.
 
-        With the position as it was before, also where it does not, if nobody has moved it since.
+        With the position as it was before, also where it does not, if nobody has moved it since. False too where its
+        server is away: what is not noted is handled again, and the other partitions do not wait for that.
         """
         answers = await self._port.scripts(
             [(ADVANCE, names, [member, position, before]) for names, position, before in calls]
@@ -247,6 +253,21 @@ class Stream:
 
 def _id(warm: Warm, op: OpId) -> str:
     return f"{warm.replica}.{op.sequence}.0"
+
+
+def _asked(keys: PartitionKeys) -> Words:
+    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor")
+
+
+def _page_asked(keys: PartitionKeys, after: int, count: int) -> list[Words]:
+    page = (b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count)
+    return [_asked(keys), page, _asked(keys)]
+
+
+def _page(answers: Sequence[Any]) -> tuple[Head, Head, list[StreamEvent]]:
+    before, rows, behind = answers
+    stored = [StreamEvent(int(identity[:-2]), pairs[1], pairs[3]) for identity, pairs in rows]
+    return _head(before), _head(behind), stored
 
 
 def _head(answer: Any) -> Head:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_redis, everything_in_sql, names, redis_of, tiers, until
+from below import everything_in_redis, everything_in_sql, names, redis_of, server_with, tiers, until
 from faces import core, in_thread
 from pydantic import BaseModel
 
@@ -141,9 +141,10 @@ async def test_what_replicas_tell_one_another_is_encrypted(opener: Any) -> None:
     session, elsewhere = first.session("s"), second.session("s")
     await session.set("password", "x")
     await until(lambda: elsewhere.get("password"))
-    with redis_of(first) as client:
+    channel = names(first, "s").channel
+    with server_with(first, channel) as client:
         listener = client.pubsub(ignore_subscribe_messages=True)
-        listener.ssubscribe(names(first, "s").channel)
+        listener.ssubscribe(channel)
         listener.get_message(timeout=5)
         await session.set("password", "hunter2")
         await session.append({"role": "user", "content": "my password is"})
@@ -556,10 +557,11 @@ async def test_what_events_tell_is_read_by_whoever_has_the_keys(opener: Any) -> 
     store, heard = await opener(encryption=Encryption(NEW, fields=("ssn",), messages=False)), list[Any]()
     store.on("note.*", lambda event: heard.append(event.data))
     await store.ready()
-    with redis_of(store) as client:
+    keys = tiers(store).keys
+    channel = keys.partition(keys.partition_of("s")).events_channel
+    with server_with(store, channel) as client:
         listener = client.pubsub(ignore_subscribe_messages=True)
-        keys = tiers(store).keys
-        listener.ssubscribe(keys.partition(keys.partition_of("s")).events_channel)
+        listener.ssubscribe(channel)
         listener.get_message(timeout=5)
         assert (await store.emit("note.made", DATA, subject="s")).data == DATA
         payloads = []

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import redis
 from below import redis_of, server_binary, until
-from distributed_state.port.calls import Calls
 from slots import commands_of_several_slots, every_name, slot
 
 from distributed_state import NotFound
+from distributed_state.port.routing import Router
 from distributed_state.programs.servers import RedisServer, free_port, redis_server
 from distributed_state.values.keys import Keys, tag
 from distributed_state.values.model import SCOPES, Ref
@@ -128,13 +128,13 @@ async def test_each_command_names_keys_and_all_of_one_slot(opener: Any, monkeypa
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(face="asyncio", warm="single")  # a cluster refuses the one by itself
 @pytest.mark.parametrize("wrong", ["a key of another slot", "a command without a key"])
 async def test_a_command_that_belongs_to_no_single_server_is_noticed(opener: Any, monkeypatch: Any, wrong: str) -> None:
     if wrong == "a key of another slot":
         monkeypatch.setattr(Keys, "replica", lambda self, replica: f"{self.namespace}:replica:{replica}".encode())
     else:
-        monkeypatch.setattr(Calls, "command_with", lambda self, node, *words: self.command(*words))
+        monkeypatch.setattr(Router, "command_with", lambda self, node, *words: self.command(*words))
     with commands_of_several_slots(monkeypatch) as found:
         store = await opener()
         await store.replicas()

@@ -1,0 +1,135 @@
+"""One server of a cluster is gone, and nobody replaces it. Law: work in the background goes on for the others' keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from below import nodes_of, server_binary, tiers, until
+from faces import core
+from reaping import exists
+
+from distributed_state.programs.servers import RedisCluster, redis_cluster
+from distributed_state.warm.consumer import RESYNC, Subscription
+
+pytestmark = [
+    pytest.mark.only(warm="cluster", cold=("sqlite", "postgres")),
+    pytest.mark.brief("servers"),
+    pytest.mark.timeout(90),
+]
+PARTITIONS = 16
+
+
+@contextmanager
+def cluster() -> Iterator[RedisCluster]:
+    """One whose servers go on alone when another is away."""
+    options = ("--cluster-node-timeout", "60000", "--cluster-require-full-coverage", "no", "--appendonly", "yes")
+    with redis_cluster(*options, replicas=0, binary=server_binary("cluster")) as running:
+        yield running
+
+
+def kill(running: RedisCluster, node: str) -> Any:
+    """Kill the server of this name."""
+    (chosen,) = [each for each in running.nodes if node.endswith(f":{each.port}")]
+    return running.kill_primary(chosen)
+
+
+def ids(store: Any, count: int = 2) -> dict[str, list[str]]:
+    """By server, so many sessions that it has, each in another partition."""
+    keys, found = core(store).keys, {node: dict[int, str]() for node in nodes_of(store)}
+    for number in range(400):
+        partition = keys.partition_of(f"session:s{number}")
+        found[tiers(store).port.node_of(keys.partition(partition).meta)].setdefault(partition, f"s{number}")
+    return {node: list(each.values())[:count] for node, each in found.items()}
+
+
+def by_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no consumer take what is published: it looks into the stream for all."""
+    monkeypatch.setattr(Subscription, "hear", lambda *_: False)
+
+
+async def emit(store: Any, names: list[str]) -> set[str]:
+    for name in names:
+        await store.emit("note.made", subject=f"session:{name}")
+    return {f"session:{name}" for name in names}
+
+
+async def subjects(events: Any, count: int) -> set[str]:
+    """Of so many events, resyncs apart."""
+    found = set[str]()
+    while len(found) < count:
+        event = await events.next(timeout=15)
+        assert event is not None, f"only {found}"
+        if event.type != RESYNC:
+            found.add(event.subject)
+    return found
+
+
+async def test_events_of_the_other_servers_are_read_and_later_its_own(opener: Any, monkeypatch: Any) -> None:
+    by_stream(monkeypatch)
+    with cluster() as running:
+        opener.url = running.url
+        store = await opener(partitions=PARTITIONS, retry_for=0.2)
+        places = ids(store)
+        away, *others = places
+        async with store.events("note.*") as events:
+            every = [name for names in places.values() for name in names]
+            assert await subjects_of(store, events, every)
+            gone = kill(running, away)
+            for _ in range(3):
+                tiers(store).consumers.stir(range(PARTITIONS))
+                assert await subjects_of(store, events, [name for node in others for name in places[node]])
+            gone.start()
+            await until(running.converged, every=0.1)
+            assert await subjects_of(store, events, places[away])
+
+
+async def subjects_of(store: Any, events: Any, names: list[str]) -> bool:
+    """Emit an event of each; whether these were delivered, and no others."""
+    emitted = await emit(store, names)
+    return await subjects(events, len(emitted)) == emitted
+
+
+@pytest.mark.parametrize("away", ["of the team", "of no team"])
+async def test_a_group_goes_on_with_the_other_servers(opener: Any, monkeypatch: Any, away: str) -> None:
+    """That of the list of its members as well: who is in it does not change meanwhile."""
+    by_stream(monkeypatch)
+    with cluster() as running:
+        opener.url = running.url
+        store = await opener(partitions=PARTITIONS, retry_for=0.2)
+        places = ids(store)
+        team = tiers(store).port.node_of(core(store).keys.team("g"))
+        lost = team if away == "of the team" else next(node for node in places if node != team)
+        others = [name for node, names in places.items() if node != lost for name in names]
+        async with store.events("note.*", group="g") as events:
+            assert await subjects_of(store, events, [name for names in places.values() for name in names])
+            kill(running, lost)
+            end = tiers(store).port.monotonic() + 9.0  # the claims of before have run out by then
+            while tiers(store).port.monotonic() < end:
+                emitted = await emit(store, others)
+                got = set[str]()
+                while got < emitted:
+                    event = await events.next(timeout=4)
+                    assert event is not None, f"only {got} of {emitted}"
+                    assert event.type != RESYNC, "nothing was lost: its server is away"
+                    got.add(event.subject)
+
+
+async def test_sessions_of_the_other_servers_expire(opener: Any) -> None:
+    with cluster() as running:
+        opener.url = running.url
+        store = await opener(partitions=PARTITIONS, retry_for=0.2, sweep=0.2)
+        places = ids(store)
+        away, *others = places
+        every = [name for names in places.values() for name in names]
+        for name in every:
+            await store.session(name, idle=2.0).set("a", 1)
+        kill(running, away)
+        reachable = [name for node in others for name in places[node]]
+
+        async def ended() -> bool:
+            return not any([await exists(store, name) for name in reachable])
+
+        await until(ended, 15, every=0.1)
