@@ -79,7 +79,9 @@ async def test_workers_under_load_need_no_restart_through_failovers(kind: str, p
                 before.start()
                 watched.wait_converged()
             time.sleep(0.3)
-        assert not running.failed, running.failed[:3]
+        # A lock that the old primary gave after the other was promoted is lost with it, and its holder is refused.
+        failed = [each for each in running.failed if " Fenced(" not in each]
+        assert not failed, failed[:3]
         goes_on(running, times)
         await told_once(running, watched.url, place)
 
