@@ -64,5 +64,7 @@ def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
 def _note(found: Asked, namespace: str, each: dict[str, str]) -> None:
     command = each["command"]
     beat = "}:roll" in command or "}:replica:" in command
-    if f"{namespace}:" in command and not beat:
+    # A link is made when something is first to be heard at its node, and that is when it comes to it.
+    link = command.startswith(("SSUBSCRIBE", "SUNSUBSCRIBE"))
+    if f"{namespace}:" in command and not beat and not link:
         (found.inside if each["client_type"] == "lua" else found.sent).append(command)

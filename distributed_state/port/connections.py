@@ -197,7 +197,8 @@ class Connections:
 
     def ask(self, node: str, *commands: Words, timeout: float, sentinel: bool = False) -> list[Any]:
         """Ask a server, on a connection of its own, where keys are. Raises as `connect`, and for an error's answer."""
-        options = self.address.sentinel_options if sentinel else self._options
+        # Without the database: what a cluster says of one that it does not have differs from server to server.
+        options = self.address.sentinel_options if sentinel else self._options | {"db": 0}
         try:
             socket = Socket(self._blocking(node, options, timeout), timeout)
             answers = socket.exchange(pack(commands), len(commands))

@@ -46,10 +46,22 @@ class Taken(asyncio.Protocol):
             setattr(connection, name, None)
         self._transport: asyncio.WriteTransport = transport
         transport.set_protocol(self)
+        loop = asyncio.get_running_loop()
+        self._over = loop.create_future()
+        self._keeper = loop.create_task(self._stay(), name="distributed-state-connection")
+
+    async def _stay(self) -> None:
+        """Be cancelled when the loop ends, and close what nobody else would: a store may be used by several loops."""
+        try:
+            await self._over
+        finally:
+            self.drop()
 
     def drop(self) -> None:
         """Close it without waiting for anything."""
         self._transport.abort()
+        if not self._over.done():
+            self._over.set_result(None)
 
 
 class Pipe(Taken):

@@ -15,6 +15,7 @@ from distributed_state.programs.servers import RedisCluster, redis_cluster
 from distributed_state.warm.consumer import RESYNC, Subscription
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.only(warm="cluster", cold=("sqlite", "postgres")),
     pytest.mark.brief("servers"),
     pytest.mark.timeout(90),

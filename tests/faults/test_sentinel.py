@@ -93,8 +93,10 @@ async def told_once(running: Load, url: str, place: Any) -> None:
         for id in running.ids:
             version = await store.session(id).version(fresh=True)
             fields = await store.session(id).get_all(fresh=True)
-            assert fields["n"] + fields.get("locked", 0) == version
-            lost += max(0, len(running.versions[id]) - version)
+            gone = max(0, len(running.versions[id]) - version)
+            # Where commits were lost, a worker may still go on from what it had seen of them.
+            assert abs(fields["n"] + fields.get("locked", 0) - version) <= gone
+            lost += gone
     print(f"{running.acknowledged()} acknowledged, {lost} lost by failovers")  # noqa: T201 - shown with -s
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import itertools
+import shutil
 import socket
 import uuid
 from collections.abc import Iterator
@@ -98,6 +99,10 @@ def signed(folder: Path, name: str, by: tuple[x509.Certificate, Any] | None) -> 
     return certificate, key
 
 
+# Debian's server knows TLS, the wheel's does not; where the system's has to be there, conftest demands it.
+TLS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="the server of the wheel knows no TLS")
+
+
 def tls_words(folder: Path, port: int, *, clients: str = "no") -> tuple[str, ...]:
     given = {
         "tls-port": str(port),
@@ -116,6 +121,7 @@ def with_tls(certificates: Path, *, clients: str = "no") -> Iterator[str]:
         yield f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificates}/ca.crt"
 
 
+@TLS
 @FACE
 async def test_tls_and_whom_it_trusts(face: str, certificates: Path, place: Any) -> None:
     with with_tls(certificates) as url:
@@ -127,6 +133,7 @@ async def test_tls_and_whom_it_trusts(face: str, certificates: Path, place: Any)
             await works(face, url.replace("rediss://", "redis://"), retry_for=0, timeout=1.0, **place)
 
 
+@TLS
 @FACE
 async def test_client_certificates(face: str, certificates: Path, place: Any) -> None:
     with with_tls(certificates, clients="yes") as url:
@@ -136,6 +143,7 @@ async def test_client_certificates(face: str, certificates: Path, place: Any) ->
             await works(face, url, retry_for=0, timeout=1.0, **place)
 
 
+@TLS
 @FACE
 async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its servers name the ports of TLS to who asks with TLS."""

@@ -123,7 +123,7 @@ NOT_COMPARED = {
     "TIME": "another each time",
     "INFO": "asked of real servers alone, by `doctor`",
     **dict.fromkeys(
-        ("HELLO", "ROLE", "CLUSTER", "ASKING", "SENTINEL", "SUBSCRIBE"), "asked where a server is, or of it"
+        ("HELLO", "ROLE", "CLUSTER", "ASKING", "SENTINEL", "MASTER", "SUBSCRIBE"), "asked where a server is, or of it"
     ),
     "SSUBSCRIBE": "below",
     "SUNSUBSCRIBE": "below",

@@ -246,7 +246,8 @@ def test_nobody_has_more_rights_where_there_are_several_servers_than_they_need()
         assert not {"+@all", "~*", "&*", "nopass"} & rights(file, user)
     assert "off" in rights("sentinel.acl", "default")
     assert {each for each in rights("sentinel.acl", "distributed-state") if each[0] in "+&~"} == {
-        "&+switch-master", "&+promoted-slave", "+client|setinfo", "+ping", "+sentinel|get-master-addr-by-name",
+        "&+switch-master", "&+promoted-slave", "+client|setinfo", "+ping", "+sentinel|ckquorum",
+        "+sentinel|get-master-addr-by-name",
         "+sentinel|master",
         "+subscribe",
     }  # fmt: skip
