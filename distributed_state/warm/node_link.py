@@ -138,6 +138,10 @@ class NodeLink:
         self.up = True
         with self._heard.mutex:
             handler = self._heard.handlers.get(channel) if self.channels.confirmed(channel) else None
+            heard = self._heard.find(channel)
+            if handler is not None and heard is not None and self._echo >= self._since:
+                # What is read from now on was true when the node last proved itself, on this very connection.
+                heard.freshness.prove(self._echo + self._max_staleness)
         if handler is not None:
             handler(b"")
 

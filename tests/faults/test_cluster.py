@@ -333,6 +333,7 @@ async def test_what_goes_over_all_nodes_in_one_exchange(face: str, place: Any) -
         await store.close()
 
 
+@pytest.mark.wide
 @KIND
 def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
     with redis_cluster(replicas=0, binary=server_binary(kind)) as cluster:

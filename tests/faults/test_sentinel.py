@@ -140,6 +140,7 @@ async def left_by(store: Any, watched: RedisSentinel, face: str) -> float:
     return found
 
 
+@pytest.mark.wide
 @FACE
 async def test_an_idle_store_leaves_the_old_primary_when_sentinels_say_so(face: str, place: Any) -> None:
     """Nothing is asked meanwhile; the old primary is frozen, and comes back with every connection open."""
@@ -212,6 +213,7 @@ async def back_to_the_old(face: str, place: Any) -> bool:
         return bool(topology.only == f"127.0.0.1:{old.port}")
 
 
+@pytest.mark.wide
 @FACE
 async def test_a_sentinel_cut_off_with_the_old_primary_is_not_believed(face: str, place: Any) -> None:
     assert not await back_to_the_old(face, place)
@@ -224,6 +226,7 @@ async def test_without_comparing_epochs_it_would_be(place: Any, monkeypatch: pyt
     assert await back_to_the_old("asyncio", place)
 
 
+@pytest.mark.wide
 @FACE
 async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are_enough(face: str, place: Any) -> None:
     with redis_sentinel(replicas=1) as watched, CutOff(watched.primary) as cut_off:

@@ -38,6 +38,7 @@ def test_one_server_that_is_killed_comes_back_with_what_it_had(tmp_path: Path) -
                 act()
 
 
+@pytest.mark.wide
 def test_a_primary_that_sentinels_watch_is_replaced(tmp_path: Path) -> None:
     with warm_tier("sentinel", tmp_path) as tier:
         assert isinstance(tier, Sentinel)
@@ -53,6 +54,7 @@ def test_a_primary_that_sentinels_watch_is_replaced(tmp_path: Path) -> None:
             tier.reshard()
 
 
+@pytest.mark.wide
 def test_primaries_of_a_cluster_are_replaced_and_its_slots_moved(tmp_path: Path) -> None:
     with warm_tier("cluster", tmp_path) as tier:
         assert isinstance(tier, Cluster)

@@ -178,6 +178,7 @@ def test_a_cluster_is_formed_of_primaries_with_replicas(binary: str) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.wide
 def test_a_replica_of_a_cluster_replaces_its_primary(binary: str) -> None:
     with redis_cluster(binary=binary) as cluster:
         fill(cluster)
@@ -206,6 +207,7 @@ def test_a_replica_of_a_cluster_replaces_its_primary(binary: str) -> None:
         assert cluster.kill_primary() is heir, "the first one unless one is named"
 
 
+@pytest.mark.wide
 def test_slots_move_to_a_node_that_was_added_and_back(binary: str) -> None:
     with redis_cluster(binary=binary, replicas=0) as cluster:
         fill(cluster)
@@ -255,6 +257,7 @@ def test_a_slot_on_its_way_stands_still_between_any_two_steps(binary: str) -> No
         assert target.ask("GET", "{tag-1}:a") == "value of {tag-1}:a"
 
 
+@pytest.mark.wide
 def test_sentinels_replace_a_primary(binary: str) -> None:
     with redis_sentinel(binary=binary) as watched:
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in watched.sentinels)
@@ -283,6 +286,7 @@ def test_sentinels_replace_a_primary(binary: str) -> None:
         assert watched.sentinels[2].primary_port() == third.port, "it learns what it missed"
 
 
+@pytest.mark.wide
 def test_a_paused_primary_is_replaced_and_then_follows(binary: str) -> None:
     with redis_sentinel("--requirepass", "secret", "--masterauth", "secret", binary=binary, replicas=1) as watched:
         first = watched.primary

@@ -246,6 +246,29 @@ async def a_lost_connection(cluster: Cluster) -> None:
     await replica.link.close()
 
 
+async def test_a_partition_that_is_heard_later_is_as_good_as_the_last_proof(cluster: Cluster) -> None:
+    """It need not wait for the next one; but what was proved on a connection that is lost counts for no other."""
+    replica = Replica(cluster)
+    first = await replica.hears(0)
+    await cluster.until(lambda: replica.good(first))
+    proofs = len(replica.epochs)
+    second = await replica.hears(1)
+    assert replica.good(second)
+    kept = replica.link.freshness(first)
+    assert kept is not None
+    found = replica.link.freshness(second)
+    assert found is not None
+    assert len(replica.epochs) == proofs
+    assert found.good_until == kept.good_until
+    server = cluster.servers["a:1"]
+    server.refusing = "READONLY"
+    server.wires[-1].close()
+    await cluster.until(lambda: not replica.link.confirmed(first))
+    await cluster.until(lambda: replica.link.confirmed(first))
+    assert not replica.good(first)
+    await replica.link.close()
+
+
 async def test_a_lost_link_empties_what_its_node_has(cluster: Cluster) -> None:
     await a_lost_connection(cluster)
 
