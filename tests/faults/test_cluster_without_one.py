@@ -16,7 +16,6 @@ from faces import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, StateStore, WarmUnavailable
 from distributed_state.programs.servers import RedisCluster, redis_cluster
-from distributed_state.warm.partitions import Partitions
 
 pytestmark = pytest.mark.wide
 FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
@@ -81,9 +80,3 @@ async def archived_meanwhile(face: str, folder: Path, archivers: bool = False) -
 @pytest.mark.parametrize("archivers", [False, True])
 async def test_the_journals_of_the_others_are_archived(face: str, archivers: bool, tmp_path: Path) -> None:
     await archived_meanwhile(face, tmp_path, archivers)
-
-
-async def test_if_it_had_to_answer_nothing_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Partitions, "reachable_states", Partitions.states)
-    with pytest.raises(TimeoutError):
-        await archived_meanwhile("asyncio", tmp_path)
