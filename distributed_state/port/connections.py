@@ -27,7 +27,7 @@ from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.sentinels import SentinelWatch, hear
-from distributed_state.port.sockets import LATE, Socket, nothing, pack
+from distributed_state.port.sockets import Socket, nothing, pack
 from distributed_state.port.topology import Topology
 
 _ROLE: Words = (b"ROLE",)
@@ -88,16 +88,11 @@ class Connections:
         kind = theirs.SSLConnection if self.address.tls else theirs.Connection
         return kind(host=host, port=port, **given)
 
-    @property
-    def _connect_timeout(self) -> float:
-        """Seconds for a handshake: short where another server may have the keys if this one is silent."""
-        return min(self.timeout, 2 * LATE) if self.topology.several else self.timeout
-
     def connect(self, node: str, on_error: Callable[[str], Exception] = ReplyError) -> Socket:
         """A connection for one caller at a time. Raises WarmUnavailable or ConfigurationError."""
         late = self.late if self.topology.several else nothing
         try:
-            connection = self._blocking(node, self._options, self._connect_timeout)
+            connection = self._blocking(node, self._options)
             socket = Socket(connection, self.timeout, on_error, late)
             if self.address.kind == "sentinel":
                 try:
@@ -113,7 +108,7 @@ class Connections:
         """A connection of the driver's that belongs to the running event loop. Raises as `connect`."""
         connection = self._asyncio(node)
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self.timeout):
                 await connection.connect()
                 if self.address.kind == "sentinel":
                     await connection.send_command(*_ROLE)
