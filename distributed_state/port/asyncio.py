@@ -52,6 +52,8 @@ class AsyncioPort(Router):
         self._connecting: dict[str, asyncio.Lock] = {}
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
         self._handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
+        # Neither asyncio's, which a user's blocking work may fill, nor that of SQL, which may be away as well.
+        self._looks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-look")
         connections.used(self._gone)
 
     async def open(self) -> None:
@@ -63,6 +65,7 @@ class AsyncioPort(Router):
         for pipe in self._pipes.values():
             pipe.fail(driver.ConnectionError("closed"))
         self._handlers.shutdown(wait=False)
+        self._looks.shutdown(wait=False)
         try:
             async with asyncio.timeout(self._connections.timeout):
                 # What a cancelled job asked of SQL still runs, on a connection that must not outlive the archive.
@@ -85,11 +88,18 @@ class AsyncioPort(Router):
             pipe.fail(driver.ConnectionError("another server has its keys now"))
 
     async def _look(self) -> None:
-        await asyncio.to_thread(self._connections.look)
+        await self._looking_by(self._connections.look)
 
     def _late(self) -> None:
         """An answer is late: look whether another server has the keys now, upon which this one is dropped."""
-        self._looking = self._loop.run_in_executor(None, self._connections.late)
+        with suppress(WarmUnavailable):  # closed meanwhile
+            self._looking_late = self._looking_by(self._connections.late)
+
+    def _looking_by(self, look: Callable[[], None]) -> asyncio.Future[None]:
+        try:
+            return self._loop.run_in_executor(self._looks, look)
+        except RuntimeError as error:
+            raise WarmUnavailable("the store was closed meanwhile") from error
 
     async def _connected(self, node: str) -> Pipe:
         async with self._connecting.setdefault(node, asyncio.Lock()):

@@ -49,6 +49,7 @@ class BlockingPort(Router):
         super().__init__(connections)
         self._free: dict[str, list[Socket]] = defaultdict(list)
         self._used: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
+        self._connecting = threading.Lock()  # a set that grows cannot be gone through
         self._closed = False
         self._uninterruptible = UninterruptibleThread()
         connections.used(self._gone)
@@ -71,7 +72,9 @@ class BlockingPort(Router):
 
     def _gone(self, node: str) -> None:
         """A server is no more asked: who waits for its answers is told at once."""
-        for socket in list(self._used.pop(node, ())):
+        with self._connecting:
+            used = list(self._used.pop(node, ()))
+        for socket in used:
             socket.shut()
 
     async def _look(self) -> None:
@@ -106,7 +109,8 @@ class BlockingPort(Router):
         except StateError:
             self._topology.doubt()
             raise
-        self._used[node].add(socket)
+        with self._connecting:
+            self._used[node].add(socket)
         return socket
 
     def _close_free(self, free: list[Socket]) -> None:

@@ -21,6 +21,8 @@ from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.sockets import LATE, message, nothing, pack, reader
 
+_MOST = 10_000  # messages of a subscription that nobody has asked for yet
+
 
 class _Gone:
     """What a stream has in place of a transport that it has no more."""
@@ -45,6 +47,7 @@ class Taken(asyncio.Protocol):
         for name in ("_reader", "_writer"):
             setattr(connection, name, None)
         self._transport: asyncio.WriteTransport = transport
+        self._reading: asyncio.ReadTransport = transport
         transport.set_protocol(self)
         loop = asyncio.get_running_loop()
         self._over = loop.create_future()
@@ -187,6 +190,8 @@ class PipeWire(Taken):
 
     async def receive(self) -> list[Any]:
         """The next message; an answer that is an error as [b"error", its text]."""
+        if len(self._arrived) == _MOST // 2 and not self._transport.is_closing():
+            self._reading.resume_reading()
         while not self._arrived:
             if self._lost is not None:
                 raise WarmUnavailable(f"{self._place}: link lost: {self._lost}")
@@ -200,6 +205,9 @@ class PipeWire(Taken):
             self._feed(data)
             while (answer := self._gets()) is not False:
                 self._arrived.append(message(answer))
+            if len(self._arrived) >= _MOST:
+                # The server keeps the rest, up to its own bound; there it ends the connection, which is noticed.
+                self._reading.pause_reading()
         except (driver.RedisError, ValueError) as error:
             self._lost = error
             self.drop()

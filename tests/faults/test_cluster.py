@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from below import ROOT, server_binary
 from faces import Blocking, core, in_thread
-from under_load import IDS, Load, listening, load, now
+from under_load import IDS, listening, load, now
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.port.topology import slot_of
@@ -255,22 +255,8 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
         after = min(at for id in theirs for at in waiting.times[id] if at >= elected)
         assert after - elected < 2.0
         await going_on.check()
-        await dense(waiting, cluster.url, place)
+        print(f"{waiting.acknowledged()} acknowledged, {await waiting.check_what_is_left()} lost")  # noqa: T201 - shown with -s
         node.resume()
-
-
-async def dense(running: Load, url: str, place: Any) -> None:
-    """What is there is dense and was applied once; how much the failover lost is printed."""
-    lost = 0
-    async with AsyncStateStore.open(url, archiver=False, **place) as store:
-        for id in running.ids:
-            version = await store.session(id).version(fresh=True)
-            fields = await store.session(id).get_all(fresh=True)
-            gone = max(0, len(running.versions[id]) - version)
-            # Where commits were lost, a worker may still go on from what it had seen of them.
-            assert abs(fields["n"] + fields.get("locked", 0) - version) <= gone
-            lost += gone
-    print(f"{running.acknowledged()} acknowledged, {lost} lost by the failover")  # noqa: T201 - shown with -s
 
 
 @FACE

@@ -11,6 +11,7 @@ from below import nodes_of, server_binary, tiers, until
 from faces import core
 from reaping import exists
 
+from distributed_state import WarmUnavailable
 from distributed_state.programs.servers import RedisCluster, redis_cluster
 from distributed_state.warm.consumer import RESYNC, Subscription
 
@@ -134,3 +135,44 @@ async def test_sessions_of_the_other_servers_expire(opener: Any) -> None:
             return not any([await exists(store, name) for name in reachable])
 
         await until(ended, 15, every=0.1)
+
+
+async def test_of_a_batch_the_records_of_the_other_servers_are_written(opener: Any) -> None:
+    """And whoever sent it is told of the rest."""
+    with cluster() as running:
+        opener.url = running.url
+        store = await opener(partitions=PARTITIONS, retry_for=0.5, archiver=False)
+        places = ids(store)
+        away, *others = places
+        every = [name for names in places.values() for name in names]
+        for name in every:
+            await store.session(name).set("n", 1)
+        kill(running, away)
+        batch = store.batch()
+        with pytest.raises(WarmUnavailable):
+            async with batch:
+                for name in every:
+                    batch.on(store.session(name)).set("n", 2)
+        reachable = [name for node in others for name in places[node]]
+        assert batch.versions == {store.session(name).ref: 2 for name in reachable}
+        assert [await store.session(name).get("n", fresh=True) for name in reachable] == [2] * len(reachable)
+
+
+@pytest.mark.parametrize("away", ["of the team", "of no team"])
+async def test_the_journals_of_the_other_servers_are_archived(opener: Any, away: str) -> None:
+    with cluster() as running:
+        opener.url = running.url
+        store = await opener(partitions=PARTITIONS, retry_for=0.5)
+        places = ids(store)
+        for names in places.values():
+            for name in names:
+                await store.session(name).set("n", 1)
+        await store.archive()
+        team = tiers(store).port.node_of(core(store).keys.archivers)
+        lost = team if away == "of the team" else next(node for node in places if node != team)
+        kill(running, lost)
+        before = tiers(store).archiver.archived
+        others = [name for node, names in places.items() if node != lost for name in names]
+        for name in others:
+            await store.session(name).set("n", 2)
+        await until(lambda: tiers(store).archiver.archived >= before + len(others), 20)

@@ -83,21 +83,7 @@ async def test_workers_under_load_need_no_restart_through_failovers(kind: str, p
         failed = [each for each in running.failed if " Fenced(" not in each]
         assert not failed, failed[:3]
         goes_on(running, times)
-        await told_once(running, watched.url, place)
-
-
-async def told_once(running: Load, url: str, place: Any) -> None:
-    """What is there is dense and was applied once; how much the failovers lost is printed."""
-    lost = 0
-    async with AsyncStateStore.open(url, archiver=False, **place) as store:
-        for id in running.ids:
-            version = await store.session(id).version(fresh=True)
-            fields = await store.session(id).get_all(fresh=True)
-            gone = max(0, len(running.versions[id]) - version)
-            # Where commits were lost, a worker may still go on from what it had seen of them.
-            assert abs(fields["n"] + fields.get("locked", 0) - version) <= gone
-            lost += gone
-    print(f"{running.acknowledged()} acknowledged, {lost} lost by failovers")  # noqa: T201 - shown with -s
+        print(f"{running.acknowledged()} acknowledged, {await running.check_what_is_left()} lost")  # noqa: T201 - shown with -s
 
 
 @FACE

@@ -293,6 +293,23 @@ async def test_a_wire_of_a_loop_is_as_one_of_a_thread() -> None:
             await receiving
 
 
+async def test_a_wire_that_nobody_reads_leaves_the_rest_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has a bound of its own: here it would grow without one."""
+    monkeypatch.setattr(pipe_module, "_MOST", 10)
+    ours, server = socket.socketpair()
+    with server:
+        wire = PipeWire(Streams(*await asyncio.open_connection(sock=ours)), "place")
+        server.sendall(b"+1\r\n" * 10)
+        while wire._reading.is_reading():  # type: ignore[attr-defined]  # asyncio's transports have it
+            await asyncio.sleep(0)
+        server.sendall(b"+2\r\n" * 10)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(wire._arrived) == 10
+        assert [await wire.receive() for _ in range(20)] == [[b"1"]] * 10 + [[b"2"]] * 10
+        wire.close()
+
+
 def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:
     made: Callable[..., bytes] = pack
     assert (
