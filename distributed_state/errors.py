@@ -166,6 +166,10 @@ class ColdUnavailable(Unavailable):
     """The SQL database did not answer, and only it knows what was asked for."""
 
 
+class RecoveryInProgress(Unavailable):
+    """Redis lost something, and what is known of it elsewhere is not put together yet. Nothing was written; retry."""
+
+
 class Backpressure(Unavailable):
     """The journal is full because archiving is behind. Nothing was written; retry when SQL is back."""
 

@@ -41,9 +41,10 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     c = tables.cursors.c
     here = and_(c.namespace == namespace, c.partition == partition)
     # The lock waits for an archive() under way; a later one finds its epoch closed.
-    found = connection.execute(select(c.ordinal, c.epoch).where(here).with_for_update()).all()
-    ordinal, epoch = max(found) if found else (0, None)
-    if epoch != (after.epoch if after else None):
+    found = connection.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
+    ordinal, *at = max(found) if found else (0, None, 0, "")
+    # By what it was, too: whoever compared the journal with it must have seen all that is archived.
+    if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
     new = Cursor(partition, f"{ordinal + 1}-{secrets.token_hex(4)}", ordinal + 1, 0, "")
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}

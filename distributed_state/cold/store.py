@@ -22,6 +22,7 @@ from distributed_state.cold import (
     listing,
     purging,
     record_index,
+    recovery,
     reencrypt,
     registration,
     schema,
@@ -79,13 +80,32 @@ class ColdStore:
             return archive.newest(connection, self.namespace)
 
     def mint(self, partition: int, after: Cursor | None) -> Cursor | None:
-        """Start a new epoch if the newest is that of `after`, else return None.
+        """Start a new epoch if the archive still is at `after`, else return None.
 
-        From then on nothing is archived under an older epoch. The offset and event of `after` are not compared: an
-        archive() may have moved them since they were read.
+        From then on nothing is archived under an older epoch.
         """
         with self._database.write() as connection:
             return archive.mint(connection, self.namespace, partition, after)
+
+    def recovery_facts(self, partition: int, entries: Sequence[JournalEntry]) -> recovery.Known:
+        """What the archive has of journal entries that came back with another life of Redis."""
+        with self._database.read() as connection:
+            return recovery.known(connection, self.namespace, partition, entries)
+
+    def changed_since(self, partition: int, since_ms: int) -> recovery.Changed:
+        """Which records of a partition changed since then, and which were erased."""
+        with self._database.read() as connection:
+            return recovery.changed_since(connection, self.namespace, partition, since_ms)
+
+    def clock_us(self) -> int:
+        """The database's clock, in microseconds since 1970."""
+        with self._database.read() as connection:
+            return recovery.clock_us(connection)
+
+    def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str) -> None:
+        """Keep journal entries that continue nothing in quarantine."""
+        with self._database.write() as connection:
+            recovery.set_aside(connection, self.namespace, partition, epoch, entries, reason)
 
     def archive(self, batches: Sequence[Batch]) -> set[int]:
         """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.

@@ -18,9 +18,12 @@ from importlib import resources
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
+from distributed_state.port.facts import Life, SentinelAnswer
+
 T = TypeVar("T")
 Words = tuple[Any, ...]
 Mutex = Lock  # for what all threads and event loops of a process share
+LIFE: Any = object()  # stands in a call for the life of the connection that it is sent on: see `lives`
 
 
 _INCLUDE = re.compile(rb"^[ \t]*--+[ \t]*@include(.*)$", re.MULTILINE)
@@ -30,10 +33,12 @@ _INCLUDE = re.compile(rb"^[ \t]*--+[ \t]*@include(.*)$", re.MULTILINE)
 class Script:
     """A Lua script by name; its text is read from the package once.
 
-    A line `-- @include name` stands for the text of `lua/include/name.lua`.
+    A line `-- @include name` stands for the text of `lua/include/name.lua`. `living`: its first argument is the life of
+    the data that the connection was made in.
     """
 
     name: str
+    living: bool = False
 
     @cached_property
     def text(self) -> bytes:
@@ -52,6 +57,8 @@ class Script:
 
     def call(self, keys: Sequence[bytes], arguments: Sequence[Any]) -> Words:
         """The words of one EVALSHA."""
+        if self.living:
+            return (b"EVALSHA", self.sha, len(keys), *keys, LIFE, *arguments)
         return (b"EVALSHA", self.sha, len(keys), *keys, *arguments)
 
     def first_call(self, words: Words) -> Words:
@@ -117,18 +124,6 @@ class Guard(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SentinelAnswer:
-    """What one Sentinel says of its service. `problem`: why it said nothing; `no_failover`: why it could start none."""
-
-    node: str
-    primary: str = ""
-    epoch: int = 0
-    quorum: int = 0
-    no_failover: str = ""
-    problem: str = ""
-
-
 class Port(Protocol):
     """Everything the core may ask of the outside."""
 
@@ -162,6 +157,18 @@ class Port(Protocol):
 
     def nodes(self) -> list[str]:
         """All servers that have keys: one, unless in a cluster."""
+        ...
+
+    async def life_of(self, node: str) -> Life:
+        """Ask a server which life of its data it is in; connections that were made in another one are dropped."""
+        ...
+
+    def known_life(self, node: str) -> str:
+        """The name of the life that the newest connection to a server was made in, "" if there was none."""
+        ...
+
+    async def lives_elsewhere(self, name: str, node: str) -> bool:
+        """Whether another server than this one is a primary in the life of that name."""
         ...
 
     async def relocate(self) -> None:

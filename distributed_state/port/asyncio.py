@@ -105,15 +105,16 @@ class AsyncioPort(Router):
         async with self._connecting.setdefault(node, asyncio.Lock()):
             pipe = self._pipes.get(node)
             if pipe is None or pipe.broken is not None:
-                connection = await self._connect(node)
+                connection, life = await self._connect(node)
                 late = self._late if self.several else nothing
-                pipe = Pipe(connection, self._connections.timeout, self._refused, self._topology.doubt, late)
+                refused = partial(self._refused, node)
+                pipe = Pipe(connection, self._connections.timeout, refused, self._topology.doubt, late, life)
                 self._pipes[node] = pipe
                 if self._closed:  # meanwhile; nobody would close it
                     pipe.fail(driver.ConnectionError("closed"))
             return pipe
 
-    async def _connect(self, node: str) -> Any:
+    async def _connect(self, node: str) -> tuple[Any, str]:
         try:
             return await self._connections.connect_asyncio(node)
         except StateError:
@@ -159,7 +160,8 @@ class AsyncioPort(Router):
     async def wire(self, node: str) -> Wire:
         if self._embedded is not None:
             return AsyncioEmbeddedWire(self._embedded)
-        return PipeWire(await self._connect(node), self._place)
+        connection, _ = await self._connect(node)
+        return PipeWire(connection, self._place)
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

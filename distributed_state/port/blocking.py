@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from hiredis import pack_command
@@ -25,6 +26,7 @@ from distributed_state.port.background import finish as finish  # what the block
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded_wires import BlockingEmbeddedWire
 from distributed_state.port.errors import BROKEN, translate
+from distributed_state.port.lives import all_filled, filled
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import Socket, SocketWire, pack
 from distributed_state.port.uninterruptible import UninterruptibleThread
@@ -90,7 +92,9 @@ class BlockingPort(Router):
         count = len(commands)
         try:
             socket = self._taken(free, node)
-            answers = socket.exchange(pack_command(commands[0]) if count == 1 else pack(commands), count)
+            life = socket.life
+            packed = pack_command(filled(commands[0], life)) if count == 1 else pack(all_filled(commands, life))
+            answers = socket.exchange(packed, count)
         except BROKEN as error:
             self._topology.doubt()
             self._close_free(free)
@@ -105,7 +109,7 @@ class BlockingPort(Router):
         except IndexError:
             pass  # raised below, an error would seem to come from this one
         try:
-            socket = self._connections.connect(node, self._refused)
+            socket = self._connections.connect(node, partial(self._refused, node))
         except StateError:
             self._topology.doubt()
             raise
@@ -134,7 +138,7 @@ class BlockingPort(Router):
                 try:
                     socket = self._taken(self._free[node], node)
                     sent.append((node, socket))
-                    socket.send(pack(commands))
+                    socket.send(pack(all_filled(commands, socket.life)))
                 except (StateError, *BROKEN) as error:
                     found[node] = self._lost(error, node)
             for node, socket in sent:

@@ -22,10 +22,11 @@ from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError, StateError
-from distributed_state.port import SentinelAnswer, Words
+from distributed_state.port import Words, lives
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
+from distributed_state.port.facts import Life, SentinelAnswer
 from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, nothing, pack
 from distributed_state.port.topology import Topology
@@ -51,6 +52,7 @@ class Connections:
     def __init__(self, url: str | None, timeout: float, credentials: Credentials | None = None) -> None:
         self.timeout = timeout
         self.place = "the embedded server"
+        self.lives: dict[str, str] = {}  # by server, as of its newest connection
         self.embedded: EmbeddedServer | None = None
         self._watch: SentinelWatch | None = None
         if url is None:
@@ -94,18 +96,19 @@ class Connections:
         try:
             connection = self._blocking(node, self._options)
             socket = Socket(connection, self.timeout, on_error, late)
-            if self.address.kind == "sentinel":
-                try:
+            try:
+                if self.address.kind == "sentinel":
                     self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
-                except BaseException:
-                    socket.close()
-                    raise
-        except BROKEN as error:
+                socket.life = self.met(node, lives.read(socket.exchange(pack([lives.INFO]), 1)[0]))
+            except BaseException:
+                socket.close()
+                raise
+        except (ReplyError, *BROKEN) as error:
             raise translate(error, self.place) from error
         return socket
 
-    async def connect_asyncio(self, node: str) -> Any:
-        """A connection of the driver's that belongs to the running event loop. Raises as `connect`."""
+    async def connect_asyncio(self, node: str) -> tuple[Any, str]:
+        """A connection of the driver's that belongs to the running event loop, and its life. Raises as `connect`."""
         connection = self._asyncio(node)
         try:
             async with asyncio.timeout(self.timeout):
@@ -113,13 +116,15 @@ class Connections:
                 if self.address.kind == "sentinel":
                     await connection.send_command(*_ROLE)
                     self._require_primary(node, await connection.read_response())
+                await connection.send_command(*lives.INFO)
+                life = self.met(node, lives.read(await connection.read_response()))
         except (TimeoutError, *BROKEN) as error:
             await connection.disconnect(nowait=True)
             raise translate(error, self.place) from error
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return connection
+        return connection, life
 
     def _asyncio(self, node: str) -> Any:
         # No timeout of the driver's on reads: a shared connection is read without pause, and each caller has its own.
@@ -142,6 +147,15 @@ class Connections:
         if not isinstance(role, list) or role[0] not in (b"master", "master"):
             found = role[0] if isinstance(role, list) else role
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
+
+    def met(self, node: str, life: Life) -> str:
+        """Note the life that a server is in; its connections that were made in another one are dropped."""
+        known = self.lives.get(node)
+        self.lives[node] = life.name
+        if known not in (None, life.name):
+            log.info("%s: %s is in another life of its data", self.place, node)
+            self.topology.drop(node)
+        return life.name
 
     def used(self, drop: Callable[[str], None]) -> None:
         """A port is there: `drop` is called, by any thread, with each server that is no more asked."""

@@ -18,6 +18,7 @@ from typing import Any
 from distributed_state.errors import ConfigurationError
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
+from distributed_state.port.lives import EMBEDDED, filled
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ class EmbeddedServer:
     def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """Carry these out at once, in order; what a client of RESP2 would see, an error in its place as ReplyError."""
         # All of them first: a word that is none is an error before anything was done.
-        encoded = [encode(words) for words in commands]
+        encoded = [encode(filled(words, EMBEDDED.name)) for words in commands]
         try:
             client = self._free.pop()
         except IndexError:

@@ -19,6 +19,7 @@ from hiredis import pack_command
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
+from distributed_state.port.lives import all_filled, filled
 from distributed_state.port.sockets import LATE, message, nothing, pack, reader
 
 _MOST = 10_000  # messages of a subscription that nobody has asked for yet
@@ -68,7 +69,7 @@ class Taken(asyncio.Protocol):
 
 
 class Pipe(Taken):
-    """Commands of all tasks: those of one turn of the loop leave in one write.
+    """Commands of all tasks: those of one turn of the loop leave in one write. `life` is the one that it was made in.
 
     `lost` is called when the connection is; `late` for each second in which the one who waits longest got no answer.
     """
@@ -80,8 +81,10 @@ class Pipe(Taken):
         on_error: Callable[[str], Exception],
         lost: Callable[[], None],
         late: Callable[[], None] = nothing,
+        life: str = "",
     ) -> None:
         self.loop = asyncio.get_running_loop()
+        self.life = life
         self.broken: Exception | None = None
         self._timeout = timeout
         self._lost = lost
@@ -95,7 +98,8 @@ class Pipe(Taken):
 
     def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
         """Send commands together; their answers, when all are there."""
-        packed = pack_command(commands[0]) if len(commands) == 1 else pack(commands)
+        life = self.life
+        packed = pack_command(filled(commands[0], life)) if len(commands) == 1 else pack(all_filled(commands, life))
         loop = self.loop
         waiting: asyncio.Future[list[Any]] = loop.create_future()
         if self._outgoing:

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_state.errors import WarmUnavailable
-from distributed_state.port import Call, Script, SentinelAnswer, Words
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.port import Call, Script, Words, lives
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ELSEWHERE, ReplyError, translate
+from distributed_state.port.facts import Life, SentinelAnswer
 from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
@@ -59,15 +60,40 @@ class Router:
     def nodes(self) -> list[str]:
         return self._topology.nodes()
 
+    async def life_of(self, node: str) -> Life:
+        if self._embedded is not None:
+            return lives.EMBEDDED
+        try:
+            life = lives.read((await self.exchange_with(node, (lives.INFO,)))[0])
+        except ReplyError as error:
+            raise translate(error, self._place) from error
+        self._connections.met(node, life)
+        return life
+
+    async def lives_elsewhere(self, name: str, node: str) -> bool:
+        for other in {*self.nodes(), *self._connections.lives} - {node}:
+            try:
+                if (await self.life_of(other)).name == name:
+                    return True
+            except StateError:
+                continue  # it is away, and says nothing
+        return False
+
+    def known_life(self, node: str) -> str:
+        return lives.EMBEDDED.name if self._embedded is not None else self._connections.lives.get(node, "")
+
     def sentinels(self) -> list[SentinelAnswer]:
         return self._connections.sentinels()
 
-    def _refused(self, text: str) -> ReplyError:
+    def _refused(self, node: str, text: str) -> ReplyError:
         """The error of an answer that is one. Only errors come here, so that answers need not be searched for them."""
         error = ReplyError(text)
         if error.word not in _REDIRECTED:
             if error.word in ELSEWHERE:
                 self._topology.doubt()
+            if error.word == "READONLY":
+                # A replica: when it is promoted, its data may be older than what was acknowledged on this connection.
+                self._topology.drop(node)
         elif self._topology.only is not None:
             # A plain address that is a server of a cluster, and was not allowed to say so.
             self._redirected(error, self._topology.only)
@@ -103,7 +129,7 @@ class Router:
                 except WarmUnavailable as error:
                     answers[at] = error
             sent = {
-                node: [each for at in group for each in ((_ASKING, commands[at]) if waiting[at] else (commands[at],))]
+                node: [each for at in group for each in self._asked(commands[at], waiting[at])]
                 for node, group in groups.items()
             }
             found = await self._exchange_with_all(sent)
@@ -124,6 +150,13 @@ class Router:
         if answers and all(isinstance(answer, WarmUnavailable) for answer in answers):
             raise answers[0]
         return answers
+
+    def _asked(self, words: Words, once: str) -> tuple[Words, ...]:
+        """A command as it is sent to its owner, or `once` to the server to which its slot is on its way."""
+        if not once:
+            return (words,)
+        # Until the slot is handed over, its data is in the life of its owner.
+        return _ASKING, lives.filled(words, self.known_life(self._node_for(words)))
 
     def _redirected(self, answer: ReplyError, node: str) -> str:
         """Who is to be asked this once for a slot on its way, "" if another server has it for good."""

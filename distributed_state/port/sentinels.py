@@ -17,9 +17,9 @@ from typing import Any
 import redis.exceptions as driver
 
 from distributed_state.errors import StateError
-from distributed_state.port import SentinelAnswer
 from distributed_state.port.addresses import node_name
 from distributed_state.port.errors import LOST, ReplyError
+from distributed_state.port.facts import SentinelAnswer
 from distributed_state.port.sockets import Socket, pack
 
 log = logging.getLogger(__name__)

@@ -52,7 +52,7 @@ class Socket:
 
     __slots__ = (
         "__weakref__", "_buffer", "_connection", "_feed", "_gets", "_late", "_patience", "_receive", "_send", "_socket",
-        "_timeout",
+        "_timeout", "life",
     )  # fmt: skip
 
     def __init__(
@@ -67,6 +67,7 @@ class Socket:
         found: socket.socket | None = getattr(connection, "_sock", None)
         if found is None:
             raise driver.ConnectionError("the connection was closed at once")
+        self.life = ""  # the one that its server was in when it was connected
         self._timeout = timeout
         self._late = late
         patience = timeout if late is nothing else min(timeout, LATE)

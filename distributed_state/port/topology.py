@@ -162,8 +162,12 @@ class Topology:
         for node in before:
             if node not in after:
                 log.info("%s: %s is no more asked; %s", self._where.place, node, ", ".join(after))
-                for drop in list(self._gone):
-                    drop(node)
+                self.drop(node)
+
+    def drop(self, node: str) -> None:
+        """Have all connections to a server dropped."""
+        for drop in list(self._gone):
+            drop(node)
 
     def _find_out(self) -> None:
         if self.kind == "sentinel":

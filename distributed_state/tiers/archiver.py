@@ -18,6 +18,7 @@ from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailabl
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import Pass, grouped
+from distributed_state.tiers.recovery import Recovery
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
@@ -36,12 +37,15 @@ _SHORTEST = 0.001
 class Archiver:
     """Carries commits of some partitions to SQL. Two on one partition are harmless, only wasteful."""
 
-    def __init__(self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings) -> None:
+    def __init__(
+        self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings, recovery: Recovery
+    ) -> None:
         self._port = port
         self._partitions = warm.partitions
         self._cold = cold
         self._keys = keys
         self._settings = settings
+        self._recovery = recovery
         self._cursors: dict[int, Cursor] = {}
         self._driven: dict[int, Pass] = {}
         self._mutex = port.mutex()
@@ -81,11 +85,15 @@ class Archiver:
 
     async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
         """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""
-        if await self.reach(names.partition, done.epoch, done.offset, event):
-            return
-        # Another archiver went on past its offset: with it, or after Redis had lost it.
+        lost = ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
+        try:
+            if await self.reach(names.partition, done.epoch, done.offset, event):
+                return
+        except ColdUnavailable as error:
+            lost = error
+        # Another archiver went on past its offset, or its epoch is over: with it, or after Redis had lost it.
         if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
-            raise ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
+            raise lost
 
     async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:
         """Archive a partition up to an entry of its journal; whether SQL took this entry for certain.
@@ -218,12 +226,12 @@ class Archiver:
         return {each: kept for each, kept in known.items() if kept is not None}
 
     async def _diverged(self, doubtful: dict[int, str], cursors: dict[int, Cursor]) -> dict[int, str]:
-        """Those where SQL still is where the journal did not fit. Where it went on, the next pass knows better."""
+        """Those where SQL still is where the journal did not fit, and is older. Others begin anew, or went on."""
         stored = await self._port.sql(self._cold.cursors)
         found = {}
         for partition, why in doubtful.items():
             self._cursors.pop(partition, None)
-            if stored.get(partition) == cursors.get(partition):
+            if stored.get(partition) == cursors.get(partition) and not await self._recovery.heal(partition):
                 found[partition] = why
                 if self.diverged.get(partition) != why:
                     text = "partition %d: journal and archive do not fit, archiving stops there: %s"
@@ -261,7 +269,9 @@ class Archiver:
             self.behind = False
             try:
                 await self._hold()
-                found = self._behind(await self._partitions.reachable_states(self._keys_of(self._assignment.mine)))
+                places = await self._partitions.reachable_states(self._keys_of(self._assignment.mine))
+                await self._look_for_other_lives(places)
+                found = self._behind(places)
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
@@ -274,6 +284,16 @@ class Archiver:
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.
                 await self._port.sleep(pause)
+
+    async def _look_for_other_lives(self, places: dict[int, PartitionState]) -> None:
+        """Start anew what was written in another life of its server, also where nobody writes."""
+        for partition, place in places.items():
+            known = self._port.known_life(self._port.node_of(self._keys.partition(partition).meta))
+            if place.epoch and known and place.life != known:
+                try:
+                    await self._recovery.start(partition)
+                except StateError as error:
+                    log.warning("archiver: partition %d: %s", partition, error)
 
     async def _hold(self) -> None:
         """Keep our share of the partitions. Where that cannot be asked for, what was ours is archived all the same.

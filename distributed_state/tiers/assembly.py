@@ -1,6 +1,4 @@
-"""The three tiers of one event loop, or of all blocking callers of a process, and how a partition starts.
-
-Law: SQL knows an epoch before Redis does, and closes the one before it in the same transaction.
+"""The three tiers of one event loop, or of all blocking callers of a process. Law: here they are made, and closed.
 
 Design: section 14.
 """
@@ -8,18 +6,19 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import orjson
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
+from distributed_state.errors import InvalidValue, StateError
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
+from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
@@ -83,8 +82,11 @@ class Tiers:
             epoch_heard=self.see,
             time_received=lambda *answer: self.clock.heard(*answer),
         )
+        mark = partial(leave_mark, self.warm.command, keys, layout)
+        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
+        self.start = self.recovery.start
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
-        self.archiver = Archiver(port, self.warm, cold, keys, settings)
+        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
         self.stream = Stream(port, self.warm)
         self.stream.archived = self._archived
         self.background_events = BackgroundEvents(port, self.stream, keys)
@@ -92,7 +94,6 @@ class Tiers:
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
-        self._layout = layout
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
@@ -177,29 +178,6 @@ class Tiers:
         """Wait until every handler listens, so that none misses what is written afterwards."""
         for each in list(self.handlings):
             await each.joined.wait(self.settings.timeout)
-
-    async def start(self, partition: int) -> None:
-        """Give a partition that holds no epoch a new one. Many may try; one succeeds, all return."""
-        keys = self.keys.partition(partition)
-        deadline = self.port.monotonic() + self.settings.timeout + 10
-        while self.port.monotonic() < deadline:
-            # The cursor is read before the right to mint is asked for: whoever acts on an old one fails in SQL.
-            latest = await self.port.sql(self.cold.cursor, partition)
-            token = secrets.token_hex(8)
-            word = await self.warm.partitions.mint(keys, token)
-            if word == "live":
-                return
-            if word == "ok":
-                minted = await self.port.sql(self.cold.mint, partition, latest)
-                if minted is not None:
-                    await leave_mark(self.warm.command, self.keys, self._layout)
-                    word = await self.warm.partitions.install(keys, token, minted.epoch)
-                    if word == "ok":
-                        log.info("partition %d starts under epoch %s", partition, minted.epoch)
-                    if word != "lost":
-                        return
-            await self.port.sleep(0.02)
-        raise WarmUnavailable(f"partition {partition} could not be started: another replica keeps trying to")
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})

@@ -76,17 +76,21 @@ class Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Uninitialised:
-    """The partition holds no epoch: Redis is new or was emptied."""
+    """The partition holds no epoch, or one of another life: Redis is new, or may have lost something."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes."""
+    """How far a partition was written and archived; epoch '' if Redis knows nothing of it. `waiting`: bytes.
+
+    `life`: of the data, as the partition notes it, see `port.lives`.
+    """
 
     epoch: str
     offset: int
     archived: int
     waiting: int
+    life: str = ""
 
     def fill(self, settings: Settings) -> float:
         """How full the journal is, 0 to 1; at 1 writes are refused."""

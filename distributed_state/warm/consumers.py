@@ -220,6 +220,7 @@ class Consumers:
         """Why the stream does not go on where the consumer is; "" if it does."""
         if at.waits and not head.epoch:
             return ""
+        at = head.seen_from(at)
         if not at.leads_to(head.epoch):
             return "epoch"
         return "trimmed" if at.offset < head.floor else "rewound" if at.offset > head.offset else ""
@@ -253,7 +254,7 @@ class Consumers:
         found = await self._stream.reachable_events(calls)
         for at, (before, after, stored) in found.items():
             position = taken[at]
-            same = before.epoch == after.epoch and position.leads_to(before.epoch)
+            same = before.epoch == after.epoch and before.seen_from(position).leads_to(before.epoch)
             if not before.epoch or not same or after.floor > position.offset or before.offset < position.offset:
                 self.stir([at])
                 continue

@@ -250,7 +250,7 @@ class AsyncLease:
 
     def _granted(self, taken: Taken) -> None:
         self.lock_value = taken.lock_value
-        self.token = int(taken.lock_value[1:].split(":", 1)[0])
+        self.token = int(taken.lock_value[1:].split("@", 1)[0])
         self._expect(self.text, taken.epoch, taken.version)
         self.ends = math.inf if self._limit is None else taken.sent + self._limit
         self.renewed(taken.sent)

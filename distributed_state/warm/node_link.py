@@ -182,8 +182,12 @@ class NodeLink:
                     with self._heard.mutex:
                         self.channels.probe_another()
                     raise WarmUnavailable(f"{self.node}: {answer}") from answer
-                self._heard.time_received(self.node, answer[1:], sent)
-                done = True
+                if answer[0] == b"ok":
+                    self._heard.time_received(self.node, answer[1:], sent)
+                    done = True
+                else:
+                    # Its connections are of another life of the data: they are made anew.
+                    await self._port.life_of(self.node)
         except StateError as error:
             log.debug("probe: %s", error)
         self._give_up_if_silent(sent)

@@ -18,9 +18,10 @@ from distributed_state.values.journal import Journal, JournalEntry
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.patience import Patience
-from distributed_state.warm.scripts import INSTALL, MARK, MINT, SETTLE, TAIL, TRIM
+from distributed_state.warm.scripts import DISCARD, INSTALL, MARK, MINT, RENAME, SETTLE, TAIL, TRIM
 
 log = logging.getLogger(__name__)
+_MINTING_MS = 10_000  # whoever starts a partition and is not heard of for so long has died
 
 
 class Partitions:
@@ -33,14 +34,34 @@ class Partitions:
         self._count = count
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
-    async def mint(self, keys: PartitionKeys, token: str) -> str:
-        """Ask to start a partition: 'ok', 'busy' or 'live'."""
-        return _word(await self._patience.script(MINT, [keys.meta, keys.mint], [token, 5000]))
+    async def mint(self, keys: PartitionKeys, token: str) -> tuple[str, str]:
+        """Ask to start a partition, or to go on starting it: 'ok', 'busy' or 'live', and the epoch that it holds."""
+        word, *epoch = await self._patience.script(MINT, [keys.meta, keys.mint], [token, _MINTING_MS])
+        return word.decode(), epoch[0].decode() if epoch else ""
 
-    async def install(self, keys: PartitionKeys, token: str, epoch: str) -> str:
-        """Start a partition: 'ok', 'live' or 'lost'."""
+    async def install(
+        self, keys: PartitionKeys, token: str, seen: str, epoch: str, *, continued: bool, floor: int
+    ) -> str:
+        """Start a partition under an epoch: 'ok', 'live' or 'lost'.
+
+        `seen` is the epoch before. `continued`: the stream of events goes on. Fencing tokens are above `floor`.
+        """
         names = [keys.meta, keys.mint, keys.journal, keys.events]
-        return _word(await self._patience.script(INSTALL, names, [token, epoch]))
+        return _word(await self._patience.script(INSTALL, names, [token, seen, epoch, int(continued), floor]))
+
+    async def rename(self, keys: PartitionKeys, epoch: str, life: str, *, doubt: bool = False) -> bool:
+        """Note that the life in which a partition was seen has another name now; False if it is seen otherwise.
+
+        With `doubt` nobody can read or write the partition from then on, until it is recovered.
+        """
+        return _word(await self._patience.script(RENAME, [keys.meta], [epoch, life, int(doubt)])) == "ok"
+
+    async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
+        """Take records out of Redis, if this is still who may recover the partition."""
+        names = [keys.mint, keys.meta]
+        for each in records:
+            names += (each.record, each.hydration)
+        return _word(await self._patience.script(DISCARD, names, [token, seen])) == "ok"
 
     async def mark(self, keys: PartitionKeys, epoch: str) -> None:
         """Write a journal entry that changes nothing."""
@@ -66,9 +87,9 @@ class Partitions:
             if isinstance(answer, Exception):
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
-            epoch, *numbers = (answer or b" 0 0 0 0").split(b" ")
+            epoch, *numbers, life = (answer or b" 0 0 0 0 ").split(b" ")
             offset, written, archived, settled = map(int, numbers)
-            states[keys.partition] = PartitionState(epoch.decode(), offset, archived, written - settled)
+            states[keys.partition] = PartitionState(epoch.decode(), offset, archived, written - settled, life.decode())
         return states
 
     async def tail(self, keys: PartitionKeys | RecordKeys) -> tuple[str, int, str] | None:
@@ -90,6 +111,11 @@ class Partitions:
             ]
         answers = await self._patience.commands(commands)
         return [self._journal(answers[at * 4 : at * 4 + 4]) for at in range(len(places))]
+
+    async def entries(self, keys: PartitionKeys, after: int, count: int) -> list[JournalEntry]:
+        """Entries of a journal behind an offset, at most `count`, whatever life of the data it is of."""
+        rows = await self._patience.command(b"XRANGE", keys.journal, b"%d-0" % (after + 1), b"+", b"COUNT", count)
+        return [JournalEntry.read(*row) for row in rows]
 
     def _journal(self, answers: Sequence[Any]) -> Journal:
         written, before, onward, after = answers

@@ -109,7 +109,7 @@ class Renewal(Generic[L]):
         sent = self._port.monotonic()
         for lease in due:
             lease.renew_at = sent + lease.ttl / 10  # tried again soon if this one fails
-        calls = [(RENEW, [each.names.lock], [each.lock_value, each.ttl_ms]) for each in due]
+        calls = [(RENEW, [each.names.lock, each.names.meta], [each.lock_value, each.ttl_ms]) for each in due]
         try:
             answers = await self._port.scripts(calls)
         except StateError as error:
@@ -120,7 +120,7 @@ class Renewal(Generic[L]):
                 log.warning("leases: renewal of %s failed: %s", lease.names.ref.text[:200], answer)
             elif answer[0] == b"ok":
                 lease.renewed(sent)
-            else:
+            elif answer[0] != b"uninitialised":  # what becomes of it then is decided by who starts the partition
                 self._lose(lease, "is held by somebody else or expired")
 
     async def close(self) -> None:

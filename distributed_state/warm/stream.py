@@ -67,11 +67,22 @@ def count(epoch: str) -> int:
 
 
 class Head(NamedTuple):
-    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing."""
+    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
+
+    The stream continues that of the epoch `continued`, which ended at the offset `continued_to`; '' if it does not.
+    """
 
     epoch: str
     offset: int
     floor: int
+    continued: str = ""
+    continued_to: int = 0
+
+    def seen_from(self, position: Position) -> Position:
+        """A consumer's position, under the present epoch if it lies in what the stream continues."""
+        if position.epoch and position.epoch == self.continued and position.offset <= self.continued_to:
+            return Position(self.epoch, position.offset)
+        return position
 
 
 class StreamEvent(NamedTuple):
@@ -256,7 +267,7 @@ def _id(warm: Warm, op: OpId) -> str:
 
 
 def _asked(keys: PartitionKeys) -> Words:
-    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor")
+    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continued", b"continued_to")
 
 
 def _page_asked(keys: PartitionKeys, after: int, count: int) -> list[Words]:
@@ -271,4 +282,7 @@ def _page(answers: Sequence[Any]) -> tuple[Head, Head, list[StreamEvent]]:
 
 
 def _head(answer: Any) -> Head:
-    return Head((answer[0] or b"").decode(), int(answer[1] or 0), int(answer[2] or 0))
+    epoch, offset, floor, continued, continued_to = answer
+    return Head(
+        (epoch or b"").decode(), int(offset or 0), int(floor or 0), (continued or b"").decode(), int(continued_to or 0)
+    )

@@ -2,7 +2,8 @@
   Take a lock, or a place in its queue. Nobody overtakes: a free lock goes to the head of the queue, and past it only
   if it does not come within the grace.
   KEYS  lock  wait  meta  record  channel  lock_channel
-  ARGV  mode        'x' exclusive, 'a' advisory
+  ARGV  life        of the connection: see port/lives.py
+        mode        'x' exclusive, 'a' advisory
         holder      who asks: a name used for this one attempt only
         ttl_ms      of the lock
         place       '' = do not queue; else this waiter's name, unique
@@ -15,30 +16,33 @@
   A place in the queue is the member 'deadline:name', scored by order, which is its own alone.
 ]]
 local lock, wait, meta, record, channel, lock_channel = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
-local mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local patience_ms, grace_ms, seize = ARGV[6], ARGV[7], ARGV[8]
+local life, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include clock
-local last = redis.call('HMGET', meta, 'epoch', 'token')
-if not last[1] then return {'uninitialised'} end
+local last = redis.call('HMGET', meta, 'epoch', 'token', 'life')
+if not last[1] or last[3] ~= life then return {'uninitialised'} end
+local epoch = last[1]
 -- By its order: who offers a place the lock changes its deadline.
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 -- @include queue_head
 
 local held = redis.call('GET', lock)
+-- One of another epoch was granted before Redis lost something: it holds nothing any more.
+if held and not string.find(held, '@' .. epoch .. ':', 1, true) then held = false end
 -- Asked again because the answer was lost: it is ours already.
 if held and string.sub(held, -#holder - 1) == ':' .. holder then
   redis.call('PEXPIRE', lock, ttl_ms)
-  return {'ok', held, last[1], redis.call('HGET', record, '#v') or '0'}
+  return {'ok', held, epoch, redis.call('HGET', record, '#v') or '0'}
 end
 local seized = held and seize ~= '' and order == '' and string.sub(held, -1) == '!' and string.sub(held, -#seize) ~= seize
-if seized then redis.call('SPUBLISH', channel, last[1] .. ' 0 ' .. held .. ' !') end
+if seized then redis.call('SPUBLISH', channel, epoch .. ' 0 ' .. held .. ' !') end
 if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2]))) then
   local token = format('%d', math.max((last[2] or 0) + 1, now[1] * 1000000 + now[2]))
-  local lock_value = mode .. token .. ':' .. holder
+  local lock_value = mode .. token .. '@' .. epoch .. ':' .. holder
   redis.call('HSET', meta, 'token', token)
   redis.call('SET', lock, lock_value, 'PX', ttl_ms)
   -- The version lets the holder see at once whether its hot copy is behind.
-  return {'ok', lock_value, last[1], redis.call('HGET', record, '#v') or '0'}
+  return {'ok', lock_value, epoch, redis.call('HGET', record, '#v') or '0'}
 end
 local left = redis.call('PTTL', lock)
 if not held then

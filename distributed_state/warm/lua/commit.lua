@@ -2,7 +2,8 @@
   Change one record: every check first, then every write, because a script does not roll back.
   KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes
         the last three only if there are steps 'e', 'E', 'x' or 'X'
-  ARGV  epoch           '' = whichever it is
+  ARGV  life            of the connection: see port/lives.py
+        epoch           '' = whichever it is
         replica, sequence, oldest, digest     the op id: see below
         since           ms of the server's clock: before then this op id was surely not applied
         lock_value      the lock's value as acquired, '' = none
@@ -34,9 +35,9 @@
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
-local epoch, replica, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
-  own_channel, publish_bytes, journal_entries, journal_bytes, record_bytes, window, kept_events, expectations = unpack(ARGV, 1, 22)
-local first_step = expectations == '0' and 23 or 23 + 2 * expectations
+local life, epoch, replica, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
+  own_channel, publish_bytes, journal_entries, journal_bytes, record_bytes, window, kept_events, expectations = unpack(ARGV, 1, 23)
+local first_step = expectations == '0' and 24 or 24 + 2 * expectations
 local call, words = redis.call, ARGV
 
 -- @include clock
@@ -102,13 +103,16 @@ elseif creation == '*' and since <= (call('HGET', meta, 'fresh') or 0) + 0 then
   creation = ''
 end
 
-if not version and creation ~= '*' and (creation == '' or call('GET', hydration) ~= creation) then
+if not version and creation ~= '*' and (creation == '' or string.sub(creation, -#epoch - 1) ~= '@' .. epoch
+  or call('GET', hydration) ~= creation) then
   local token = replica .. '.' .. sequence
   -- @include hydration_token
   return {'cold', epoch, left}
 end
 
 local holder = call('GET', lock)
+-- One of another epoch was granted before Redis lost something: it holds nothing any more.
+if holder and not string.find(holder, '@' .. epoch .. ':', 1, true) then holder = false end
 if lock_value ~= '' then
   if holder ~= lock_value then return {'fenced', holder or ''} end
 elseif holder and string.byte(holder) == 120 then -- x: exclusive
@@ -122,10 +126,10 @@ local mismatch = expected ~= '' and expected ~= (version or '0')
 local found
 if expectations ~= '0' then
   local names = {}
-  for i = 1, expectations do names[i] = words[21 + 2 * i] end
+  for i = 1, expectations do names[i] = words[22 + 2 * i] end
   found = call('HMGET', record, unpack(names))
   for i = 1, expectations do
-    local wanted = words[22 + 2 * i]
+    local wanted = words[23 + 2 * i]
     if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
   end
 end

@@ -2,7 +2,8 @@
   Write a lifecycle event that belongs to no commit: into the stream, and into the journal so that it is archived.
   KEYS  journal  meta  events  events_channel  roll
         roll only with a member
-  ARGV  replica, sequence   the event's id
+  ARGV  life                of the connection: see port/lives.py
+        replica, sequence   the event's id
         since               ms of the server's clock: before then it was surely not written
         type, subject, actor, data
         publish_bytes       data up to this size is published whole
@@ -13,9 +14,9 @@
         | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
 ]]
 local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local replica, sequence, since, type, subject, actor, data = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5], ARGV[6], ARGV[7]
-local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local kept_events, member = tonumber(ARGV[11]), ARGV[12]
+local life, replica, sequence, since, type, subject, actor, data = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
+local kept_events, member = tonumber(ARGV[12]), ARGV[13]
 local call = redis.call
 
 local op = replica .. '.' .. sequence

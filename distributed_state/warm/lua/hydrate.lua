@@ -2,18 +2,18 @@
   Put an archived record back, if nothing happened to it since the token was left. The op ids of its commits stay in SQL;
   from now on they are noted here again, as in commit.lua.
   KEYS  record  hydration  meta
-  ARGV  epoch, token, ttl_ms, then field, value, ...
+  ARGV  life (of the connection: see port/lives.py), epoch, token, ttl_ms, then field, value, ...
   Returns {'ok', ms of the server's clock} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
-local epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
-local current = redis.call('HGET', meta, 'epoch')
+local life, epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- @include epoch
 if not current then return {'uninitialised'} end
 if current ~= epoch then return {'epoch', current} end
 if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
 redis.call('DEL', hydration)
-for i = 4, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
+for i = 5, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
 -- @include clock
 redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')
 redis.call('PEXPIRE', record, ttl_ms)

@@ -3,13 +3,19 @@
   writes was carried out shows that the server may still change what is heard from it; an isolated primary or a former
   one refuses it, and would let a bare SPUBLISH through.
   KEYS  meta  echoes
-  ARGV  sent    by the replica's monotonic clock
+  ARGV  life    of the connection: see port/lives.py
+        sent    by the replica's monotonic clock
   Returns {'ok', seconds, microseconds}   the server's clock
+        | {'other'}   the server is in another life than when the connection was made
 ]]
 local meta, echoes = KEYS[1], KEYS[2]
-local sent = ARGV[1]
+local life, sent = ARGV[1], ARGV[2]
+-- A server that was made a replica and promoted again has kept its connections: nobody else would notice.
+local data = string.match(life, '^(%x+)/')
+if data and not string.find(redis.call('INFO', 'replication'), 'master_replid:' .. data, 1, true) then return {'other'} end
 -- It changes nothing, and takes no memory: a full Redis carries it out.
 redis.call('PERSIST', meta)
 local now = redis.call('TIME')
-redis.call('SPUBLISH', echoes, (redis.call('HGET', meta, 'epoch') or '') .. ' ' .. sent)
+-- @include epoch
+redis.call('SPUBLISH', echoes, (current or '') .. ' ' .. sent)
 return {'ok', now[1], now[2]}

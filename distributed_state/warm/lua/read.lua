@@ -1,15 +1,16 @@
 --[[
   Read a record whole, keep an archived one alive, and leave a hydration token when there is none.
   KEYS  record  hydration  meta
-  ARGV  epoch, version   what the caller has, '' = nothing
+  ARGV  life             of the connection: see port/lives.py
+        epoch, version   what the caller has, '' = nothing
         token   what is left behind when the record is absent begins so
         ttl_ms  a TTL that exists is extended to this when a tenth of it is gone
   Returns {'ok', epoch, {field, value, ...}} | {'same', epoch} | {'cold', epoch, token} | {'uninitialised'}
         token '' = none could be left, as Redis is full: what SQL has is to be read and not brought here
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
-local epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local current = redis.call('HGET', meta, 'epoch')
+local life, epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+-- @include epoch
 if not current then return {'uninitialised'} end
 local left = redis.call('PTTL', record)
 if left == -2 then

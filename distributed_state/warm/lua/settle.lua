@@ -2,14 +2,16 @@
   Note that a record is archived up to a version: give it its TTL if that is the current one, drop archived messages
   beyond the recent ones.
   KEYS  record  journal  meta
-  ARGV  epoch, offset, event   of a journal entry at or behind its own; with another one there nothing is done
+  ARGV  life    of the connection: see port/lives.py
+        epoch, offset, event   of a journal entry at or behind its own; with another one there nothing is done
         version, ttl_ms, archived (messages below this number are in SQL), recent (how many stay)
   Returns {'ok'} | {'gone'} | {'epoch'} | {'other'}
 ]]
 local record, journal, meta = KEYS[1], KEYS[2], KEYS[3]
-local epoch, offset, event = ARGV[1], ARGV[2], ARGV[3]
-local version, ttl_ms, archived, recent = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
-if redis.call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
+local life, epoch, offset, event = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local version, ttl_ms, archived, recent = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+-- @include epoch
+if current ~= epoch then return {'epoch'} end
 -- @include same_entry
 local head = redis.call('HMGET', record, '#v', '#mn', '#md')
 -- A record that is gone must not come back as a ghost of one field.

@@ -1,11 +1,11 @@
 --[[
   The last entry of a partition's journal; event '' if nothing was written yet, or the journal lacks it.
   KEYS  journal  meta
-  ARGV  none
+  ARGV  life    of the connection: see port/lives.py
   Returns {'ok', epoch, offset, event} | {'uninitialised'}
 ]]
 local journal, meta = KEYS[1], KEYS[2]
-local call = redis.call
+local life, call = ARGV[1], redis.call
 -- @include written
 if not current then return {'uninitialised'} end
 local entry = call('XRANGE', journal, offset .. '-0', offset .. '-0')[1]

@@ -1,19 +1,21 @@
 --[[
   Drop archived journal entries; the last archived one stays, so that the archiver can compare it with its cursor.
   KEYS  journal  meta
-  ARGV  epoch, offset, event   of the entry that stays; with another one there nothing is dropped
+  ARGV  life    of the connection: see port/lives.py
+        epoch, offset, event   of the entry that stays; with another one there nothing is dropped
         total_bytes at that offset
   Returns {'ok'} | {'epoch'} | {'other'}
 ]]
 local journal, meta = KEYS[1], KEYS[2]
-local epoch, offset, event, total_bytes = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local life, epoch, archived, event, total_bytes = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local call = redis.call
-if call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
--- @include same_entry
-call('XTRIM', journal, 'MINID', offset .. '-0')
-local archived = offset
 -- @include written
+if current ~= epoch then return {'epoch'} end
+local last = offset
+offset = archived
+-- @include same_entry
+call('XTRIM', journal, 'MINID', archived .. '-0')
 if archived - archived_offset > 0 then
-  call('HSET', meta, 'journal', current .. ' ' .. offset .. ' ' .. bytes .. ' ' .. archived .. ' ' .. total_bytes)
+  call('HSET', meta, 'journal', current .. ' ' .. last .. ' ' .. bytes .. ' ' .. archived .. ' ' .. total_bytes .. ' ' .. life)
 end
 return {'ok'}

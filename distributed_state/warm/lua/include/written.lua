@@ -1,10 +1,11 @@
 --[[
-  How far the journal of a partition was written, and archived. All in one field, which is taken apart faster than five
+  How far the journal of a partition was written, and archived. All in one field, which is taken apart faster than six
   are read.
-  Expects  call (redis.call), meta
-  Defines  current          the epoch, nil if the partition holds none
+  Expects  call (redis.call), meta, life (of the connection)
+  Defines  current          the epoch, nil if the partition holds none, or is of another life of the data
            offset, bytes    of the last entry, as texts
            archived_offset, archived_bytes    of the last one that is archived, as texts
 ]]
-local current, offset, bytes, archived_offset, archived_bytes =
-  string.match(call('HGET', meta, 'journal') or '', '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+local current, offset, bytes, archived_offset, archived_bytes, current_life =
+  string.match(call('HGET', meta, 'journal') or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+if current_life ~= life then current = nil end

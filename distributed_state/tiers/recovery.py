@@ -1,0 +1,218 @@
+"""How a partition starts, and starts anew when Redis lost something. Law: SQL knows an epoch before Redis does.
+
+Who meets a partition without an epoch, or one that was written in another life of the data (`port.lives`), starts it.
+Of all who try, one has the right to; from when it is given nobody writes there. What the journal holds behind SQL's
+cursor is carried to SQL, if the two fit by identity. If they do not, Redis is older than SQL: what it has and SQL does
+not is kept in quarantine, and what SQL has newer leaves Redis and is hydrated when it is asked for. Then SQL closes the
+epoch and mints the next, if nobody archived anything meanwhile, and Redis is told.
+
+A new name for the same life, and a slot that moved, are no loss: that is noted, and all goes on.
+
+Design: section 14.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
+
+from distributed_state.cold.record_index import hashed
+from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Batch, Cursor
+from distributed_state.errors import RecoveryInProgress, WarmUnavailable
+from distributed_state.port import Port
+from distributed_state.port.facts import Life
+from distributed_state.settings import Settings
+from distributed_state.tiers.archive_pass import misfit
+from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
+from distributed_state.values.model import Ref
+from distributed_state.warm.answers import PartitionState
+from distributed_state.warm.client import Warm
+from distributed_state.warm.stream import count
+
+log = logging.getLogger(__name__)
+_PAGE = 1000  # entries of a journal
+_AT_ONCE = 200  # records
+_CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
+_MARGIN_US = 2_000_000  # and those of SQL and Redis
+_LONGEST = 0.25
+
+
+class Recovery:
+    """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is."""
+
+    def __init__(
+        self,
+        port: Port,
+        warm: Warm,
+        cold: ColdStore,
+        keys: Keys,
+        settings: Settings,
+        leave_mark: Callable[[], Awaitable[object]],
+    ) -> None:
+        self._port = port
+        self._warm = warm
+        self._partitions = warm.partitions
+        self._cold = cold
+        self._keys = keys
+        self._limit = settings.timeout + settings.retry_for
+        self._leave_mark = leave_mark
+        self.count = 0
+        """How many partitions this replica started anew after Redis had lost something, or might have."""
+
+    async def start(self, partition: int) -> None:
+        """Have a partition start. Many may try; one succeeds, all return. Raises RecoveryInProgress if it lasts."""
+        token = secrets.token_hex(8)
+        deadline = self._port.monotonic() + self._limit
+        pause = 0.02
+        while not await self._port.shield(self._attempt(self._keys.partition(partition), token)):
+            if self._port.monotonic() >= deadline:
+                raise RecoveryInProgress(f"partition {partition}: another replica is starting it")
+            await self._port.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 1.5, _LONGEST)
+
+    async def heal(self, partition: int) -> bool:
+        """Start a partition anew whose journal does not fit SQL; False if SQL is what is older.
+
+        Then nobody knows what SQL had; what Redis has is served, and not archived.
+        """
+        keys = self._keys.partition(partition)
+        place = (await self._partitions.states([keys]))[partition]
+        cursor = await self._port.sql(self._cold.cursor, partition)
+        if not place.epoch or _sql_is_older(cursor, place):
+            return False
+        await self._partitions.rename(keys, place.epoch, place.life, doubt=True)
+        await self.start(partition)
+        return True
+
+    async def _attempt(self, keys: PartitionKeys, token: str) -> bool:
+        """Try once; whether the partition has started."""
+        node = self._port.node_of(keys.meta)
+        life = await self._port.life_of(node)
+        if not life.primary:
+            await self._port.relocate()
+            raise WarmUnavailable(f"{node} is a replica")
+        place = (await self._warm.partitions.states([keys]))[keys.partition]
+        if place.epoch and await self._is_same(place, life, node):
+            return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
+        # Before the right is asked for: from then on nobody can write, and SQL may be away.
+        cursor = await self._port.sql(self._cold.cursor, keys.partition)
+        if place.epoch and _sql_is_older(cursor, place):
+            text = "partition %d: SQL is older than Redis, which goes on under epoch %s; archiving stops there"
+            log.error(text, keys.partition, place.epoch)
+            return await self._partitions.rename(keys, place.epoch, place.life)
+        word, seen = await self._partitions.mint(keys, token)
+        return word == "live" or (word == "ok" and await self._start(keys, token, seen))
+
+    async def _is_same(self, place: PartitionState, life: Life, node: str) -> bool:
+        """Whether a partition was written in the server's life by another name, or in that of its former server."""
+        if place.life == life.name or life.renames(place.life):
+            return True
+        return not life.follows(place.life) and await self._port.lives_elsewhere(place.life, node)
+
+    async def _start(self, keys: PartitionKeys, token: str, seen: str) -> bool:
+        """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again."""
+        partition = keys.partition
+        cursor = await self._port.sql(self._cold.cursor, partition)
+        fits = False
+        if seen and cursor is not None:
+            (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
+            fits = not misfit(cursor, journal)
+            cursor = await (self._carry(keys, token, cursor) if fits else self._leave_out(keys, token, seen, cursor))
+            if cursor is None:
+                return False
+        # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
+        floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen else 0
+        minted = await self._port.sql(self._cold.mint, partition, cursor)
+        if minted is None:
+            return False
+        await self._leave_mark()
+        word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
+        if word == "ok" and seen:
+            self.count += 1
+            log.warning("partition %d: Redis began another life; epoch %s after %s", partition, minted.epoch, seen)
+        elif word == "ok":
+            log.info("partition %d starts under epoch %s", partition, minted.epoch)
+        return word != "lost"
+
+    async def _carry(self, keys: PartitionKeys, token: str, cursor: Cursor) -> Cursor | None:
+        """Bring to SQL what its journal has behind the cursor; None if somebody else does."""
+        while entries := await self._partitions.entries(keys, cursor.offset, _PAGE):
+            batch = Batch(keys.partition, cursor.epoch, cursor.offset, entries, cursor.event)
+            if not await self._port.sql(self._cold.archive, [batch]) or not await self._may(keys, token):
+                return None
+            cursor = replace(cursor, offset=entries[-1].offset, event=entries[-1].event)
+        return cursor
+
+    async def _leave_out(self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor) -> Cursor | None:
+        """Keep in quarantine what the journal has and SQL does not, and take out of Redis what SQL has newer."""
+        after = since_ms = 0
+        common = True  # whether SQL has all so far
+        changed: set[str] = set()
+        while entries := await self._partitions.entries(keys, after, _PAGE):
+            known = await self._port.sql(self._cold.recovery_facts, keys.partition, entries)
+            others = [entry for entry in entries if entry.event not in known.archived]
+            strange = [entry for entry in others if entry.event not in known.kept | known.gone]
+            if strange:
+                text = "partition %d: %d commits of epoch %s continue nothing that SQL has: they are in quarantine"
+                log.error(text, keys.partition, len(strange), seen)
+                reason = f"diverged: SQL was at {cursor.epoch} {cursor.offset}"
+                await self._port.sql(self._cold.set_aside, keys.partition, seen, strange, reason)
+            for entry in entries:
+                common = common and entry.event in known.archived
+                since_ms = entry.time_ms if common else since_ms
+            changed.update(entry.record for entry in others if entry.record)
+            after = entries[-1].offset
+            if not await self._may(keys, token):
+                return None
+        newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - _CLOCKS_MS))
+        names = {self._keys.of(Ref.parse(text)) for text in changed.union(newer.records)}
+        if newer.erased:
+            names |= await self._erased(keys, token, newer.erased)
+        return cursor if await self._discard(keys, token, seen, names) else None
+
+    async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
+        records = list(names)
+        for at in range(0, len(records), _AT_ONCE):
+            if not await self._partitions.discard(keys, token, seen, records[at : at + _AT_ONCE]):
+                return False
+            if not await self._may(keys, token):
+                return False
+        return True
+
+    async def _erased(self, keys: PartitionKeys, token: str, hashes: set[str]) -> set[RecordKeys]:
+        """The records of the partition in Redis that were erased: SQL has only a hash of each one's name."""
+        prefix = keys.meta.removesuffix(b"meta") + b"r:"
+        node = self._port.node_of(keys.meta)
+        found: set[RecordKeys] = set()
+        cursor: bytes | int = 0
+        while True:
+            scan = (b"SCAN", cursor, b"MATCH", _literally(prefix) + b"*", b"COUNT", _PAGE)
+            cursor, page = await self._warm.patiently(self._port.command_with, node, *scan)
+            for key in page:
+                text = key.removeprefix(prefix).decode()
+                if hashed(self._keys.namespace, text) in hashes:
+                    found.add(self._keys.of(Ref.parse(text)))
+            if int(cursor) == 0:
+                return found
+            await self._may(keys, token)
+
+    async def _may(self, keys: PartitionKeys, token: str) -> bool:
+        """Whether this replica still has the right to start the partition, which it keeps for longer."""
+        word, _ = await self._partitions.mint(keys, token)
+        return word == "ok"
+
+
+def _literally(prefix: bytes) -> bytes:
+    """A pattern of SCAN that stands for these very bytes."""
+    return b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
+
+
+def _sql_is_older(cursor: Cursor | None, place: PartitionState) -> bool:
+    """Whether SQL lacks what Redis knows to be archived, or an epoch that was minted: it was restored, or emptied."""
+    if cursor is None or count(place.epoch) > cursor.ordinal:
+        return True
+    return cursor.epoch == place.epoch and place.archived > cursor.offset
