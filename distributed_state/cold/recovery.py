@@ -78,9 +78,9 @@ def _erased_or_purged(connection: Connection, namespace: str, entries: Sequence[
     r = records.c
     c = changes.c
     newest = select(r.record, r.version).where(r.namespace == namespace, r.record.in_(names))
-    first = select(c.record, func.min(c.version)).where(c.namespace == namespace, c.record.in_(names))
-    heads: dict[str, int] = dict(connection.execute(newest).tuples().all())
-    oldest: dict[str, int] = dict(connection.execute(first.group_by(c.record)).tuples().all())
+    first = select(c.record, func.min(c.version).label("first")).where(c.namespace == namespace, c.record.in_(names))
+    heads = {row.record: row.version for row in connection.execute(newest)}
+    oldest = {row.record: row.first for row in connection.execute(first.group_by(c.record))}
     gone = set()
     for entry in entries:
         purged = entry.version <= heads.get(entry.record, 0) and entry.version < oldest.get(entry.record, 0)

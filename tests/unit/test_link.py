@@ -136,7 +136,7 @@ class Cluster:
 
     async def exchange_with(self, node: str, commands: list[Any]) -> list[Any]:
         server = self.servers[node]
-        ((_, _, _, meta, echoes, sent),) = commands
+        ((_, _, _, meta, echoes, _, sent),) = commands
         if server.refusing or not server.serves(meta) or server.moving == meta:
             return [WarmUnavailable(server.refusing or "MOVED, or TRYAGAIN")]
         epoch = server.epochs.get(meta, "")

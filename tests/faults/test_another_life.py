@@ -1,0 +1,381 @@
+"""A server begins another life of its data: nothing that SQL has is hidden, nothing is given twice, nobody comes back.
+
+Restarts with the same and with older files, a server that was made a replica and promoted again, a name that changes
+while nothing is lost, and recoveries that are ended in the middle.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from controls import sabotage
+from rewinding import Rewound, rewindable
+
+from distributed_state import AsyncStateStore, ColdUnavailable, ConfigurationError, Fenced, StateStore, WarmUnavailable
+from distributed_state.cold import recovery as cold_recovery
+from distributed_state.cold.tables import cursors
+from distributed_state.port.topology import Topology
+from distributed_state.programs.servers import RedisServer, redis_server, wait_until
+from distributed_state.values.model import Ref
+from distributed_state.warm.scripts import MINT
+from distributed_state.warm.stream import count
+
+
+@pytest.fixture
+def rewound() -> Iterator[Rewound]:
+    with rewindable() as own:
+        yield own
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/archive.db"
+
+
+def opened(server: RedisServer, archive: str, **settings: Any) -> StateStore:
+    given = {"archiver": False, "max_staleness": 0.0, "partitions": 4, "retry_for": 60.0} | settings
+    return StateStore.open(server.url, archive=archive, namespace="n", **given)
+
+
+def epoch_of(store: StateStore, id: str) -> str:
+    tiers = store._twin.tiers()
+    with redis.Redis.from_url(str(store._twin.settings.url), decode_responses=True) as client:
+        return str(client.hget(tiers.keys.of(Ref("session", id)).meta.decode(), "epoch"))
+
+
+def versions(store: StateStore, id: str) -> list[int]:
+    return [change.version for change in store.session(id).history()]
+
+
+def quarantined(store: StateStore) -> int:
+    return store._twin._lifecycle.cold.count_quarantined()
+
+
+# Restarts
+
+
+def test_a_restart_that_lost_nothing_goes_on_in_another_epoch(rewound: Rewound, archive: str) -> None:
+    with opened(rewound.server, archive) as store:
+        session = store.session("s")
+        for n in range(5):
+            session.set("n", n)
+            if n == 2:
+                store.archive()
+        before = epoch_of(store, "s")
+        rewound.restart()
+        assert session.set("n", 5) == 6
+        assert count(epoch_of(store, "s")) == count(before) + 1
+        assert versions(store, "s") == [1, 2, 3, 4, 5, 6]
+        assert [change.set["n"] for change in session.history()] == list(range(6))
+        assert quarantined(store) == 0
+
+
+@pytest.mark.wide
+async def test_on_the_asyncio_face_too(rewound: Rewound, archive: str) -> None:
+    settings: dict[str, Any] = {"archiver": False, "max_staleness": 0.0, "partitions": 4, "retry_for": 60.0}
+    async with await AsyncStateStore.open(rewound.server.url, archive=archive, namespace="n", **settings) as store:
+        session = store.session("s")
+        for n in range(20):
+            await session.set("n", n)
+            if n == 9:
+                rewound.note()
+        await store.archive()
+        rewound.rewind()
+        assert await session.get("n") == 19
+        assert await session.set("n", 20) == 21
+        assert [change.version for change in await session.history()] == list(range(1, 22))
+
+
+def goes_on_after_a_power_cut(rewound: Rewound, archive: str) -> None:
+    """Acknowledged as archived, so every version was given: none may be given again."""
+    with opened(rewound.server, archive, durability="archived") as store:
+        session = store.session("s")
+        given = [session.set("n", n) for n in range(10)]
+        rewound.note()
+        given += [session.set("n", n) for n in range(10, 20)]
+        rewound.rewind()
+        given += [session.set("n", n) for n in range(20, 30)]
+        assert given == list(range(1, 31))
+        assert session.get("n") == 29
+
+
+def test_no_version_is_given_twice(rewound: Rewound, archive: str) -> None:
+    goes_on_after_a_power_cut(rewound, archive)
+
+
+def test_without_comparing_lives_versions_are_given_twice(rewound: Rewound, archive: str) -> None:
+    """Negative control."""
+    with (
+        sabotage("commit", "if current_life ~= life then current = nil end", "life = current_life"),
+        pytest.raises(AssertionError),
+    ):
+        goes_on_after_a_power_cut(rewound, archive)
+
+
+def test_what_an_idle_partition_lost_is_noticed_by_an_archiver(rewound: Rewound, archive: str) -> None:
+    with opened(rewound.server, archive, archiver=True, archive_every=0.05) as store:
+        session = store.session("s")
+        session.set("n", 1)
+        store.archive()
+        before = epoch_of(store, "s")
+        rewound.restart()
+        wait_until(lambda: epoch_of(store, "s") != before, "nobody began another epoch")
+        assert session.get("n") == 1
+
+
+# What is over
+
+
+def test_a_lease_of_another_life_is_over_and_tokens_grow(rewound: Rewound, archive: str) -> None:
+    with opened(rewound.server, archive) as store, opened(rewound.server, archive) as other:
+        session = store.session("s")
+        session.set("n", 0)
+        rewound.note()
+        with pytest.raises(Fenced), session.lock(ttl=60) as lease:
+            session.set("n", 1)
+            token = lease.token
+            rewound.restart()
+            with other.session("s").lock(ttl=30, wait=30) as theirs:
+                assert theirs.token > token
+            session.set("n", 2)
+        assert other.session("s").get("n") == 1
+
+
+def test_without_the_epoch_in_its_value_a_lock_outlives_its_life(rewound: Rewound, archive: str) -> None:
+    """Negative control."""
+    guard = "if holder and not string.find(holder, '@' .. epoch .. ':', 1, true) then holder = false end"
+    with sabotage("commit", guard, ""), opened(rewound.server, archive) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        with session.lock(ttl=60):
+            rewound.restart()
+            session.set("n", 1)
+        assert session.get("n") == 1
+
+
+def erased_before_the_power_went(rewound: Rewound, archive: str) -> None:
+    with opened(rewound.server, archive) as store:
+        for id in ("gone", "deleted", "there"):
+            store.session(id).set("secret", id)
+        store.archive()
+        rewound.note()
+        store.erase("gone")
+        store.delete("deleted")
+        store.archive()
+        rewound.rewind()
+        assert store.session("there").get("secret") == "there"
+        assert store.session("gone").get("secret") is None
+        assert store.session("deleted").get("secret") is None
+        with redis.Redis.from_url(rewound.server.url) as client:
+            kept = [client.hgetall(key) for key in client.scan_iter("*:r:session:*") if client.type(key) == b"hash"]
+        assert not any(b"gone" in value for fields in kept for value in fields.values())
+
+
+def test_who_was_erased_or_deleted_does_not_come_back(rewound: Rewound, archive: str) -> None:
+    erased_before_the_power_went(rewound, archive)
+
+
+def test_without_looking_for_what_was_erased_it_comes_back(
+    rewound: Rewound, archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    real = cold_recovery.changed_since
+    monkeypatch.setattr(
+        cold_recovery,
+        "changed_since",
+        lambda *given: cold_recovery.Changed(real(*given).records, set()),
+    )
+    with pytest.raises(AssertionError):
+        erased_before_the_power_went(rewound, archive)
+
+
+# A server under living connections
+
+
+@contextmanager
+def pair() -> Iterator[tuple[RedisServer, RedisServer]]:
+    with redis_server() as first, redis_server() as second:
+        yield first, second
+
+
+def said(server: RedisServer, *words: str) -> Any:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        return client.execute_command(*words)
+
+
+def follow(server: RedisServer, other: RedisServer | None) -> None:
+    if other is None:
+        said(server, "REPLICAOF", "NO", "ONE")
+        return
+    said(server, "REPLICAOF", "127.0.0.1", str(other.port))
+    wait_until(lambda: server.info("replication").get("master_link_status") == "up", "no replica")
+    wait_until(
+        lambda: server.info("replication")["master_repl_offset"] == other.info("replication")["master_repl_offset"],
+        "the replica is behind",
+    )
+
+
+def test_the_first_replica_gives_the_data_another_name_and_nothing_is_lost(archive: str) -> None:
+    with pair() as (server, replica), opened(server, archive) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        before = epoch_of(store, "s")
+        with session.lock(ttl=60):
+            name = server.info("replication")["master_replid"]
+            follow(replica, server)
+            assert server.info("replication")["master_replid"] != name
+            with redis.Redis.from_url(server.url) as client:
+                client.client_kill_filter(_type="normal", skipme=True)  # so that connections are made anew
+            assert session.set("n", 1) == 2
+        assert epoch_of(store, "s") == before
+        assert store._twin.tiers().recovery.count == 0
+
+
+def swap(server: RedisServer, replica: RedisServer, session: Any, store: StateStore) -> None:
+    """A replica that was cut off before the last commits becomes the server's primary, and is left again."""
+    for n in range(10):
+        session.set("n", n)
+    store.archive()
+    follow(replica, server)
+    follow(replica, None)
+    for n in range(10, 20):
+        session.set("n", n)
+    store.archive()
+    follow(server, replica)
+    follow(server, None)
+
+
+def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_quarantine(archive: str) -> None:
+    """The connection is of the life before, and so is what the partition notes: a copy of it."""
+    with pair() as (server, replica), opened(server, archive) as store:
+        session = store.session("s")
+        swap(server, replica, session, store)
+        assert session.set("n", 20) == 11, "nobody has looked"
+        with opened(server, archive) as other:
+            assert other.session("s").get("n") == 19
+            assert quarantined(other) == 1
+        assert session.set("n", 21) == 21
+        store.archive()
+        assert versions(store, "s") == list(range(1, 22))
+        assert count(epoch_of(store, "s")) == 2
+
+
+def noticed_by_the_probe(archive: str) -> None:
+    with pair() as (server, replica), opened(server, archive, max_staleness=0.4) as store:
+        session = store.session("s")
+        wait_until(lambda: bool(session.get("n", 0) == 0 and store._twin.tiers().link.up), "no link")
+        swap(server, replica, session, store)
+        wait_until(lambda: session.get("n", fresh=True) == 19, "nobody noticed", 10.0)
+        assert session.set("n", 20) == 21
+
+
+def test_a_link_notices_a_server_that_was_made_a_replica_and_promoted_again(archive: str) -> None:
+    noticed_by_the_probe(archive)
+
+
+def test_on_the_connections_of_before_it_is_not_noticed(archive: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: they are not made anew."""
+    monkeypatch.setattr(Topology, "drop", lambda topology, node: None)
+    with pytest.raises(ConfigurationError, match="nobody noticed"):
+        noticed_by_the_probe(archive)
+
+
+# Recoveries that are ended in the middle, and many at once
+
+
+def test_a_recovery_that_ends_in_the_middle_is_done_again(
+    rewound: Rewound, archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(rewound.server, archive) as store:
+        session = store.session("s")
+        for n in range(10):
+            session.set("n", n)
+            if n == 4:
+                store.archive()
+        partitions = store._twin.tiers().warm.partitions
+        install = partitions.install
+
+        async def dies(*given: Any, **named: Any) -> str:
+            monkeypatch.setattr(partitions, "install", install)
+            raise WarmUnavailable("the worker died")
+
+        monkeypatch.setattr(partitions, "install", dies)
+        rewound.restart()
+        with pytest.raises(WarmUnavailable, match="the worker died"):
+            session.set("n", 10)
+        with opened(rewound.server, archive) as other:
+            assert other.session("s").set("n", 10) == 11, "once the right of the one that died has run out"
+            assert versions(other, "s") == list(range(1, 12))
+            assert quarantined(other) == 0
+
+
+def test_many_replicas_begin_one_epoch(rewound: Rewound, archive: str) -> None:
+    stores = [opened(rewound.server, archive, partitions=1) for _ in range(4)]
+    try:
+        stores[0].session("s").set("n", 0)
+        rewound.restart()
+        given: list[int] = []
+        threads = [
+            threading.Thread(target=lambda store=store: given.append(store.session("s").increment("count")))
+            for store in stores
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(given) == [1, 2, 3, 4]
+        database = stores[0]._twin._lifecycle.cold._database
+        with database.read() as connection:
+            rows = connection.execute(cursors.select().order_by(cursors.c.ordinal)).mappings().all()
+        assert [row["closed"] for row in rows] == [True, False]
+    finally:
+        for store in stores:
+            store.close()
+
+
+def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound, archive: str) -> None:
+    with opened(rewound.server, archive) as store:
+        store.session("s").set("n", 0)
+        keys = store._twin.tiers().keys.partition(0)
+        with redis.Redis.from_url(rewound.server.url) as client:
+            client.delete(keys.meta)
+            assert client.eval(MINT.text, 2, keys.meta, keys.mint, "", "token", "1000") == [b"busy"]
+            assert not client.exists(keys.mint)
+
+
+# SQL is what is older
+
+
+def test_where_sql_is_older_redis_is_served_and_not_archived(rewound: Rewound, archive: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept.db"
+    with opened(rewound.server, archive) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        with closing(sqlite3.connect(tmp_path / "archive.db")) as there, closing(sqlite3.connect(kept)) as copy:
+            there.backup(copy)
+        for n in range(1, 5):
+            session.set("n", n)
+        store.archive()
+    for each in tmp_path.glob("archive.db*"):
+        each.unlink()
+    kept.rename(tmp_path / "archive.db")
+    with opened(rewound.server, archive) as store:
+        session = store.session("s")
+        assert session.get("n") == 4
+        epoch = epoch_of(store, "s")
+        assert session.set("n", 5) == 6
+        rewound.restart()
+        assert session.set("n", 6) == 7
+        assert epoch_of(store, "s") == epoch
+        with pytest.raises(ColdUnavailable):
+            store.archive()
+        assert any(not each.ok for each in store.doctor() if each.name.startswith("partition"))
+        assert session.get("n") == 6

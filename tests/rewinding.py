@@ -1,0 +1,44 @@
+"""A server whose power fails: it comes back as it was when its files were last known to be on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distributed_state.programs.servers import RedisServer, redis_server
+
+
+class Rewound:
+    """A server with an append-only file, which a power cut shortens."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self.server = server
+        self.kept = 0
+
+    def _file(self) -> Path:
+        (found,) = self.server.directory.glob("appendonlydir/*.incr.aof")
+        return found
+
+    def note(self) -> None:
+        """What is there now is on disk."""
+        self.kept = self._file().stat().st_size
+
+    def rewind(self) -> None:
+        """The power goes, and comes back: what was written since the note never reached the disk."""
+        self.server.kill()
+        with self._file().open("r+b") as file:
+            file.truncate(self.kept)
+        self.server.start()
+
+    def restart(self) -> None:
+        """It ends and begins again, and all is on disk."""
+        self.server.kill()
+        self.server.start()
+
+
+@contextmanager
+def rewindable() -> Iterator[Rewound]:
+    """Run one; its file is written at each command."""
+    with redis_server("--appendonly", "yes", "--auto-aof-rewrite-percentage", "0") as own:
+        yield Rewound(own)
