@@ -50,6 +50,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Locked",
         "LockTimeout",
         "NotFound",
+        "RecoveryInProgress",
         "SchemaMismatch",
         "StateError",
         "TooLarge",

@@ -19,6 +19,7 @@
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
+    │   ├── RecoveryInProgress   Redis lost something, and is being filled from what is known elsewhere
     │   └── Backpressure         Redis holds as much unarchived work as it may
     ├── DurabilityUnknown        applied, or perhaps: what was asked for was not confirmed, or not all of it
     └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help

@@ -16,7 +16,6 @@ from distributed_state.errors import (
     InvalidValue,
     TooLarge,
     Unavailable,
-    WarmUnavailable,
 )
 from distributed_state.events import audit
 from distributed_state.events.config import RECORD, Source, difference, field_of, of_fleet
@@ -37,7 +36,6 @@ from distributed_state.warm.answers import Draft
 log = logging.getLogger(__name__)
 MAX_EVENT_BYTES = 256 * 1024
 _LONGEST_PATH = 4096  # also of a name
-_ROUNDS = 100
 
 
 class Fleet:
@@ -64,14 +62,7 @@ class Fleet:
         partition = tiers.keys.partition_of(text)
         actor = actors.present()
         keys = tiers.keys.partition(partition)
-        for _ in range(_ROUNDS):
-            written = await tiers.stream.emit(keys, checked_type(type), text, actor, encoded)
-            if written is not None:
-                break
-            await tiers.start(partition)
-        else:
-            raise WarmUnavailable(f"partition {partition} does not start")
-        epoch, offset, time_ms, id = written
+        epoch, offset, time_ms, id = await tiers.stream.emit(keys, checked_type(type), text, actor, encoded)
         if self._store.settings.durability == "archived":
             try:
                 await write_path.reach(tiers, keys)

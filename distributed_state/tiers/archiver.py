@@ -256,9 +256,12 @@ class Archiver:
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
         # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
-        for answer in await self._partitions.trim(trims):
+        for partition, answer in zip(passed, await self._partitions.trim(trims), strict=True):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
+            elif answer[0] == b"epoch":
+                # Of another life of the data, or called otherwise: nobody may have written there since.
+                await self._started(partition)
 
     # In the background
 
@@ -290,10 +293,13 @@ class Archiver:
         for partition, place in places.items():
             known = self._port.known_life(self._port.node_of(self._keys.partition(partition).meta))
             if place.epoch and known and place.life != known:
-                try:
-                    await self._recovery.start(partition)
-                except StateError as error:
-                    log.warning("archiver: partition %d: %s", partition, error)
+                await self._started(partition)
+
+    async def _started(self, partition: int) -> None:
+        try:
+            await self._recovery.start(partition)
+        except StateError as error:
+            log.warning("archiver: partition %d: %s", partition, error)
 
     async def _hold(self) -> None:
         """Keep our share of the partitions. Where that cannot be asked for, what was ours is archived all the same.

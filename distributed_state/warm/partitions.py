@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from distributed_state.errors import StateError
 from distributed_state.port import Words
 from distributed_state.settings import Settings
 from distributed_state.values.journal import Journal, JournalEntry
@@ -58,10 +59,12 @@ class Partitions:
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
         """Take records out of Redis, if this is still who may recover the partition."""
-        names = [keys.mint, keys.meta]
-        for each in records:
-            names += (each.record, each.hydration)
-        return _word(await self._patience.script(DISCARD, names, [token, seen])) == "ok"
+        calls = [(DISCARD, [keys.mint, keys.meta, each.record, each.hydration], [token, seen]) for each in records]
+        answers = await self._patience.scripts(calls)
+        for answer in answers:
+            if isinstance(answer, StateError):
+                raise answer
+        return all(_word(answer) == "ok" for answer in answers)
 
     async def mark(self, keys: PartitionKeys, epoch: str) -> None:
         """Write a journal entry that changes nothing."""

@@ -49,14 +49,12 @@ class Presence:
         stream: Stream,
         keys: Keys,
         settings: Settings,
-        start: Callable[[int], Any],
         figures: Callable[[], Figures],
     ) -> None:
         self._port = port
         self._warm = warm
         self._stream = stream
         self._keys = keys
-        self._start = start
         self._figures = figures
         self._every = settings.beat
         self._ttl_ms = int(settings.beat * _BEATS * 1000)
@@ -139,9 +137,7 @@ class Presence:
         written = await self._stream.emit(
             self._keys.partition(0), "replica.lost", f"replica:{id}", "", data, roll=self._keys.roll, member=id
         )
-        if written is None:
-            await self._start(0)  # published at the next beat
-        elif written[1]:
+        if written[1]:
             self.lost += 1
             log.warning("replica %s, process %d on %s, was lost", id, lost.pid, lost.host)
 

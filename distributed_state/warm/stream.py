@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from distributed_state.errors import Backpressure, ColdUnavailable, DurabilityUnknown, StateError
+from distributed_state.errors import Backpressure, ColdUnavailable, DurabilityUnknown, StateError, WarmUnavailable
 from distributed_state.port import Port, Words
 from distributed_state.values.journal import Happened
 from distributed_state.values.keys import PartitionKeys
@@ -22,6 +22,7 @@ from distributed_state.warm.telemetry import Facts, observed
 log = logging.getLogger(__name__)
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
 _PAGE = 200
+_ROUNDS = 20
 
 
 class Position(NamedTuple):
@@ -100,10 +101,11 @@ def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
 class Stream:
     """Writes events that belong to no commit, and reads all.
 
-    `archived` finds one in SQL by its partition and id, among those since a time.
+    `archived` finds one in SQL by its partition and id, among those since a time. `start` has a partition start.
     """
 
     archived: Callable[[int, str, int], Awaitable[Happened | None]]
+    start: Callable[[int], Awaitable[None]]
 
     def __init__(self, port: Port, warm: Warm) -> None:
         self._port = port
@@ -121,8 +123,8 @@ class Stream:
         *,
         roll: bytes = b"",
         member: str = "",
-    ) -> tuple[str, int, int, str] | None:
-        """Write an event alone; its epoch, offset, time in ms and id. None if the partition has yet to be started.
+    ) -> tuple[str, int, int, str]:
+        """Write an event alone; its epoch, offset, time in ms and id.
 
         With a `member` of a `roll` it is written only if that is due, and by one of all who try: else offset 0.
         """
@@ -132,16 +134,22 @@ class Stream:
         sent = ([op], subject[:200], self._send, names, op, (type, subject, actor, data), member)
         try:
             answer = await self._warm.patiently(self._warm.ops.send, *sent)
-            while answer[0] == b"unsure":
-                found = await self._look(keys, op, subject) if op.doubted else None
-                if found is not None:
-                    return found.epoch, found.offset, found.time_ms, found.id
-                op.since_ms = int(answer[1])
+            # Under the same op id: an answer that was lost with a life of Redis may be of what is there still.
+            for _ in range(_ROUNDS):
+                if answer[0] == b"uninitialised":
+                    await self.start(keys.partition)
+                elif answer[0] == b"unsure":
+                    found = await self._look(keys, op, subject) if op.doubted else None
+                    if found is not None:
+                        return found.epoch, found.offset, found.time_ms, found.id
+                    op.since_ms = int(answer[1])
+                else:
+                    break
                 answer = await self._warm.patiently(self._warm.ops.send, *sent)
+            else:
+                raise WarmUnavailable(f"partition {keys.partition} does not start")
         finally:
             self._warm.ops.end(op)
-        if answer[0] == b"uninitialised":
-            return None
         if answer[0] == b"backpressure":
             entries = int(answer[1])
             size = int(answer[2])

@@ -94,7 +94,9 @@ async def test_waiters_go_on_waiting(opener: Any, server: RedisServer) -> None:
 
     # Whoever holds it does so from outside, and is gone after the loss.
     with redis_of(store) as client:
-        client.set(names(store, "s").lock, "x1:somebody", px=60_000)
+        await session.increment("n", 0)  # so that the partition has an epoch, which the lock is of
+        epoch = client.hget(names(store, "s").meta, "epoch").decode()
+        client.set(names(store, "s").lock, f"x1@{epoch}:somebody", px=60_000)
     tasks = [asyncio.create_task(wait(number)) for number in range(4)]
 
     async def all_wait() -> bool:

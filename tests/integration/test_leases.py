@@ -655,7 +655,8 @@ async def test_dead_waiters_hold_the_next_one_up_for_a_moment_each(store: Any, e
     await in_task(session)
     with redis_of(store) as client:
         if ended == "expired":
-            client.set(keys.lock, "x1:died.1", px=300)
+            epoch = client.hget(keys.meta, "epoch").decode()
+            client.set(keys.lock, f"x1@{epoch}:died.1", px=300)
             dead_waiters(client, keys, 3)
             await in_task_within(session, 8)
         else:

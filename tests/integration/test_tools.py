@@ -470,7 +470,8 @@ async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, mo
 def held(store: Any, id: str = "u1", px: int | None = None) -> None:
     """Somebody else holds the user's record."""
     with redis_of(store) as client:
-        client.set(names(store, id, "user").lock, "x1:somebody", px=px)
+        epoch = client.hget(names(store, id, "user").meta, "epoch").decode()
+        client.set(names(store, id, "user").lock, f"x1@{epoch}:somebody", px=px)
 
 
 def given_back(store: Any, id: str = "u1") -> None:

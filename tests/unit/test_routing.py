@@ -109,7 +109,7 @@ def test_without_any_server_nothing_is_reached() -> None:
 
 def test_moved_is_followed_and_remembered() -> None:
     slot = slot_of(KEYS[A])
-    port = Played(lambda node, words: node if node == B else port._refused(f"MOVED {slot} {B}"))
+    port = Played(lambda node, words: node if node == B else port._refused(node, f"MOVED {slot} {B}"))
     assert asyncio.run(port.command(*get(A))) == B
     assert asyncio.run(port.command(*get(A))) == B
     assert port.said == [{A: [get(A)]}, {B: [get(A)]}, {B: [get(A)]}]
@@ -119,7 +119,7 @@ def test_ask_is_followed_once_and_not_remembered() -> None:
     slot = slot_of(KEYS[A])
 
     def answer(node: str, words: Words) -> Any:
-        return node if node == B else port._refused(f"ASK {slot} {B}")
+        return node if node == B else port._refused(node, f"ASK {slot} {B}")
 
     port = Played(answer)
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_ask_is_followed_once_and_not_remembered() -> None:
 
 @pytest.mark.parametrize("host", ["", "?"])
 def test_ask_without_a_host_means_the_host_that_says_it(host: str) -> None:
-    port = Played(lambda node, words: node if node == B else port._refused(f"ASK 1 {host}:2"))
+    port = Played(lambda node, words: node if node == B else port._refused(node, f"ASK 1 {host}:2"))
     assert asyncio.run(port.command(*get(A))) == B
 
 
@@ -139,7 +139,7 @@ def test_answers_stand_in_their_places_when_some_are_redirected() -> None:
     def answer(node: str, words: Words) -> Any:
         if words == (b"ASKING",):
             return b"OK"
-        return port._refused(f"ASK {slot} {C}") if node == A and words[0] == b"SET" else (node, words[0])
+        return port._refused(node, f"ASK {slot} {C}") if node == A and words[0] == b"SET" else (node, words[0])
 
     port = Played(answer)
     commands = [get(A), (b"SET", KEYS[A], b"1"), get(C), (b"SET", KEYS[A], b"2"), get(A)]
@@ -149,7 +149,7 @@ def test_answers_stand_in_their_places_when_some_are_redirected() -> None:
 
 def test_two_servers_that_name_each_other_are_given_up() -> None:
     slot = slot_of(KEYS[A])
-    port = Played(lambda node, words: port._refused(f"MOVED {slot} {B if node == A else A}"))
+    port = Played(lambda node, words: port._refused(node, f"MOVED {slot} {B if node == A else A}"))
     with pytest.raises(WarmUnavailable, match="MOVED"):
         asyncio.run(port.command(*get(A)))
     assert len(port.said) == 1 + 5, "the short way, and then so often"
@@ -158,7 +158,7 @@ def test_two_servers_that_name_each_other_are_given_up() -> None:
 
 @pytest.mark.parametrize("word", ["CLUSTERDOWN", "READONLY", "MASTERDOWN"])
 def test_a_server_that_may_not_serve_makes_one_look_again(word: str) -> None:
-    port = Played(lambda node, words: port._refused(f"{word} because"))
+    port = Played(lambda node, words: port._refused(node, f"{word} because"))
     with pytest.raises(WarmUnavailable, match=word):
         asyncio.run(port.command(*get(A)))
     before = port.looks
@@ -168,7 +168,7 @@ def test_a_server_that_may_not_serve_makes_one_look_again(word: str) -> None:
 
 
 def test_tryagain_is_unavailable_and_no_reason_to_look() -> None:
-    port = Played(lambda node, words: port._refused("TRYAGAIN Multiple keys request during rehashing of slot"))
+    port = Played(lambda node, words: port._refused(node, "TRYAGAIN Multiple keys request during rehashing of slot"))
     with pytest.raises(WarmUnavailable, match="on their way"):
         asyncio.run(port.command(*get(A)))
     assert not port._topology.doubted
@@ -246,7 +246,7 @@ def test_a_script_that_the_target_of_a_slot_does_not_know_is_brought_there() -> 
         if words == (b"ASKING",):
             return b"OK"
         if node == A:
-            return port._refused(f"ASK {slot} {B}")
+            return port._refused(node, f"ASK {slot} {B}")
         if words[0] == b"EVAL":
             loaded.add(node)
             return b"done"
@@ -301,6 +301,7 @@ class Stale:
     """A connection to a server that has left since."""
 
     closed = False
+    life = ""
 
     def send(self, packed: bytes) -> None:
         raise OSError("reset")

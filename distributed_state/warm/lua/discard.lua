@@ -1,13 +1,13 @@
 --[[
-  Take records out of Redis that are archived in another form, or not at all: SQL knows better. Only whoever recovers
-  the partition may.
-  KEYS  mint  meta  then a record and its hydration token each
+  Take a record out of Redis: SQL knows better how it is. Only whoever recovers the partition may.
+  KEYS  mint  meta  record  hydration
   ARGV  life    of the connection: see port/lives.py
         token   of the right to mint
         seen    the epoch of the partition before, '' = none
-  Returns {'ok', records that were there} | {'lost'}
+  Returns {'ok'} | {'lost'}
 ]]
-local mint, meta = KEYS[1], KEYS[2]
+local mint, meta, record, hydration = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local token, seen = ARGV[2], ARGV[3]
 if redis.call('GET', mint) ~= token or (redis.call('HGET', meta, 'epoch') or '') ~= seen then return {'lost'} end
-return {'ok', redis.call('DEL', unpack(KEYS, 3))}
+redis.call('DEL', record, hydration)
+return {'ok'}
