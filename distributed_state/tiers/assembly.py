@@ -82,15 +82,12 @@ class Tiers:
             epoch_heard=self.see,
             time_received=lambda *answer: self.clock.heard(*answer),
         )
-        self.recovery = Recovery(
-            port, self.warm, cold, keys, settings, partial(leave_mark, self.warm.command, keys, layout)
-        )
+        mark = partial(leave_mark, self.warm.command, keys, layout)
+        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
-        self.stream = Stream(port, self.warm)
-        self.stream.archived = self._archived
-        self.stream.start = self.start
+        self.stream = Stream(port, self.warm, self._archived, self.start)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)

@@ -104,12 +104,17 @@ class Stream:
     `archived` finds one in SQL by its partition and id, among those since a time. `start` has a partition start.
     """
 
-    archived: Callable[[int, str, int], Awaitable[Happened | None]]
-    start: Callable[[int], Awaitable[None]]
-
-    def __init__(self, port: Port, warm: Warm) -> None:
+    def __init__(
+        self,
+        port: Port,
+        warm: Warm,
+        archived: Callable[[int, str, int], Awaitable[Happened | None]],
+        start: Callable[[int], Awaitable[None]],
+    ) -> None:
         self._port = port
         self._warm = warm
+        self._archived = archived
+        self._start = start
         self.telemetry = warm.telemetry
 
     @observed("event.emit", "warm", _facts)
@@ -137,7 +142,7 @@ class Stream:
             # Under the same op id: an answer that was lost with a life of Redis may be of what is there still.
             for _ in range(_ROUNDS):
                 if answer[0] == b"uninitialised":
-                    await self.start(keys.partition)
+                    await self._start(keys.partition)
                 elif answer[0] == b"unsure":
                     found = await self._look(keys, op, subject) if op.doubted else None
                     if found is not None:
@@ -160,7 +165,7 @@ class Stream:
     async def _look(self, keys: PartitionKeys, op: OpId, subject: str) -> Happened | None:
         """The event that this op id became, if it did, from SQL."""
         try:
-            return await self.archived(keys.partition, _id(self._warm, op), op.since_ms)
+            return await self._archived(keys.partition, _id(self._warm, op), op.since_ms)
         except ColdUnavailable as error:
             raise DurabilityUnknown(f"{subject[:200]}: {LOST}, and only SQL knows: {error}") from error
 

@@ -30,7 +30,7 @@ class Connections:
     """What a router needs of them."""
 
     def __init__(self) -> None:
-        self.place, self.embedded = "redis+cluster://h", None
+        self.place, self.embedded, self.lives = "redis+cluster://h", None, dict[str, str]()
         self.topology = Topology(read_address("redis+cluster://h:1"), 1.0, self.ask)
 
     def ask(self, node: str, *commands: Words, timeout: float, sentinel: bool = False) -> list[Any]:
