@@ -22,6 +22,7 @@ from distributed_state.port.errors import ReplyError
 from distributed_state.port.sockets import LATE, message, nothing, pack, reader
 
 _MOST = 10_000  # messages of a subscription that nobody has asked for yet
+GROUP = 16  # commands that leave together, at most
 
 
 class _Gone:
@@ -68,7 +69,10 @@ class Taken(asyncio.Protocol):
 
 
 class Pipe(Taken):
-    """Commands of all tasks: those of one turn of the loop leave in one write.
+    """Commands of all tasks: those of one turn of the loop leave in a few writes, of GROUP commands each.
+
+    In one write of all, the server would have nothing to do until the last task has made its command, and the tasks
+    nothing until the server has answered all: the two would take turns. In groups they work at the same time.
 
     `lost` is called when the connection is; `late` for each second in which the one who waits longest got no answer.
     """
@@ -100,10 +104,12 @@ class Pipe(Taken):
         waiting: asyncio.Future[list[Any]] = loop.create_future()
         if self._outgoing:
             self._outgoing.append(packed)
+            if len(self._outgoing) >= GROUP:
+                self._flush()
         elif self._waiting:
             # Others are at it as well: what they send in this turn of the loop leaves together.
             self._outgoing.append(packed)
-            loop.call_soon(self._flush)
+            loop.call_soon(self._flush)  # one for each group; of one that was full and has left it finds nothing
         elif not self._transport.is_closing():  # else connection_lost is on its way
             self._transport.write(packed)
         self._waiting.append((waiting, len(commands), loop.time()))
@@ -115,7 +121,7 @@ class Pipe(Taken):
     def _flush(self) -> None:
         parts = self._outgoing
         self._outgoing = []
-        if not self._transport.is_closing():
+        if parts and not self._transport.is_closing():
             self._transport.write(b"".join(parts))
 
     def data_received(self, data: bytes) -> None:

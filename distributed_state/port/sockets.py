@@ -62,7 +62,11 @@ class Socket:
         on_error: Callable[[str], Exception] = ReplyError,
         late: Callable[[], None] = nothing,
     ) -> None:
-        connection.connect()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()  # the driver does so for its own errors alone
+            raise
         self._connection = connection  # the driver closes it, and knows not to shut down what a forked child inherits
         found: socket.socket | None = getattr(connection, "_sock", None)
         if found is None:

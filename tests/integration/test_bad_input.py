@@ -519,6 +519,8 @@ async def test_a_server_that_evicts_anything(face: str) -> None:
         ({"url": "redis:h:1"}, "redis://"),
         ({"url": "redis://h:1/0?no_such_option=1"}, "no_such_option"),
         ({"url": "redis://h:1/0?socket_timeout=soon"}, "socket_timeout"),
+        ({"url": "rediss://h:1?ssl_cert_reqs=x"}, "ssl_cert_reqs.*none, optional, required"),
+        ({"url": "redis://h:1?path=/tmp/x"}, "path"),
         ({"url": "redis://u:p@ss@h:1/0"}, "%40"),
         ({"url": "redis://u:p/ss@h:1/0"}, "%2F"),
         ({"url": "rediss://h:1?ssl_ca_certs=/no/such/ca.pem"}, r"ssl_ca_certs: .*/ca\.pem"),

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import itertools
-import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from below import server_binary
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from below import server_binary, tiers, until
+from certificates import TLS, signed_certificates, tls_words
 from faces import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
@@ -51,67 +45,7 @@ async def works(face: str, url: str, **settings: Any) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder: `ca.crt` signed `server.crt` and `client.crt`; `other.crt` is an authority that signed neither."""
-    folder = tmp_path_factory.mktemp("certificates")
-    authority, key = signed(folder, "ca", None)
-    signed(folder, "other", None)
-    for name in ("server", "client"):
-        signed(folder, name, (authority, key))
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    return folder
-
-
-def signed(folder: Path, name: str, by: tuple[x509.Certificate, Any] | None) -> tuple[x509.Certificate, Any]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(by[0].subject if by else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    issuer = by[1] if by else key
-    usage = dict.fromkeys(
-        ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
-    )
-    builder = builder.add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
-    ).add_extension(
-        x509.KeyUsage(
-            digital_signature=True, key_encipherment=False, key_cert_sign=by is None, crl_sign=by is None, **usage
-        ),
-        critical=True,
-    )
-    certificate = builder.sign(issuer, hashes.SHA256())
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certificate, key
-
-
-# Debian's server knows TLS, the wheel's does not; where the system's has to be there, conftest demands it.
-TLS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="the server of the wheel knows no TLS")
-
-
-def tls_words(folder: Path, port: int, *, clients: str = "no") -> tuple[str, ...]:
-    given = {
-        "tls-port": str(port),
-        "tls-cert-file": str(folder / "server.crt"),
-        "tls-key-file": str(folder / "server.key"),
-        "tls-ca-cert-file": str(folder / "ca.crt"),
-        "tls-auth-clients": clients,
-    }
-    return tuple(word for name, value in given.items() for word in (f"--{name}", value))
+    return signed_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @contextmanager
@@ -215,19 +149,69 @@ async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, p
 
 
 @FACE
-@pytest.mark.parametrize(
-    ("raised", "seen"),
-    [(OSError("the vault is away"), WarmUnavailable), (ValueError("no such vault"), ValueError)],
-    ids=str,
-)
-async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception, seen: Any, place: Any) -> None:
-    """A network's error may pass, and is asked again; any other is the user's own."""
-
+@pytest.mark.parametrize("raised", [OSError("the vault is away"), ValueError("no such vault")], ids=str)
+async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception, place: Any) -> None:
     def credentials() -> tuple[str, str]:
         raise raised
 
-    with redis_server(binary=server_binary("redis")) as server, pytest.raises(seen, match=str(raised)):
+    said = f"credentials= raised {type(raised).__name__}: {raised}"
+    with redis_server(binary=server_binary("redis")) as server, pytest.raises(WarmUnavailable, match=said) as caught:
         await works(face, server.url, credentials=credentials, retry_for=0, **place)
+    assert caught.value.__cause__ is raised
+
+
+@FACE
+async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(face: str, place: Any) -> None:
+    """Archiver, link and renewals ask for another connection, and get whatever the user's function raises."""
+    away: list[Exception] = []
+    asked: list[int] = []
+
+    def credentials() -> tuple[str, str]:
+        if away:
+            asked.append(1)
+            raise away[0]
+        return "default", "any"
+
+    with redis_server(binary=server_binary("redis")) as server:
+        settings = {"credentials": credentials, "retry_for": 0, **place}
+        store: Any = (
+            await AsyncStateStore.open(server.url, **settings)
+            if face == "asyncio"
+            else Blocking(await in_thread(lambda: StateStore.open(server.url, **settings)))
+        )
+        session = store.session("s")
+        assert await session.set("n", 1) == 1
+        lease = session.lock(ttl=60.0, wait=0)
+        await lease.acquire()
+        assert await session.get("n") == 1
+        link, archiver, renewal = tiers(store).link, tiers(store).archiver, tiers(store).leases._renewal
+        (held,) = renewal.held.values()
+        await until(lambda: link.up and archiver.archived)
+        breaks, archived, deadline = link.breaks, archiver.archived, held.deadline
+
+        def renew() -> bool:
+            held.renew_at = 0.0
+            renewal._kept.set()
+            return True
+
+        away.append(KeyError("no token"))
+        for kind in ("normal", "pubsub"):
+            server.ask("CLIENT", "KILL", "TYPE", kind)
+        with suppress(WarmUnavailable):
+            await session.get("n", fresh=True)  # on the connection that was lost
+        with pytest.raises(WarmUnavailable, match="credentials= raised KeyError: 'no token'"):
+            await session.get("n", fresh=True)
+        await until(lambda: link.breaks > breaks)
+        count = len(asked)
+        await until(lambda: renew() and len(asked) > count + 10)
+        away.clear()
+        await until(lambda: renew() and held.deadline > deadline)
+        assert await session.set("n", 2) == 2
+        await until(lambda: archiver.archived > archived)
+        await until(lambda: link.up)
+        assert not lease.lost
+        await lease.release()
+        await store.close()
 
 
 # Other ways

@@ -206,6 +206,27 @@ async def test_what_tasks_ask_in_one_turn_of_the_loop_leaves_together() -> None:
         assert [await each for each in rest] == [[0], [1], [2]]
 
 
+async def test_of_many_tasks_the_first_groups_leave_while_the_others_make_their_commands(monkeypatch: Any) -> None:
+    """So that the server works while they do; in one write it would wait for the last of them."""
+    monkeypatch.setattr(pipe_module, "GROUP", 4)
+    async with piped() as (pipe, server, _):
+        waiting = [pipe.send(PING) for _ in range(11)]
+        assert server.recv(100_000) == pack(PING * 9), "in the same turn of the loop: one alone, and two groups of 4"
+        assert await heard(server) == pack(PING * 2)
+        server.send(b"+PONG\r\n" * 11)
+        assert [await each for each in waiting] == [[b"PONG"]] * 11
+        assert not pipe._outgoing
+
+
+async def test_one_write_of_all_would_leave_the_server_waiting(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pipe_module, "GROUP", 1_000)
+    async with piped() as (pipe, server, _):
+        waiting = [pipe.send(PING) for _ in range(11)]
+        assert server.recv(100_000) == pack(PING)
+        server.send(b"+PONG\r\n" * 11)
+        await asyncio.gather(*waiting)
+
+
 async def test_answers_in_pieces_reach_those_who_wait_for_them() -> None:
     async with piped() as (pipe, server, _):
         one, two = pipe.send([*PING, *PING]), pipe.send(PING)
