@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine,
 from sqlalchemy.engine import URL
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
+from distributed_state.cold.forking import GATE
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
 from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
@@ -49,6 +50,9 @@ class Database:
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
+        if self.dialect == "sqlite" and not self.memory:
+            self._gate = GATE
+            GATE.watch(self._engine)
         self._writer = self._engine.execution_options(writes=True)
         self._reader = self._engine
         if self.dialect == "postgresql":
@@ -101,7 +105,7 @@ class Database:
         """Move SQLite's write-ahead log into the database file, leaving it empty; False if a reader was in the way."""
         if self.dialect != "sqlite" or self.memory:
             return True
-        with self._translated():
+        with self._gate, self._translated():
             raw = self._engine.raw_connection()
             try:
                 row = raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

@@ -166,6 +166,8 @@ class Connections:
 
     def inherited(self, drop: Callable[[str], None]) -> None:
         """The port belongs to the parent of this process, which was forked from it."""
+        if self._watch is not None:
+            self._watch.inherited()
         self.unused(drop)
         # So that the first command looks, and this process hears of switches as its parent does.
         self.topology.inherited()

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
-from distributed_state.port import topology
+from distributed_state.port import sentinels, topology
 from distributed_state.port.addresses import read_address
+from distributed_state.port.connections import Connections
 from distributed_state.port.topology import SLOTS, Topology, slot_of
 
 A, B, C = "10.0.0.1:7001", "10.0.0.2:7002", "10.0.0.3:7003"
@@ -260,6 +261,19 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
         assert where.doubted
         where.look()
     assert not where.doubted
+
+
+def test_nor_for_one_that_began_to_listen_to_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(sentinels._Listener, "start", lambda self: begun.append(self._seed))
+    connections = Connections("redis+sentinel://a,b/mymaster", 1.0)
+    watch, drop = connections._watch, begun.append
+    assert watch is not None
+    connections.used(drop)
+    with watch._mutex:
+        connections.inherited(drop)
+        watch.begin()
+        assert begun == ["a:26379", "b:26379"], "the child listens by threads of its own"
 
 
 def test_nobody_to_ask_is_unavailable() -> None:
