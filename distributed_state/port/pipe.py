@@ -22,6 +22,7 @@ from distributed_state.port.errors import ReplyError
 from distributed_state.port.sockets import LATE, message, nothing, pack, reader
 
 _MOST = 10_000  # messages of a subscription that nobody has asked for yet
+_STOOD_STILL = 0.5  # seconds that a loop is late, which was blocked then
 GROUP = 16  # commands that leave together, at most
 
 
@@ -95,6 +96,7 @@ class Pipe(Taken):
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, float]] = deque()
         self._answers: list[Any] = []
         self._watched = False
+        self._due = 0.0  # when `_watch` is to be called
         super().__init__(connection, on_error)
 
     def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
@@ -114,9 +116,13 @@ class Pipe(Taken):
             self._transport.write(packed)
         self._waiting.append((waiting, len(commands), loop.time()))
         if not self._watched:
-            self._watched = True
-            loop.call_later(self._patience, self._watch)
+            self._watch_in(self._patience)
         return waiting
+
+    def _watch_in(self, seconds: float) -> None:
+        self._watched = True
+        self._due = self.loop.time() + seconds
+        self.loop.call_at(self._due, self._watch)
 
     def _flush(self) -> None:
         parts = self._outgoing
@@ -155,7 +161,12 @@ class Pipe(Taken):
         """
         self._watched = False
         if self._waiting and self.broken is None:
-            waited = self.loop.time() - self._waiting[0][2]
+            now = self.loop.time()
+            if now - self._due > _STOOD_STILL:
+                # Nothing was read meanwhile: what came is to be read before it is missed.
+                self._watch_in(_STOOD_STILL)
+                return
+            waited = now - self._waiting[0][2]
             left = self._patience - waited
             if waited >= self._timeout:
                 self.fail(driver.TimeoutError("no answer in time"))
@@ -163,8 +174,7 @@ class Pipe(Taken):
             if left <= 0:
                 self._late()
                 left = min(self._patience, self._timeout - waited)
-            self._watched = True
-            self.loop.call_later(left, self._watch)
+            self._watch_in(left)
 
     def fail(self, error: Exception) -> None:
         """Give the connection up."""

@@ -163,6 +163,33 @@ async def test_a_wire_gives_errors_as_messages_and_ends_with_ours(ends: Any) -> 
         await wire.receive()
 
 
+class Impatient(Socket):
+    """One whose server speaks when nothing was heard in time for the third time."""
+
+    __slots__ = ("missed", "server")
+
+    def read(self) -> None:
+        try:
+            super().read()
+        except driver.TimeoutError:
+            self.missed += 1
+            if self.missed == 3:
+                self.server.sendall(b"+PONG\r\n")
+            raise
+
+
+async def test_a_wire_may_be_silent_for_longer_than_an_answer_may_take(ends: Any) -> None:
+    """Where little happens there is little to hear; whether the server is there, its owner asks by other means."""
+    ours, server = ends
+    connection = Impatient(Connected(ours), 0.01)
+    connection.server, connection.missed = server, 0
+    wire = SocketWire(connection, "place", lambda: connection.missed > 3)
+    assert await wire.receive() == [b"PONG"]
+    assert connection.missed == 3
+    with pytest.raises(WarmUnavailable, match="closed"):
+        await wire.receive()
+
+
 # All tasks of a loop
 
 
@@ -275,6 +302,34 @@ async def test_an_answer_that_is_late_makes_a_loop_look_elsewhere(monkeypatch: p
             await waiting
         assert lost == [1]
         assert looked
+
+
+async def blocked_loop(pipe: Pipe, server: socket.socket, seconds: float) -> None:
+    """Ask, and let the loop stand still for longer than an answer may take while the answer lies there."""
+    waiting = pipe.send(PING)
+    server.send(b"+PONG\r\n")
+    clock = pipe.loop.time
+    pipe.loop.time = lambda: clock() + seconds  # type: ignore[method-assign]
+    pipe._watch()  # as it may be called before what came is read
+    try:
+        assert await waiting == [b"PONG"]
+    finally:
+        pipe.loop.time = clock  # type: ignore[method-assign]
+
+
+async def test_a_loop_that_stood_still_reads_what_came_before_it_misses_it() -> None:
+    async with piped(60.0) as (pipe, server, lost):
+        await blocked_loop(pipe, server, 100.0)
+        assert not lost
+        assert pipe.broken is None
+
+
+async def test_else_it_would_give_up_a_sound_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_module, "_STOOD_STILL", 1000.0)
+    async with piped(60.0) as (pipe, server, lost):
+        with pytest.raises(driver.ConnectionError, match="no answer in time"):
+            await blocked_loop(pipe, server, 100.0)
+        assert lost == [1]
 
 
 async def test_a_server_that_leaves_is_told_to_all_who_wait() -> None:
