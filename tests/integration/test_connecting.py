@@ -16,7 +16,14 @@ from certificates import TLS, signed_certificates, tls_words
 from faces import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
-from distributed_state.programs.servers import ClusterNode, free_port, redis_cluster, redis_sentinel, redis_server
+from distributed_state.programs.servers import (
+    ClusterNode,
+    SentinelServer,
+    free_port,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+)
 
 FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
 
@@ -94,6 +101,45 @@ async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monke
         await works(face, f"rediss+cluster://{seeds}?ssl_ca_certs={certificates}/ca.crt", **place)
         for node in cluster.nodes:
             assert any(line.startswith("cmdstat_evalsha") for line in node.ask("INFO", "commandstats").splitlines())
+
+
+class SecuredSentinel(SentinelServer):
+    """A Sentinel that speaks TLS to clients, and to a primary that does."""
+
+    def __init__(self, binary: str, folder: Path, primary: Any, certificates: Path, primary_port: int) -> None:
+        self.tls_port, self._certificates, self._primary_port = free_port(), certificates, primary_port
+        super().__init__(binary, folder, primary, 1, 60_000)
+
+    def _first_configuration(self, primary: Any, quorum: int, down_after_ms: int) -> str:
+        lines = super()._first_configuration(primary, quorum, down_after_ms)
+        words = tls_words(self._certificates, self.tls_port)
+        secured = [f"{name.removeprefix('--')} {value}" for name, value in zip(words[::2], words[1::2], strict=True)]
+        named = lines.replace(f" 127.0.0.1 {primary.port} ", f" 127.0.0.1 {self._primary_port} ")
+        assert named != lines
+        return "\n".join([*secured, "tls-replication yes", named])
+
+
+@TLS
+@FACE
+@pytest.mark.wide
+async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path, place: Any, tmp_path: Path) -> None:
+    """Theirs are the servers' certificates, unless they have their own."""
+    port, binary = free_port(), server_binary("redis")
+    with redis_server(*tls_words(certificates, port), binary=binary) as primary:
+        sentinel = SecuredSentinel(binary, tmp_path / "sentinel", primary, certificates, port)
+        sentinel.start()
+        try:
+            at = f"127.0.0.1:{sentinel.tls_port}/mymaster/0"
+            ours, other = f"ssl_ca_certs={certificates}/ca.crt", f"ssl_ca_certs={certificates}/other.crt"
+            await works(face, f"rediss+sentinel://{at}?{ours}", **place)
+            await works(face, f"rediss+sentinel://{at}?{ours}&sentinel_{ours}", **place | {"namespace": "own"})
+            for query in (other, f"{ours}&sentinel_{other}", f"{other}&sentinel_{ours}"):
+                with pytest.raises(ConfigurationError, match="certificate is not trusted"):
+                    await works(face, f"rediss+sentinel://{at}?{query}", retry_for=0, **place)
+            with pytest.raises((WarmUnavailable, ConfigurationError)):
+                await works(face, f"redis+sentinel://{at}", retry_for=0, timeout=1.0, **place)
+        finally:
+            sentinel.kill()
 
 
 # Logins
@@ -223,6 +269,24 @@ async def test_a_unix_socket(face: str, place: Any, tmp_path: Path) -> None:
     with redis_server("--unixsocket", str(path), "--requirepass", "secret", binary=server_binary("redis")):
         await works(face, f"unix://:secret@{path}", **place)
         await works(face, f"unix://:secret@{path}?db=4", **place | {"namespace": "four"})
+
+
+@FACE
+async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str, place: Any) -> None:
+    with (
+        redis_server(binary=server_binary("redis")) as server,
+        redis_cluster("--unixsocket", "r.sock", replicas=0) as cluster,
+    ):
+        at = f"127.0.0.1:{server.port}"
+        for url, said in (
+            (f"redis+sentinel://{at}/mymaster", "is no Sentinel: a server itself is redis://"),
+            (f"redis+cluster://{at}", "no server of a cluster: one that stands alone is redis://"),
+            (f"redis+sentinel://127.0.0.1:{cluster.nodes[0].port}/m", "is no Sentinel: .*redis\\+cluster://"),
+            (f"unix://{cluster.nodes[0].directory}/r.sock", "not behind a Unix socket: use redis\\+cluster://"),
+        ):
+            with pytest.raises(ConfigurationError, match=said) as caught:
+                await works(face, url, **place)
+            assert "ERR" not in str(caught.value)
 
 
 def has_ipv6() -> bool:

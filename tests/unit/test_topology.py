@@ -308,6 +308,37 @@ def test_a_plain_url_of_such_a_server_with_a_database_is_refused() -> None:
         Topology(read_address(f"redis://{A}/1"), 1.0, told).look()
 
 
+def test_a_unix_socket_of_such_a_server_is_refused_with_the_reason() -> None:
+    told = Told()
+    told.answers = {"/run/r.sock": view((0, SLOTS - 1, B, 1))}
+    with pytest.raises(ConfigurationError, match="not behind a Unix socket"):
+        Topology(read_address("unix:///run/r.sock"), 1.0, told).look()
+
+
+@pytest.mark.parametrize(
+    ("url", "said", "hint"),
+    [
+        (
+            f"redis+sentinel://{A}/m",
+            "ERR unknown command 'SENTINEL', with args",
+            "is no Sentinel: a server itself is redis://",
+        ),
+        (
+            f"redis+cluster://{A}",
+            "ERR This instance has cluster support disabled",
+            "no server of a cluster: .* redis://",
+        ),
+        (f"redis+cluster://{A}", "ERR unknown command 'CLUSTER', with args", "no server of a cluster: .*sentinel"),
+    ],
+)
+def test_a_url_of_another_kind_than_its_server_says_so_and_what_to_do(url: str, said: str, hint: str) -> None:
+    told = Told()
+    told.answers = {A: ConfigurationError(said)}
+    with pytest.raises(ConfigurationError, match=hint) as caught:
+        Topology(read_address(url), 1.0, told).look()
+    assert "ERR" not in str(caught.value)
+
+
 def standalone(command: tuple[bytes, ...]) -> Any:
     return [b"server", b"redis", b"mode", b"standalone", b"role", b"master"]
 
