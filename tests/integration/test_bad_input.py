@@ -632,7 +632,7 @@ async def test_closing_waits_for_what_still_runs_in_sql(opener: Any, postgres_ur
             await store.session(f"s{each}").set("n", number)
         await store.close()
         with psycopg.connect(postgres_url.replace("+psycopg", "")) as connection:
-            await until(lambda connection=connection: connection.execute(OTHERS).fetchone() == (0,), 10)
+            await until(lambda connection=connection: connection.execute(OTHERS).fetchone() == (0,), 60)
 
 
 async def test_a_store_that_is_not_open_says_so(opener: Any) -> None:
