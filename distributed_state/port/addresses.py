@@ -103,11 +103,7 @@ def read_address(url: str) -> Address:
         require_tls(mine, place)
         if kind == "sentinel":
             require_tls(shared | theirs, place, SENTINELS_OWN)
-    if plain == "unix":
-        if not mine.get("path"):
-            raise ConfigurationError("url: the path of a Unix socket is missing, as in unix:///run/redis.sock")
-        seeds = (mine["path"],)
-    return Address(kind, place, seeds, plain == "rediss", mine, shared | theirs, service)
+    return Address(kind, place, seeds or (mine["path"],), plain == "rediss", mine, shared | theirs, service)
 
 
 def _seeds(hosts: str, port: int, kind: str) -> tuple[str, ...]:
@@ -154,4 +150,6 @@ def _login(url: str, place: str) -> dict[str, Any]:
         raise ConfigurationError(f"{place}: {UNREADABLE}") from None
     for name in ("connection_class", "host", "port"):
         options.pop(name, None)
+    if url.startswith("unix") and not options.get("path"):
+        raise ConfigurationError("url: the path of a Unix socket is missing, as in unix:///run/redis.sock")
     return options
