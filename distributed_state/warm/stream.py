@@ -22,7 +22,7 @@ from distributed_state.warm.telemetry import Facts, observed
 log = logging.getLogger(__name__)
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
 _PAGE = 200
-_ROUNDS = 20
+_STARTS = 20
 
 
 class Position(NamedTuple):
@@ -139,20 +139,20 @@ class Stream:
         sent = ([op], subject[:200], self._send, names, op, (type, subject, actor, data), member)
         try:
             answer = await self._warm.patiently(self._warm.ops.send, *sent)
-            # Under the same op id: an answer that was lost with a life of Redis may be of what is there still.
-            for _ in range(_ROUNDS):
-                if answer[0] == b"uninitialised":
-                    await self._start(keys.partition)
-                elif answer[0] == b"unsure":
+            starts = 0
+            while answer[0] in (b"unsure", b"uninitialised"):
+                if answer[0] == b"unsure":
                     found = await self._look(keys, op, subject) if op.doubted else None
                     if found is not None:
                         return found.epoch, found.offset, found.time_ms, found.id
                     op.since_ms = int(answer[1])
+                elif starts < _STARTS:
+                    # Under the same op id: what became of an answer that was lost with a life of Redis is known there.
+                    starts += 1
+                    await self._start(keys.partition)
                 else:
-                    break
+                    raise WarmUnavailable(f"partition {keys.partition} does not start")
                 answer = await self._warm.patiently(self._warm.ops.send, *sent)
-            else:
-                raise WarmUnavailable(f"partition {keys.partition} does not start")
         finally:
             self._warm.ops.end(op)
         if answer[0] == b"backpressure":
