@@ -14,7 +14,8 @@ from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, tu
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.entries import subject
 from distributed_state.cold.record_index import ERASED, hashed
-from distributed_state.cold.tables import changes, erasures, events, quarantine, records
+from distributed_state.cold.tables import changes, cursors, erasures, events, quarantine, records
+from distributed_state.cold.values import Cursor
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.model import SCOPES
 
@@ -38,6 +39,19 @@ class Changed:
 
     records: list[str]
     erased: set[str]
+
+
+def last_begun(connection: Connection, namespace: str, partition: int, epoch: str) -> Cursor | None:
+    """How far an epoch was archived, if nothing was of any that was minted after it."""
+    c = cursors.c
+    query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
+    rows = connection.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
+    for row in rows:
+        if row.epoch == epoch:
+            return Cursor(*row)
+        if row.offset:
+            break
+    return None
 
 
 def known(connection: Connection, namespace: str, partition: int, entries: Sequence[JournalEntry]) -> Known:

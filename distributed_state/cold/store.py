@@ -87,6 +87,11 @@ class ColdStore:
         with self._database.write() as connection:
             return archive.mint(connection, self.namespace, partition, after)
 
+    def last_begun(self, partition: int, epoch: str) -> Cursor | None:
+        """How far an epoch was archived, if nothing was of any that was minted after it."""
+        with self._database.read() as connection:
+            return recovery.last_begun(connection, self.namespace, partition, epoch)
+
     def recovery_facts(self, partition: int, entries: Sequence[JournalEntry]) -> recovery.Known:
         """What the archive has of journal entries that came back with another life of Redis."""
         with self._database.read() as connection:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor
-from distributed_state.errors import RecoveryInProgress, WarmUnavailable
+from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.port.facts import Life
 from distributed_state.settings import Settings
@@ -68,9 +68,15 @@ class Recovery:
         token = secrets.token_hex(8)
         deadline = self._port.monotonic() + self._limit
         pause = 0.02
-        while not await self._port.shield(self._attempt(self._keys.partition(partition), token)):
+        while True:
+            held_up: StateError = RecoveryInProgress(f"partition {partition}: another replica is starting it")
+            try:
+                if await self._port.shield(self._attempt(self._keys.partition(partition), token)):
+                    return
+            except WarmUnavailable as error:
+                held_up = error
             if self._port.monotonic() >= deadline:
-                raise RecoveryInProgress(f"partition {partition}: another replica is starting it")
+                raise held_up
             await self._port.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 1.5, _LONGEST)
 
@@ -119,9 +125,13 @@ class Recovery:
         cursor = await self._port.sql(self._cold.cursor, partition)
         fits = False
         if seen and cursor is not None:
-            (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
-            fits = not misfit(cursor, journal)
-            cursor = await (self._carry(keys, token, cursor) if fits else self._leave_out(keys, token, seen, cursor))
+            fits = await self._fits(keys, cursor)
+            if fits:
+                cursor = await self._carry(keys, token, cursor)
+            elif fits := await self._is_carried(keys, seen):
+                log.info("partition %d: another replica began this, and went away", partition)
+            else:
+                cursor = await self._leave_out(keys, token, seen, cursor)
             if cursor is None:
                 return False
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
@@ -137,6 +147,17 @@ class Recovery:
         elif word == "ok":
             log.info("partition %d starts under epoch %s", partition, minted.epoch)
         return word != "lost"
+
+    async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
+        (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
+        return not misfit(cursor, journal)
+
+    async def _is_carried(self, keys: PartitionKeys, seen: str) -> bool:
+        """Whether SQL has all of Redis' epoch, and minted the next, which never began in Redis."""
+        last = await self._port.sql(self._cold.last_begun, keys.partition, seen)
+        if last is None or not await self._fits(keys, last):
+            return False
+        return not await self._partitions.entries(keys, last.offset, 1)
 
     async def _carry(self, keys: PartitionKeys, token: str, cursor: Cursor) -> Cursor | None:
         """Bring to SQL what its journal has behind the cursor; None if somebody else does."""
