@@ -19,6 +19,7 @@ from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
+from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
@@ -83,6 +84,7 @@ class Tiers:
             epoch_heard=self.see,
             time_received=lambda *answer: self.clock.heard(*answer),
         )
+        self.absence = Absence()
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
