@@ -10,6 +10,7 @@ Design: section 9.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,9 @@ from sqlalchemy import Connection, Engine, event, exc
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from distributed_state.cold.patience import Line, Patience
+from distributed_state.errors import ColdUnavailable
 
 LONG = 60  # what may take long may take so many times as long
-_READ_BUSY_SECONDS = 1.0  # a reader of SQLite waits for nobody, unless somebody has the file to himself
 _ISOLATION = {True: "READ COMMITTED", False: "REPEATABLE READ"}
 
 
@@ -60,9 +61,9 @@ def _close_line(record: Any) -> None:
 
 def limit_postgresql(engine: Engine, seconds: float) -> None:
     """Begin every transaction with limits: of a statement, of waiting for a lock, of doing nothing."""
-    short = _limits(seconds, seconds)
+    short = _limits(seconds, 2 * seconds, seconds)
     # Even what may take long waits for others' locks for a while only.
-    long = _limits(seconds * LONG, seconds)
+    long = _limits(seconds * LONG, seconds * LONG, seconds)
 
     def begin(connection: Connection) -> None:
         chosen = connection.get_execution_options()
@@ -80,18 +81,20 @@ def limit_postgresql(engine: Engine, seconds: float) -> None:
     event.listen(engine, "begin", begin)
 
 
-def _limits(statement: float, others: float) -> dict[str, int]:
+def _limits(statement: float, idle: float, lock: float) -> dict[str, int]:
     return {
         "statement_timeout": int(statement * 1000),
-        "lock_timeout": int(others * 1000),
-        "idle_in_transaction_session_timeout": int(others * 2000),
+        "lock_timeout": int(lock * 1000),
+        "idle_in_transaction_session_timeout": int(idle * 1000),
     }
 
 
 def prepare_sqlite(engine: Engine, seconds: float) -> None:
     """Set every connection up, and let nobody wait for another process longer than this."""
 
-    def connect(connection: Any, _: Any) -> None:
+    path = engine.url.database or ""
+
+    def connect(connection: Any, record: Any) -> None:
         # SQLAlchemy begins and commits (below); the driver's own idea of when to begin must be off.
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -101,14 +104,36 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
         cursor.execute("PRAGMA secure_delete = ON")
         cursor.execute("PRAGMA cache_size = -16000")
         cursor.close()
+        record.info["file"] = _identity(path)
 
     def begin(connection: Connection) -> None:
         # A write that begins as a read could not wait for another writer: SQLite refuses at once to raise the lock.
-        writes = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        if connection.get_execution_options().get("writes"):
+            _refuse_removed(connection, path)
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+        else:
+            connection.exec_driver_sql("BEGIN")
 
     event.listen(engine, "connect", connect)
     event.listen(engine, "begin", begin)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _refuse_removed(connection: Connection, path: str) -> None:
+    """Raise ColdUnavailable if the file is not the one that was opened.
+
+    SQLite goes on writing into a file that was deleted or replaced: what it archived there would be gone with it.
+    """
+    if connection.info.get("file") != _identity(path):
+        connection.invalidate()
+        raise ColdUnavailable(f"{path}: was deleted or replaced since it was opened")
 
 
 def _patiently(seconds: float, cursor: Any, words: str) -> None:

@@ -24,7 +24,7 @@ from distributed_state.cold import (
     record_index,
     reencrypt,
     registration,
-    schema
+    schema,
 )
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.registration import Known

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import InvalidValue, StateError, WarmUnavailable
+from distributed_state.errors import ColdUnavailable, InvalidValue, StateError, WarmUnavailable
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
@@ -167,7 +167,10 @@ class Tiers:
 
     async def _epochs_over(self) -> dict[int, int]:
         """How many epochs of each partition are over if Redis holds none of it, as SQL knows."""
-        cursors = await self.port.sql(self.cold.cursors)
+        try:
+            cursors = await self.port.sql(self.cold.cursors)
+        except ColdUnavailable:
+            return {}  # as if none were: at worst a consumer is told to resync, and has missed nothing
         # One that nothing was archived of may have been minted just now, and yet begin.
         return {at: cursor.ordinal if cursor.offset else cursor.ordinal - 1 for at, cursor in cursors.items()}
 
