@@ -91,7 +91,6 @@ def _limits(statement: float, idle: float, lock: float) -> dict[str, int]:
 
 def prepare_sqlite(engine: Engine, seconds: float) -> None:
     """Set every connection up, and let nobody wait for another process longer than this."""
-
     path = engine.url.database or ""
 
     def connect(connection: Any, record: Any) -> None:
