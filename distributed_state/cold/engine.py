@@ -58,6 +58,8 @@ class Database:
         if self.dialect == "postgresql" and self._engine.dialect.driver != "psycopg":
             # All statements of one read see the same moment, although a purge may run beside it.
             self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._long_reader = self._reader.execution_options(long=True)
+        self._long_writer = self._writer.execution_options(long=True)
 
     @property
     def dialect(self) -> str:
@@ -84,11 +86,11 @@ class Database:
 
     def long_read(self) -> AbstractContextManager[Connection]:
         """As `read`, for maintenance, whose statements may take long; a silent server is noticed all the same."""
-        return self._transaction(self._reader.execution_options(long=True), dialects.LONG)
+        return self._transaction(self._long_reader, dialects.LONG)
 
     def long_write(self) -> AbstractContextManager[Connection]:
         """As `write`, for maintenance."""
-        return self._transaction(self._writer.execution_options(long=True), dialects.LONG)
+        return self._transaction(self._long_writer, dialects.LONG)
 
     @contextmanager
     def _transaction(self, engine: Engine, times: int = 1) -> Iterator[Connection]:

@@ -84,8 +84,6 @@ class Patience:
     def __init__(self, name: str, alive: Callable[[float], bool]) -> None:
         self._name = name
         self._alive = alive
-        self.silent_since = 0.0  # 0: it is not silent, as far as we know
-        self._ended = threading.Event()
         self.forget()
 
     def forget(self) -> None:
@@ -94,7 +92,9 @@ class Patience:
         self._attempts: set[Attempt] = set()
         self._here = threading.local()
         self._watching = False
+        self._ended = threading.Event()
         self._heard = 0.0
+        self.silent_since = 0.0  # 0: it is not silent, as far as we know
 
     @contextmanager
     def attempt(self, limit: float) -> Iterator[Attempt]:
@@ -102,14 +102,14 @@ class Patience:
 
         Raises ColdUnavailable at once while the server is silent.
         """
-        if self.silent_since:
-            raise ColdUnavailable(self._silence())
         attempt = Attempt(limit)
+        with self._lock:
+            self._watch()
+            if self.silent_since:
+                raise ColdUnavailable(self._silence())
+            self._attempts.add(attempt)
         outer = getattr(self._here, "attempt", None)
         self._here.attempt = attempt
-        with self._lock:
-            self._attempts.add(attempt)
-            self._watch()
         try:
             yield attempt
             self._heard = time.monotonic()
@@ -227,5 +227,5 @@ def _answers(host: str, port: int, deadline: float) -> bool:
         return True
     except TimeoutError:
         return False
-    except OSError:
+    except (OSError, ValueError):
         return True  # refused, or no such host: the driver is told the same, at once
