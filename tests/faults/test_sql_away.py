@@ -154,7 +154,7 @@ def _away(database: Any, migrate: bool) -> None:
 @postgres
 async def test_a_statement_that_waits_too_long_is_ended(opener: Any, postgres_url: str) -> None:
     opener.archive = postgres_url
-    store = await begun(opener, sql_timeout=0.5)
+    store = await begun(opener, sql_timeout=3.0)
     with psycopg.connect(postgres_url.replace("+psycopg", "")) as other:
         other.execute("LOCK TABLE records, changes IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(ColdUnavailable, match="timeout"):
@@ -296,7 +296,7 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
     if not limited:
         short = dialects._limits
         monkeypatch.setattr(dialects, "_limits", lambda *s: short(*s) | {"idle_in_transaction_session_timeout": 0})
-    store = await begun(opener, sql_timeout=1.0, archiver=False)
+    store = await begun(opener, sql_timeout=3.0, archiver=False)
     stopped = tiers(store).cold._database.write()
     connection = stopped.__enter__()
     connection.exec_driver_sql("SELECT * FROM cursors FOR UPDATE")
@@ -317,7 +317,7 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
 @sqlite
 async def test_a_file_that_another_process_has_locked_is_away(opener: Any, tmp_path: Path) -> None:
     """For those who write; readers do not wait for it. Who has the file to himself keeps out readers too."""
-    store = await begun(opener, sql_timeout=0.3)
+    store = await begun(opener, sql_timeout=4.0)
     other = sqlite3.connect(tmp_path / "archive.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     await written(store, ["old0"], 1)
