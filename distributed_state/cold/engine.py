@@ -20,6 +20,7 @@ from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine,
 from sqlalchemy.engine import URL
 
 from distributed_state.cold import dialects
+from distributed_state.cold.forking import GATE
 from distributed_state.cold.opening import Opening
 from distributed_state.cold.patience import Patience, sign_of_postgresql
 from distributed_state.cold.urls import MEMORY_URLS, display_name, driver_arguments, parse_url, places
@@ -53,6 +54,9 @@ class Database:
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
+        if self.dialect == "sqlite" and not self.memory:
+            self._gate = GATE
+            GATE.watch(self._engine)
         self._writer = self._engine.execution_options(writes=True)
         self._reader = self._engine
         if self.dialect == "postgresql" and self._engine.dialect.driver != "psycopg":
@@ -139,7 +143,7 @@ class Database:
         """Move SQLite's write-ahead log into the database file, leaving it empty; False if a reader was in the way."""
         if self.dialect != "sqlite" or self.memory:
             return True
-        with self._translated():
+        with self._gate, self._translated():
             raw = self._engine.raw_connection()
             try:
                 row = raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()

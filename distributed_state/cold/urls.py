@@ -16,6 +16,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
+_DIALECTS = ("sqlite", "postgresql")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 
 
@@ -38,6 +39,10 @@ def parse_url(url: str) -> URL:
         raise ConfigurationError(f"archive: {UNREADABLE}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in _DIALECTS:
+        # Others have other ideas of conflicts, locks and isolation: what was never tried there promises nothing.
+        said = "the archive is SQLite or PostgreSQL, sqlite:///path or postgresql://user@host/database"
+        raise ConfigurationError(f"archive: {parsed.drivername[:80]!r} was never tried, so it is refused: {said}")
     if parsed.get_backend_name() == "postgresql":
         files = {name: str(parsed.query[name]) for name in _FILES if name in parsed.query}
         require_files(display_name(parsed), {name: path for name, path in files.items() if path != "system"})
