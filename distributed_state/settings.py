@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")
     timeout: float = Field(5.0, gt=0, description="for one answer of Redis")
     retry_for: float = Field(10.0, ge=0, description="how long a command is repeated while Redis is away")
+    sql_timeout: float = Field(10.0, ge=0.1, description="for one answer of SQL; maintenance may take 60 times as long")
     op_window: float = Field(300.0, gt=0, description="a write may be applied so long after it was first sent")
     conflict_retries: int = Field(50, ge=1, description="attempts of apply(), update() and append_to()")
     kept_events: int = Field(10_000, ge=1, description="events per partition that a replica can catch up with")

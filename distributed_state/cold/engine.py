@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event, exc, make_url
+from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine, event, exc
 from sqlalchemy.engine import URL
-from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
+from distributed_state.cold import dialects
 from distributed_state.cold.forking import GATE
+from distributed_state.cold.opening import Opening
+from distributed_state.cold.patience import Patience, sign_of_postgresql
+from distributed_state.cold.urls import MEMORY_URLS, display_name, driver_arguments, parse_url, places
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
-from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
-MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
-_DIALECTS = ("sqlite", "postgresql")
-_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
-_BUSY_SECONDS = 30.0
 _LAST_SECONDS = 5.0
 # While opening, these words in a refusal mean that waiting does not help. Servers in other languages than English
 # say it otherwise; then the refusal is ColdUnavailable, with the server's own words in it.
@@ -37,17 +35,22 @@ _REFUSED = re.compile(
     re.IGNORECASE,
 )
 _INSUFFICIENT_PRIVILEGE = "42501"
-_READ_ONLY = "25006"
+# A transaction that was too long idle, a table that is not there: a dump is being restored.
+_AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
 
 
 class Database:
     """One SQL database, for any number of threads."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout: float = 10.0) -> None:
         self.memory = url in MEMORY_URLS
         parsed = parse_url(url)
-        self.name = "memory" if self.memory else _name(parsed)
+        self.name = "memory" if self.memory else display_name(parsed)
         self.opened = self._closed = False
+        self.away = ""  # why the last transaction could not be done, "" if it could
+        self._timeout = timeout
+        self._opening = Opening()
+        self._patience: Patience | None = None
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
@@ -56,50 +59,84 @@ class Database:
             GATE.watch(self._engine)
         self._writer = self._engine.execution_options(writes=True)
         self._reader = self._engine
-        if self.dialect == "postgresql":
+        if self.dialect == "postgresql" and self._engine.dialect.driver != "psycopg":
             # All statements of one read see the same moment, although a purge may run beside it.
             self._reader = self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._long_reader = self._reader.execution_options(long=True)
+        self._long_writer = self._writer.execution_options(long=True)
 
     @property
     def dialect(self) -> str:
         """The name of the SQL dialect: sqlite, postgresql, ..."""
         return self._engine.dialect.name
 
-    @contextmanager
-    def read(self) -> Iterator[Connection]:
+    def open_later(self, prove: Callable[[], None]) -> None:
+        """Call `prove` before the first transaction: nothing of this database was looked at yet."""
+
+        def once() -> None:
+            prove()
+            self.opened = True
+
+        self.away = f"{self.name}: was away when the store was opened"
+        self._opening = Opening(once)
+
+    def read(self) -> AbstractContextManager[Connection]:
         """A transaction that only reads; all its statements see the database at one moment."""
-        with self._transaction(self._reader) as connection:
-            yield connection
+        return self._transaction(self._reader)
 
-    @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self) -> AbstractContextManager[Connection]:
         """A transaction that writes: committed at the end of the block, undone by an exception."""
-        with self._transaction(self._writer) as connection:
-            yield connection
+        return self._transaction(self._writer)
+
+    def long_read(self) -> AbstractContextManager[Connection]:
+        """As `read`, for maintenance, whose statements may take long; a silent server is noticed all the same."""
+        return self._transaction(self._long_reader, dialects.LONG)
+
+    def long_write(self) -> AbstractContextManager[Connection]:
+        """As `write`, for maintenance."""
+        return self._transaction(self._long_writer, dialects.LONG)
 
     @contextmanager
-    def _transaction(self, engine: Engine) -> Iterator[Connection]:
+    def _transaction(self, engine: Engine, times: int = 1) -> Iterator[Connection]:
         if self._closed:
             raise ColdUnavailable(f"{self.name}: closed, with the store that opened it")
+        self._opening.require(self.name)
         try:
-            with self._gate, self._translated(), engine.begin() as connection:
+            with self._gate, self._translated(), self._attempt(times), engine.begin() as connection:
                 yield connection
+            self.away = ""
+        except ColdUnavailable as error:
+            self.away = str(error)
+            raise
         finally:
             if self._closed:
                 # Closed meanwhile, perhaps before this connection was opened: nobody else would close it.
                 self._engine.pool.dispose()
 
+    def _attempt(self, times: int = 1) -> AbstractContextManager[Any]:
+        # Beyond what the server itself allows: this is for an answer that was lost on its way.
+        return self._patience.attempt(2 * self._timeout * times) if self._patience else nullcontext()
+
     @contextmanager
-    def apart(self) -> Iterator[Connection]:
-        """A transaction on a connection of its own, none of the pool's, for as long as the block lasts; then undone."""
-        with self._translated():
+    def apart(self, prepare: Callable[[Connection], None]) -> Iterator[None]:
+        """A transaction on a connection of its own, none of the pool's, for as long as the block lasts; then undone.
+
+        `prepare` does in it what is to be done.
+        """
+        with self._translated(), self._attempt():
             connection = self._engine.connect()
+            raw: Any = connection.connection.driver_connection
+            try:
+                connection.detach()
+                prepare(connection)
+            except BaseException:
+                raw.close()
+                raise
         try:
-            connection.detach()
-            with self._translated():
-                yield connection
+            yield
         finally:
-            with suppress(exc.SQLAlchemyError):  # a server that went away has undone it
+            raw.close()  # which waits for nobody; the server undoes it
+            with suppress(exc.SQLAlchemyError):
                 connection.close()
 
     def checkpoint(self) -> bool:
@@ -129,6 +166,8 @@ class Database:
             time.sleep(0.005)
             pool.dispose()
         pool.dispose()
+        if self._patience:
+            self._patience.end()
 
     def abandon(self) -> None:
         """In a forked child: forget the parent's connections without a word on the wire."""
@@ -137,17 +176,22 @@ class Database:
             return
         keep_for_ever(self._engine.pool)
         self._engine.dispose(close=False)
+        self._opening.forget()
+        if self._patience:
+            self._patience.forget()
 
     def _create(self, url: URL) -> Engine:
         options: dict[str, Any] = {"hide_parameters": True}
         if url.get_backend_name() == "postgresql":
-            url, arguments = _postgresql(url)
-            options |= {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
+            url, arguments = driver_arguments(url, self._timeout)
+            # With psycopg we begin ourselves: see `dialects`.
+            isolation = "AUTOCOMMIT" if url.drivername == "postgresql+psycopg" else "READ COMMITTED"
+            options |= {"connect_args": arguments, "isolation_level": isolation}
         if self.memory:
             options |= {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
         else:
-            options |= {"pool_size": 5, "max_overflow": 10, "pool_timeout": 10}
-            options["pool_pre_ping"] = url.get_backend_name() != "sqlite"
+            options |= {"pool_size": 5, "max_overflow": 10, "pool_timeout": min(10.0, self._timeout)}
+            options["pool_pre_ping"] = url.drivername != "postgresql+psycopg" and url.get_backend_name() != "sqlite"
         try:
             engine = create_engine(url, **options)
         except ImportError as error:
@@ -157,9 +201,12 @@ class Database:
         if engine.dialect.is_async:
             raise ConfigurationError(f"{self.name}: use a blocking driver, for example postgresql+psycopg://")
         if engine.dialect.name == "sqlite":
-            event.listen(engine, "connect", _prepare_sqlite)
-            event.listen(engine, "begin", _begin_sqlite)
+            dialects.prepare_sqlite(engine, self._timeout)
+        if engine.dialect.name == "postgresql":
+            dialects.limit_postgresql(engine, self._timeout)
         if engine.dialect.driver == "psycopg":
+            self._patience = Patience(self.name, partial(sign_of_postgresql, places(url)))
+            dialects.watch(engine, self._patience)
             event.listen(engine, "connect", self._require_unicode)
         return engine
 
@@ -201,89 +248,12 @@ class Database:
         # "file is not a database" has no class of its own.
         if not self.opened and (isinstance(original, kinds) or type(original) is driver.DatabaseError):
             return (ConfigurationError if _REFUSED.search(str(original)) else ColdUnavailable)(message)
-        if lost or isinstance(original, kinds) or code == _READ_ONLY:
+        if lost or isinstance(original, kinds) or code in _AWAY:
             return ColdUnavailable(message)
         return None
-
-
-def parse_url(url: str) -> URL:
-    """The URL of a database in parts. Raises ConfigurationError if it is wrong, as far as that is seen without I/O."""
-    if url in MEMORY_URLS:
-        return make_url("sqlite://")
-    if url.startswith(("redis:", "rediss:", "unix:")):
-        raise ConfigurationError("archive is a SQL database; Redis or Valkey is another parameter, url=")
-    try:
-        if not url.startswith("sqlite"):  # whose paths may hold anything
-            refuse_unescaped(url, "archive")
-        parsed = make_url(url)
-        if parsed.port is not None and not 0 < parsed.port < 65536:
-            raise ValueError
-    except exc.ArgumentError:
-        # Not the text itself, nor the cause: it may hold a password.
-        raise ConfigurationError("the archive is not an SQLAlchemy URL; use sqlite:///path or postgresql://") from None
-    except ValueError:
-        raise ConfigurationError(f"archive: {UNREADABLE}") from None
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.get_backend_name() not in _DIALECTS:
-        # Others have other ideas of conflicts, locks and isolation: what was never tried there promises nothing.
-        said = "the archive is SQLite or PostgreSQL, sqlite:///path or postgresql://user@host/database"
-        raise ConfigurationError(f"archive: {parsed.drivername[:80]!r} was never tried, so it is refused: {said}")
-    if parsed.get_backend_name() == "postgresql":
-        files = {name: str(parsed.query[name]) for name in _FILES if name in parsed.query}
-        require_files(_name(parsed), {name: path for name, path in files.items() if path != "system"})
-    return parsed
-
-
-def _name(url: URL) -> str:
-    return url.set(query={}).render_as_string(hide_password=True)
-
-
-def _postgresql(url: URL) -> tuple[URL, dict[str, Any]]:
-    """Split off what psycopg wants as numbers, and give up on a silent server after seconds, not hours."""
-    arguments: dict[str, Any] = {"connect_timeout": 5, "keepalives_idle": 30, "keepalives_interval": 5}
-    # Of a database in SQL_ASCII psycopg would otherwise give bytes for text.
-    arguments |= {"keepalives_count": 3, "client_encoding": "utf8"}
-    query = dict(url.query)
-    threshold = query.pop("prepare_threshold", None)
-    if threshold is not None:
-        off = str(threshold).lower() in ("none", "off", "0")
-        if not off and not str(threshold).isdigit():
-            raise ConfigurationError(f"prepare_threshold={threshold}: use a number, or `none` behind PgBouncer")
-        arguments["prepare_threshold"] = None if off else int(str(threshold))
-    return url.set(query=query), {name: value for name, value in arguments.items() if name not in query}
 
 
 def keep_for_ever(inherited: object) -> None:
     """In a forked child: never destroy this; its destructor would close or unlock what is the parent's."""
     # One reference that nobody gives back, so that the end of the interpreter does not take it either.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inherited))
-
-
-def _prepare_sqlite(connection: Any, _: Any) -> None:
-    # SQLAlchemy begins and commits (below); the driver's own idea of when to begin must be off.
-    connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
-    _write_ahead(cursor)
-    cursor.execute("PRAGMA synchronous = FULL")
-    cursor.execute("PRAGMA secure_delete = ON")
-    cursor.execute("PRAGMA cache_size = -16000")
-    cursor.close()
-
-
-@retry(
-    retry=retry_if_exception(lambda error: isinstance(error, sqlite3.OperationalError) and "locked" in str(error)),
-    stop=stop_after_delay(_BUSY_SECONDS),
-    wait=wait_fixed(0.01),
-    reraise=True,
-)
-def _write_ahead(cursor: Any) -> None:
-    """Switch to write-ahead logging. SQLite does not wait here while another process switches too, so we do."""
-    cursor.execute("PRAGMA journal_mode = WAL")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    # A write that begins as a read could not wait for another writer: SQLite refuses at once to raise the lock.
-    writes = connection.get_execution_options().get("writes")
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

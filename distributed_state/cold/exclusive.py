@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
-from sqlalchemy import func, select, text
+from sqlalchemy import Connection, func, select, text
 
-from distributed_state.cold.engine import Database, parse_url
+from distributed_state.cold.engine import Database
+from distributed_state.cold.urls import parse_url
 from distributed_state.errors import ConfigurationError
 
 _ADVICE = "another store has it open embedded; give all workers one Redis url to share it"
@@ -62,12 +63,15 @@ def namespace(database: Database, name: str) -> Iterator[None]:
         return
     digest = hashlib.blake2b(f"distributed-state embedded {name}".encode(), digest_size=8).digest()
     hold = select(func.pg_try_advisory_xact_lock(int.from_bytes(digest, signed=True)))
-    deadline = time.monotonic() + _PATIENCE
-    with database.apart() as connection:
+
+    def take(connection: Connection) -> None:
+        deadline = time.monotonic() + _PATIENCE
         while not connection.execute(hold).scalar():
             if time.monotonic() > deadline:
                 raise ConfigurationError(f"{database.name}, namespace {name!r}: {_ADVICE}")
             time.sleep(0.02)
         # Last, because it has no parameters: what has some keeps its snapshot until the next statement.
         connection.execute(_UNLIMITED)
+
+    with database.apart(take):
         yield

@@ -48,16 +48,16 @@ def purge_all(
     total = Purged(0, 0, 0)
     after: str | None = ""
     while after is not None:
-        with database.read() as connection:
+        with database.long_read() as connection:
             names, after = candidates(connection, namespace, before_ms, after)
         if names:
-            with database.write() as connection:
+            with database.long_write() as connection:
                 total += purge(connection, namespace, names, before_ms)
         if progress:
             progress(total.records)
     removed = 1
     while removed > 0:
-        with database.write() as connection:
+        with database.long_write() as connection:
             removed = purge_events(connection, namespace, before_ms)
         total += Purged(0, 0, 0, removed)
     return total

@@ -6,6 +6,7 @@ Design: sections 9, 14.
 from __future__ import annotations
 
 import uuid
+from dataclasses import dataclass
 
 from sqlalchemy import exc, insert, select
 
@@ -14,6 +15,32 @@ from distributed_state.cold.tables import namespaces
 from distributed_state.errors import ConfigurationError
 
 LAYOUT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What Redis knows of a namespace in SQL."""
+
+    namespace: str
+    archive_id: str
+    partitions: int
+
+
+def require(database: Database, known: Known) -> None:
+    """Raise ConfigurationError unless the database has this very namespace. Nothing is written."""
+    query = select(namespaces).where(namespaces.c.namespace == known.namespace)
+    with database.read() as connection:
+        row = connection.execute(query).first()
+    if row is None:
+        raise ConfigurationError(
+            f"{database.name} has no namespace {known.namespace!r}, and Redis has: give the archive that this Redis had"
+        )
+    _refuse_layout(known.namespace, row.layout)
+    if (row.archive_id, row.partitions) != (known.archive_id, known.partitions):
+        raise ConfigurationError(
+            f"{database.name}, namespace {known.namespace!r}: archive is {row.archive_id!r}, expected "
+            f"{known.archive_id!r}: give the archive that this Redis had, or another namespace"
+        )
 
 
 def register(database: Database, namespace: str, partitions: int) -> tuple[str, int]:
@@ -30,6 +57,10 @@ def register(database: Database, namespace: str, partitions: int) -> tuple[str, 
             except exc.IntegrityError:
                 pass  # somebody registered it since we looked
             row = connection.execute(query).one()
-    if row.layout != LAYOUT:
-        raise ConfigurationError(f"namespace {namespace} has layout {row.layout}, this release needs {LAYOUT}")
+    _refuse_layout(namespace, row.layout)
     return row.archive_id, row.partitions
+
+
+def _refuse_layout(namespace: str, layout: int) -> None:
+    if layout != LAYOUT:
+        raise ConfigurationError(f"namespace {namespace} has layout {layout}, this release needs {LAYOUT}")

@@ -30,6 +30,11 @@ def revision(connection: Connection) -> str | None:
     return found
 
 
+def ready(database: Database, migrate_: bool) -> None:
+    """Bring the database to this release's revision if that may be done, else require that it is."""
+    migrate(database) if migrate_ else require_head(database)
+
+
 def require_head(database: Database) -> None:
     """Raise ConfigurationError unless the database is at this release's revision."""
     with database.read() as connection:
@@ -48,8 +53,10 @@ def migrate(database: Database) -> None:
     _refuse_newer(database, found)
     if found == HEAD:
         return
-    with database.write() as connection:
+    with database.long_write() as connection:
         if database.dialect == "postgresql":
+            # Others may be at it, for as long as it takes them.
+            connection.exec_driver_sql("SET LOCAL lock_timeout = 0")
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         # Whoever waited for the lock finds the work done.
         if revision(connection) != HEAD:

@@ -28,6 +28,7 @@ from distributed_state.cold import (
     schema,
 )
 from distributed_state.cold.engine import Database, keep_for_ever
+from distributed_state.cold.registration import Known
 from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import Batch, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
@@ -45,26 +46,58 @@ class ColdStore:
 
     @classmethod
     def open(
-        cls, url: str, namespace: str, *, migrate: bool = True, snapshot_every: int = 100, alone: bool = False
+        cls,
+        url: str,
+        namespace: str,
+        *,
+        migrate: bool = True,
+        snapshot_every: int = 100,
+        timeout: float = 10.0,
+        alone: bool = False,
     ) -> ColdStore:
         """Open a database: `memory`, `sqlite:///path`, `postgresql://...` or another SQLAlchemy URL.
 
         With `migrate` its tables are created or brought up to date first. `?prepare_threshold=none` makes
-        PostgreSQL work behind PgBouncer. With `alone` no other embedded store has it open meanwhile.
-        Raises ConfigurationError if waiting does not help, else ColdUnavailable.
+        PostgreSQL work behind PgBouncer. `timeout` seconds is what one answer may take. With `alone` no other embedded
+        store has it open meanwhile. Raises ConfigurationError if waiting does not help, else ColdUnavailable.
         """
         if snapshot_every < 1:
             raise ConfigurationError(f"snapshot_every is {snapshot_every}, must be at least 1")
         with ExitStack() as stack:
             if alone:
                 stack.enter_context(exclusive.file(url))
-            database = Database(url)
+            database = Database(url, timeout)
             stack.callback(database.close)
-            schema.migrate(database) if migrate else schema.require_head(database)
+            schema.ready(database, migrate)
             if alone:
                 stack.enter_context(exclusive.namespace(database, namespace))
             database.opened = True
             return cls(database, namespace, snapshot_every, stack.pop_all())
+
+    @classmethod
+    def open_later(
+        cls, url: str, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
+    ) -> ColdStore:
+        """Open a database that is away: everything raises ColdUnavailable until it is there.
+
+        Then it is looked at as `open` does, and must be the one that is `known`; else everything raises
+        ConfigurationError.
+        """
+        database = Database(url, timeout)
+
+        def prove() -> None:
+            schema.ready(database, migrate)
+            registration.require(database, known)
+
+        database.open_later(prove)
+        stack = ExitStack()
+        stack.callback(database.close)
+        return cls(database, known.namespace, snapshot_every, stack)
+
+    @property
+    def away(self) -> str:
+        """Why SQL is thought not to answer, "" if it did when it was last asked. Asks nobody."""
+        return self._database.away
 
     def register(self, partitions: int) -> tuple[str, int]:
         """Return the archive's id and its partition count; at first use the id is random, the count is `partitions`."""
@@ -158,7 +191,7 @@ class ColdStore:
 
     def messages(self, record: str, runs: Sequence[Segment], parent: str | None = None) -> dict[int, bytes]:
         """The messages of these runs, by sequence number; `parent` is what the record was forked from."""
-        with self._database.read() as connection:
+        with self._database.long_read() as connection:
             return history.messages_of(connection, self.namespace, record, runs, parent)
 
     def since(self, record: str, runs: Sequence[Segment], since_ms: int) -> list[Segment]:
@@ -170,7 +203,7 @@ class ColdStore:
         self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
     ) -> list[JournalEntry]:
         """The changes with versions between `after` and `before`, both exclusive, ascending."""
-        with self._database.read() as connection:
+        with self._database.long_read() as connection:
             return history.entries(connection, self.namespace, record, after, before, limit)
 
     def version(self, record: str) -> int | None:
@@ -245,7 +278,7 @@ class ColdStore:
 
         Forks of a record keep what they share, unless it was noted that they go too: then they are noted.
         """
-        with self._database.write() as connection:
+        with self._database.long_write() as connection:
             erasure.erase(connection, self.namespace, names)
         self.sync()
 
@@ -262,14 +295,14 @@ class ColdStore:
 
     def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
         """Store all values of a record under another encryption; how many. With `keep` nothing is changed."""
-        with self._database.write() as connection:
+        with self._database.long_write() as connection:
             return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
 
     def rewrite_events(
         self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool
     ) -> tuple[reencrypt.EventKey | None, int]:
         """Store a page of events under another encryption; where it ends, None after the last one, and how many."""
-        with self._database.write() as connection:
+        with self._database.long_write() as connection:
             return reencrypt.rewrite_events(connection, self.namespace, after, convert, keep=keep)
 
     def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
@@ -284,7 +317,7 @@ class ColdStore:
 
         Raises Conflict if the record exists, or was erased at a version that is not below the first imported one.
         """
-        with self._database.write() as connection:
+        with self._database.long_write() as connection:
             import_record.adopt(connection, self.namespace, record, snapshot_every=self.snapshot_every, **imported)
 
     def quarantined(self) -> list[Quarantined]:

@@ -212,5 +212,6 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         poison = facts.get("quarantined", "0")
         findings.append(Finding("sql quarantine", poison == "0", poison, "look at the table quarantine"))
     except StateError as error:
-        findings.append(Finding("sql", False, str(error), "see the message"))
+        advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
+        findings.append(Finding("sql", False, str(error), advice))
     return findings

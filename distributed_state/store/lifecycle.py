@@ -7,6 +7,7 @@ Design: section 14.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import weakref
@@ -16,9 +17,10 @@ from typing import Any
 
 import orjson
 
-from distributed_state.cold.engine import parse_url
+from distributed_state.cold.registration import Known
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import ConfigurationError
+from distributed_state.cold.urls import parse_url
+from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
 from distributed_state.port.connections import Connections, Credentials
@@ -31,6 +33,7 @@ from distributed_state.tiers.assembly import Tiers, leave_mark
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 
+log = logging.getLogger(__name__)
 LAYOUT = 1
 EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
 _open_stores: weakref.WeakSet[StoreLifecycle] = weakref.WeakSet()
@@ -89,8 +92,12 @@ class StoreLifecycle:
                 doctor.refuse(await doctor.check_server(port), self.connections.place)
             opening = object()
             self._openings.add(opening)
-            await port.sql(self._open_cold, opening)
-            await self._check_layout(port)
+            try:
+                await port.sql(self._open_cold, opening)
+                await self._check_layout(port)
+            except ColdUnavailable as error:
+                await self._let_go()
+                await self._open_without_sql(port, error)
             self.unusable = ""
             _watch_forks()
             _open_stores.add(self)
@@ -105,6 +112,7 @@ class StoreLifecycle:
             settings.namespace,
             migrate=settings.migrate,
             snapshot_every=settings.snapshot_every,
+            timeout=settings.sql_timeout,
             alone=self.connections.embedded is not None,
         )
         with self._mutex:
@@ -125,19 +133,39 @@ class StoreLifecycle:
             )
         wanted = {"layout": LAYOUT, "partitions": partitions, "archive": archive_id}
         self._layout = wanted
-        stored = await leave_mark(port.command, self.context.keys, wanted)
+        self._compare(await leave_mark(port.command, self.context.keys, wanted), wanted)
+
+    async def _open_without_sql(self, port: Port, error: ColdUnavailable) -> None:
+        """Serve what Redis has until SQL is there. Raises `error` if Redis does not know the namespace."""
+        settings = self._settings
+        mark = await port.command(b"GET", self.context.keys.store)
+        if mark is None:
+            raise error
+        self._layout = self._compare(mark, {"layout": LAYOUT, "partitions": settings.partitions})
+        self.cold = ColdStore.open_later(
+            settings.archive or EMBEDDED_ARCHIVE,
+            Known(settings.namespace, str(self._layout.get("archive")), settings.partitions),
+            migrate=settings.migrate,
+            snapshot_every=settings.snapshot_every,
+            timeout=settings.sql_timeout,
+        )
+        log.warning("opened with Redis alone, which serves what it has: %s", error)
+
+    def _compare(self, mark: bytes | None, wanted: dict[str, Any]) -> dict[str, Any]:
+        """What Redis kept about the store; it must agree with what is wanted."""
+        place = self.connections.place
         try:
-            found = dict(orjson.loads(stored)) if stored else wanted
+            found = dict(orjson.loads(mark)) if mark else wanted
         except (ValueError, TypeError) as error:
-            text = f"{self.connections.place}: {self.context.keys.store!r} is not this package's"
-            raise ConfigurationError(text) from error
+            raise ConfigurationError(f"{place}: {self.context.keys.store!r} is not this package's") from error
         for name, value in wanted.items():
             if found.get(name) != value:
                 raise ConfigurationError(
-                    f"{self.connections.place}, namespace {settings.namespace!r}: {name} is {found.get(name)!r}, "
+                    f"{place}, namespace {self._settings.namespace!r}: {name} is {found.get(name)!r}, "
                     f"expected {value!r}: they do not belong together (archive 'memory' is another "
                     "one in each process); give the archive that this Redis had, or another namespace"
                 )
+        return found
 
     def tiers(self) -> Tiers:
         """The tiers of the running event loop."""

@@ -132,6 +132,9 @@ FIGURES = (
         lambda t: len(t.archiver.diverged),
     ),
     Figure(
+        "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away), together=min
+    ),
+    Figure(
         "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
         lambda t: t.archiver.quarantined, together=max,
     ),

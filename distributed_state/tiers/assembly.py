@@ -13,10 +13,11 @@ from typing import Any
 import orjson
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import InvalidValue, StateError
+from distributed_state.errors import ColdUnavailable, InvalidValue, StateError
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
+from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.workers import HandlerWorker, Worker
@@ -85,6 +86,7 @@ class Tiers:
         mark = partial(leave_mark, self.warm.command, keys, layout)
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
+        self.absence = Absence()
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
         self.stream = Stream(port, self.warm, self._archived, self.start)
@@ -165,7 +167,10 @@ class Tiers:
 
     async def _epochs_over(self) -> dict[int, int]:
         """How many epochs of each partition are over if Redis holds none of it, as SQL knows."""
-        cursors = await self.port.sql(self.cold.cursors)
+        try:
+            cursors = await self.port.sql(self.cold.cursors)
+        except ColdUnavailable:
+            return {}  # as if none were: at worst a consumer is told to resync, and has missed nothing
         # One that nothing was archived of may have been minted just now, and yet begin.
         return {at: cursor.ordinal if cursor.offset else cursor.ordinal - 1 for at, cursor in cursors.items()}
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.field_ttl import NEVER
@@ -149,8 +149,16 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     """Bring a record back from SQL, to send `op` after that; None if somebody else changed or hydrated it meanwhile."""
     tiers.see(names.partition, cold.epoch)
     window = tiers.settings.recent_messages
-    loaded = await tiers.port.sql(partial(tiers.cold.load, names.ref.text, window=window))
+    text = names.ref.text
+    try:
+        loaded = await tiers.port.sql(partial(tiers.cold.load, text, window=window))
+    except ColdUnavailable:
+        # Redis itself proves that what SQL said of this record still holds.
+        if not tiers.absence.proven(text, cold):
+            raise
+        loaded = None
     if loaded is None:
+        tiers.absence.note(text, cold)
         return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, 0, {}, {})
     if cold.token:
         came_ms = await tiers.warm.hydrate(names, cold, loaded)

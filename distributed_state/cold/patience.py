@@ -1,0 +1,231 @@
+"""How long SQL is waited for. Law: who waits for a silent server learns it soon, and nobody queues behind.
+
+A server that is stopped, or whose machine is, accepts connections and answers nothing. Its own limits
+(statement_timeout and the like) end what is slow on a server that lives; they cannot end this. So a thread watches the
+transactions under way. Where one was not answered for a moment it asks the server for a sign of life, on a connection
+of its own. If none comes, every connection is cut: the threads that waited on them get an error, which frees them.
+Until the server answers again, who asks is refused at once.
+
+A cut is a shutdown of the socket through a second handle (`Line`). *An earlier way left the silent calls to themselves
+and answered their callers: each call that SQL never answers kept a thread and a connection, until there were no more.*
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from distributed_state.errors import ColdUnavailable
+
+log = logging.getLogger(__name__)
+
+_TICK = 0.2
+_LOOK_AFTER = 0.3  # an answer that is later than this makes us ask for a sign of life
+_SIGN_SECONDS = 1.0
+_AGAIN = 2.0  # and again, for as long as the server lives and the answer does not come
+_WHILE_SILENT = 0.5
+_IDLE_SECONDS = 5.0
+
+
+class Line:
+    """A second handle of a connection's socket, by which another thread ends what waits for it.
+
+    Not the connection's own number: closed meanwhile, it may already be that of another socket.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._socket = socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM)
+
+    def cut(self) -> None:
+        """Nothing comes on it any more, and nothing goes."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Give up this handle; the connection stays as it is."""
+        self._socket.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Attempt:
+    """A transaction under way. `since`: when its server was last asked or heard; `cut`: why its connection was cut."""
+
+    __slots__ = ("cut", "limit", "line", "look_at", "since")
+
+    def __init__(self, limit: float) -> None:
+        self.line: Line | None = None
+        self.limit = limit
+        self.cut = ""
+        self.asked()
+
+    def asked(self) -> None:
+        """Something is sent to the server now."""
+        self.since = time.monotonic()
+        self.look_at = self.since + _LOOK_AFTER
+
+    def end(self, why: str) -> None:
+        """Free the thread that waits, if it waits on a connection."""
+        if self.line is not None and not self.cut:
+            self.cut = why
+            self.line.cut()
+
+
+class Patience:
+    """Watches the transactions of one database. `alive` asks its server for a sign of life, for so many seconds."""
+
+    def __init__(self, name: str, alive: Callable[[float], bool]) -> None:
+        self._name = name
+        self._alive = alive
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child: nothing is under way here, and nobody watches."""
+        self._lock = threading.Lock()  # the parent's may be held by a thread that the child does not have
+        self._attempts: set[Attempt] = set()
+        self._here = threading.local()
+        self._watching = False
+        self._ended = threading.Event()
+        self._heard = 0.0
+        self.silent_since = 0.0  # 0: it is not silent, as far as we know
+
+    @contextmanager
+    def attempt(self, limit: float) -> Iterator[Attempt]:
+        """Let a transaction of this thread be watched; it waits at most `limit` seconds for one answer.
+
+        Raises ColdUnavailable at once while the server is silent.
+        """
+        attempt = Attempt(limit)
+        with self._lock:
+            self._watch()
+            if self.silent_since:
+                raise ColdUnavailable(self._silence())
+            self._attempts.add(attempt)
+        outer = getattr(self._here, "attempt", None)
+        self._here.attempt = attempt
+        try:
+            yield attempt
+            self._heard = time.monotonic()
+        except Exception as error:
+            if attempt.cut:
+                raise ColdUnavailable(attempt.cut) from error
+            raise
+        finally:
+            with self._lock:
+                self._attempts.discard(attempt)
+            self._here.attempt = outer
+
+    def connected(self, line: Line) -> None:
+        """This thread's transaction goes over this connection."""
+        attempt: Attempt | None = getattr(self._here, "attempt", None)
+        if attempt is not None:
+            attempt.line = line
+            attempt.asked()
+
+    def asked(self) -> None:
+        """This thread sends a statement."""
+        attempt: Attempt | None = getattr(self._here, "attempt", None)
+        if attempt is not None:
+            attempt.asked()
+
+    def heard(self) -> None:
+        """The server answered."""
+        self._heard = time.monotonic()
+
+    def require_life(self) -> None:
+        """Before connecting, which cannot be cut: raise ColdUnavailable unless the server gives a sign of life."""
+        begun = time.monotonic()
+        if self.silent_since:
+            raise ColdUnavailable(self._silence())
+        if not self._alive(_SIGN_SECONDS) and self._heard < begun:
+            with self._lock:
+                self._fall_silent(begun)
+                self._watch()
+            raise ColdUnavailable(self._silence())
+
+    def end(self) -> None:
+        """Stop watching."""
+        self._ended.set()
+
+    def _silence(self) -> str:
+        return f"{self._name}: no sign of life for {time.monotonic() - self.silent_since:.1f} s"
+
+    def _watch(self) -> None:
+        if not self._watching and not self._ended.is_set():
+            self._watching = True
+            threading.Thread(target=self._run, name="distributed-state-sql-watch", daemon=True).start()
+
+    def _run(self) -> None:
+        used = time.monotonic()
+        while not self._ended.wait(_WHILE_SILENT if self.silent_since else _TICK):
+            now = time.monotonic()
+            with self._lock:
+                if self._attempts or self.silent_since:
+                    used = now
+                if now - used > _IDLE_SECONDS:
+                    break
+                waiting = [each for each in self._attempts if each.look_at <= now]
+                for each in waiting:
+                    if now - each.since > each.limit:  # the server lives, and the way to it does not
+                        each.end(f"{self._name}: no answer within {each.limit:g} s")
+            if self.silent_since or (waiting and self._heard < now - _LOOK_AFTER):
+                self._look(now)
+        with self._lock:
+            self._watching = False
+
+    def _look(self, begun: float) -> None:
+        alive = self._alive(_SIGN_SECONDS)
+        with self._lock:
+            if not alive and self._heard < begun:
+                self._fall_silent(begun)
+                return
+            if self.silent_since:
+                log.warning("%s: answers again after %.1f s", self._name, begun - self.silent_since)
+                self.silent_since = 0.0
+            for each in self._attempts:
+                each.look_at = begun + _AGAIN
+
+    def _fall_silent(self, begun: float) -> None:
+        if not self.silent_since:
+            self.silent_since = min([begun, *(each.since for each in self._attempts)])
+            log.warning("%s; its connections are cut", self._silence())
+        for each in self._attempts:
+            each.end(self._silence())
+
+
+def sign_of_postgresql(places: list[tuple[str, int]], seconds: float) -> bool:
+    """Whether one of these servers answers the first bytes of a connection, or refuses it, which is an answer too.
+
+    The bytes are those of SSLRequest, which a server answers by one letter before it looks at anything else, whether
+    or not it has a place left for another connection. A place whose host begins with / is a Unix socket's folder.
+    """
+    deadline = time.monotonic() + seconds
+    return not places or any(_answers(host, port, deadline) for host, port in places)
+
+
+def _answers(host: str, port: int, deadline: float) -> bool:
+    left = max(0.05, deadline - time.monotonic())
+    try:
+        if host.startswith("/"):
+            connection = socket.socket(socket.AF_UNIX)
+            connection.settimeout(left)
+        else:
+            connection = socket.create_connection((host, port), timeout=left)
+        with connection:
+            if host.startswith("/"):
+                connection.connect(f"{host}/.s.PGSQL.{port}")
+            connection.sendall(b"\0\0\0\x08\x04\xd2\x16\x2f")
+            connection.settimeout(max(0.05, deadline - time.monotonic()))
+            connection.recv(1)
+        return True
+    except TimeoutError:
+        return False
+    except (OSError, ValueError):
+        return True  # refused, or no such host: the driver is told the same, at once

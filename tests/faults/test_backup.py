@@ -1,0 +1,156 @@
+"""Backup and restore. Law: what `deploy/README.md` says is carried out line by line, and does what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import ROOT, server_binary
+
+from distributed_state import ColdUnavailable, StateStore
+from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
+from distributed_state.programs.servers.binaries import postgres_binaries
+
+PATH = f"{postgres_binaries()}:{os.environ['PATH']}"
+MISSING = [tool for tool in ("pg_dump", "pg_restore", "psql", "redis-cli") if shutil.which(tool, path=PATH) is None]
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(bool(MISSING), reason=f"this machine has no {', '.join(MISSING)}"),
+]
+NAMESPACE = {"namespace": "backup", "partitions": 4}
+
+
+def steps() -> Iterator[str]:
+    """The shell blocks of the section, in order."""
+    text = (ROOT / "deploy" / "README.md").read_text()
+    section = text.split("### The same without containers")[1].split("\n## ")[0]
+    yield from re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
+
+
+DUMP, RESTORE, COPY_FILE, RESTORE_FILE, COPY_BOTH, RESTORE_BOTH = steps()
+
+
+class Place:
+    """The servers, and a folder in which an operator works."""
+
+    def __init__(self, folder: Path, sql: str, redis: RedisServer) -> None:
+        self.folder, self.sql, self.redis = folder, sql, redis
+        self.archive = f"{sql}/agents".replace("postgresql:", "postgresql+psycopg:")
+
+    def run(self, lines: str) -> None:
+        given = {"SQL": self.sql, "REDIS": self.redis.url, "REDIS_DIR": str(self.redis.directory), "PATH": PATH}
+        environment = os.environ | given
+        done = subprocess.run(["sh", "-ec", lines], cwd=self.folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def store(self, archive: str = "", **settings: Any) -> StateStore:
+        return StateStore.open(self.redis.url, archive=archive or self.archive, **NAMESPACE, **settings)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    folder = tmp_path / "operator"
+    folder.mkdir()
+    valkey = redis_server("--appendonly", "yes", binary=server_binary("valkey"), directory=tmp_path / "warm")
+    with postgres_server() as postgres, valkey as redis:
+        place = Place(folder, postgres.url.replace("+psycopg", "").removesuffix("/postgres"), redis)
+        place.run("psql \"$SQL/postgres\" --command='CREATE DATABASE agents'")
+        yield place
+
+
+def write(store: StateStore, id: str, values: range) -> None:
+    for n in values:
+        store.session(id).set("n", n)
+
+
+def values(store: StateStore, id: str) -> list[int]:
+    history = store.session(id).history()
+    assert [change.version for change in history] == list(range(1, len(history) + 1))
+    return [change.set["n"] for change in history]
+
+
+def test_a_dump_brings_back_all_that_it_has(place: Place) -> None:
+    """Lost is what came after it; conversations go on from there."""
+    with place.store() as store:
+        write(store, "old", range(10))
+        store.archive()
+        place.run(DUMP)
+        write(store, "old", range(10, 15))
+        write(store, "young", range(5))
+        store.archive()
+    place.run(RESTORE)
+    with place.store() as store:
+        assert store.session("old").get("n") == 9
+        assert not store.session("young").exists()
+        write(store, "old", range(20, 25))
+        write(store, "young", range(3))
+        store.archive()
+        assert values(store, "old") == [*range(10), *range(20, 25)]
+        assert values(store, "young") == [*range(3)]
+
+
+def test_without_emptying_redis_it_goes_on_serving_and_archiving_stops(place: Place) -> None:
+    """The control of the last: that line is not there for nothing. Until then Redis has what came after the dump."""
+    with place.store() as store:
+        write(store, "old", range(10))
+        store.archive()
+        place.run(DUMP)
+        write(store, "old", range(10, 15))
+        store.archive()
+    place.run(RESTORE.replace('redis-cli -u "$REDIS" FLUSHALL', "true"))
+    with place.store(archiver=False) as store:
+        assert store.session("old").get("n") == 14
+        write(store, "old", range(15, 20))
+        with pytest.raises(ColdUnavailable, match="not archived"):
+            store.archive()
+        assert any(finding.name.startswith("partition") and not finding.ok for finding in store.doctor())
+        assert store.session("old").get("n", fresh=True) == 19
+    place.run('redis-cli -u "$REDIS" FLUSHALL')
+    with place.store() as store:
+        assert store.session("old").get("n") == 9
+
+
+def test_a_copy_of_a_file_brings_back_all_that_it_has(place: Place) -> None:
+    archive = f"sqlite:///{place.folder}/agents.db"
+    with place.store(archive) as store:
+        write(store, "old", range(10))
+        store.archive()
+        place.run(COPY_FILE)
+        write(store, "old", range(10, 15))
+        store.archive()
+    place.run(RESTORE_FILE)
+    with place.store(archive) as store:
+        assert store.session("old").get("n") == 9
+        write(store, "old", range(20, 25))
+        store.archive()
+        assert values(store, "old") == [*range(10), *range(20, 25)]
+
+
+def test_a_copy_of_both_at_rest_brings_back_both(place: Place) -> None:
+    """Redis' part too: what it has need not be read from SQL, and archiving goes on where it was."""
+    with place.store() as store:
+        write(store, "old", range(10))
+        store.archive()
+    place.run(COPY_BOTH)
+    place.redis.start()
+    with place.store() as store:
+        write(store, "old", range(10, 15))
+        write(store, "young", range(5))
+        store.archive()
+    place.redis.stop()
+    place.run(RESTORE_BOTH)
+    place.redis.start()
+    with place.store() as store:
+        assert store.session("old").get("n") == 9
+        assert not store.session("young").exists()
+        write(store, "old", range(20, 25))
+        store.archive()
+        assert values(store, "old") == [*range(10), *range(20, 25)]
+        assert not [finding for finding in store.doctor() if finding.name.startswith("partition")]
