@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from threading import Lock
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 T = TypeVar("T")
 Words = tuple[Any, ...]
@@ -129,6 +129,13 @@ class SentinelAnswer:
     problem: str = ""
 
 
+class KnownReplicas(NamedTuple):
+    """Of one primary, by name: those that may be promoted, and those that never are."""
+
+    promotable: frozenset[str]
+    others: frozenset[str]
+
+
 class Port(Protocol):
     """Everything the core may ask of the outside."""
 
@@ -171,6 +178,13 @@ class Port(Protocol):
         """
         ...
 
+    def replicas(self, node: str) -> KnownReplicas | None:
+        """Which replicas a primary has, as those who would promote one know; None if only the primary does.
+
+        Blocks, for a second for each that is silent. Raises WarmUnavailable or ConfigurationError.
+        """
+        ...
+
     def sentinels(self) -> list[SentinelAnswer]:
         """Ask each Sentinel that the URL names, if it names any; blocks, for a second for each that is silent."""
         ...
@@ -207,6 +221,13 @@ class Port(Protocol):
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         """Many script calls in one round trip. An answer that is an error is returned in its place."""
+        ...
+
+    async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
+        """Scripts, and commands behind them that may wait, on one connection to a server; it holds up nobody else.
+
+        An answer that is an error is returned in its place. Raises WarmUnavailable when no answer came.
+        """
         ...
 
     async def wire(self, node: str) -> Wire:

@@ -28,8 +28,11 @@ from distributed_state.settings import Settings
 from distributed_state.store import doctor
 from distributed_state.store.reaper import Reaper
 from distributed_state.tiers.assembly import Tiers, leave_mark
+from distributed_state.tiers.durability import admit
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
+from distributed_state.values.levels import ARCHIVED, MEMORY, Level
+from distributed_state.warm.confirming import never_embedded
 
 LAYOUT = 1
 EMBEDDED_ARCHIVE = "sqlite:///distributed-state.db"
@@ -77,6 +80,7 @@ class StoreLifecycle:
                 tiers = self._assemble()
                 await tiers.port.open()
                 await tiers.clock.know()
+                await admit(tiers, tiers.level)
             except BaseException:
                 await self.close()
                 raise
@@ -138,6 +142,11 @@ class StoreLifecycle:
                     f"expected {value!r}: they do not belong together (archive 'memory' is another "
                     "one in each process); give the archive that this Redis had, or another namespace"
                 )
+
+    def refuse_never_kept(self, level: Level) -> None:
+        """Raise ConfigurationError for a level that the embedded server never keeps."""
+        if self.connections.embedded is not None and level not in (MEMORY, ARCHIVED):
+            raise ConfigurationError(never_embedded(level))
 
     def tiers(self) -> Tiers:
         """The tiers of the running event loop."""
