@@ -80,7 +80,7 @@ class StoreLifecycle:
                 tiers = self._assemble()
                 await tiers.port.open()
                 await tiers.clock.know()
-                await admit(tiers, tiers.level)
+                await admit(tiers, tiers.confirming.level)
             except BaseException:
                 await self.close()
                 raise

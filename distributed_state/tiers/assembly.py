@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -26,7 +25,6 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
 from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.keys import Keys, RecordKeys
-from distributed_state.values.levels import Level, level_of
 from distributed_state.warm.background_events import BackgroundEvents
 from distributed_state.warm.client import Warm
 from distributed_state.warm.confirming import Confirming
@@ -86,10 +84,7 @@ class Tiers:
             epoch_heard=self.see,
             time_received=lambda *answer: self.clock.heard(*answer),
         )
-        self.level = level_of(settings.durability or "memory")
-        self.confirming = Confirming(port, self.warm, settings.timeout)
-        self.admitted: set[Level] = set()  # those that the servers were seen to be able to keep
-        self.missed: Counter[str] = Counter()  # commits whose level was not reached, by level
+        self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)

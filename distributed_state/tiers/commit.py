@@ -43,6 +43,8 @@ from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
+Answer = Committed | Cold | Swap | Uninitialised | Unsure
+Sent = tuple[RecordKeys, Draft, OpId, bytes]
 
 
 @observed("commit", "warm", of_record)
@@ -134,24 +136,17 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     levels = [draft.level or asked(tiers) for _, draft in writes]
     for level in levels:
         await admit(tiers, level)
-    sent = []
-    results: list[Committed | StateError] = []
-    applied: dict[int, Applied] = {}
+    sent: list[Sent] = []
     try:
         for names, draft in writes:
             sent.append((names, draft, _begin(tiers, names, draft), tiers.link.heard_on(names.channel)))
         answers = await tiers.warm.commit_many(sent)
-        for (names, draft, op, _), answer, level in zip(sent, answers, levels, strict=True):
-            try:
-                if isinstance(answer, StateError):
-                    raise answer
-                done = await _carry_through(tiers, names, draft, op, answer)
-                _update_cached(tiers, names, draft, done)
-                applied[len(results)] = Applied(names, done, op, level)
-                results.append(done)
-            except StateError as error:
-                invalidate_cached(tiers, names, error)
-                results.append(error)
+        results = [await _carried_through(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
+        applied = {
+            at: Applied(names, done, op, level)
+            for at, ((names, _, op, _), done, level) in enumerate(zip(sent, results, levels, strict=True))
+            if isinstance(done, Committed)
+        }
         for at, missed in zip(applied, await ensure_many(tiers, list(applied.values())), strict=True):
             results[at] = missed or results[at]
     except BaseException as error:
@@ -164,12 +159,26 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     return results
 
 
+async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError) -> Committed | StateError:
+    """The same for one of a batch, whatever becomes of the others."""
+    names, draft, op, _ = sent
+    try:
+        if isinstance(answer, StateError):
+            raise answer
+        done = await _carry_through(tiers, names, draft, op, answer)
+        _update_cached(tiers, names, draft, done)
+    except StateError as error:
+        invalidate_cached(tiers, names, error)
+        return error
+    return done
+
+
 async def _carry_through(
     tiers: Tiers,
     names: RecordKeys,
     draft: Draft,
     op: OpId,
-    answer: Committed | Cold | Swap | Uninitialised | Unsure,
+    answer: Answer,
     trailing_call: Call | None = None,
 ) -> Committed:
     """Do what the server asks for before it can apply the change, then send it again under the same op id."""

@@ -41,7 +41,7 @@ class Applied(NamedTuple):
 def asked(tiers: Tiers) -> Level:
     """The level that holds here and now for what says none itself."""
     levels = _asked.get()
-    return tiers.level if levels is None else levels.get(id(tiers.settings), tiers.level)
+    return tiers.confirming.level if levels is None else levels.get(id(tiers.settings), tiers.confirming.level)
 
 
 @contextmanager
@@ -59,11 +59,11 @@ async def admit(tiers: Tiers, level: Level) -> None:
 
     What is missing now, as a replica that is away, is a warning: it may be back any time.
     """
-    if level is MEMORY or level in tiers.admitted:
+    if level is MEMORY or level in tiers.confirming.admitted:
         return
     for missing in await tiers.warm.patiently(tiers.confirming.possible, level):
         log.warning("durability %r cannot be reached now, and writes raise DurabilityUnknown: %s", level.text, missing)
-    tiers.admitted.add(level)
+    tiers.confirming.admitted.add(level)
 
 
 async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId, level: Level) -> None:
@@ -129,7 +129,7 @@ async def ensure_event(tiers: Tiers, keys: PartitionKeys, epoch: str, offset: in
     except Unavailable as error:
         reason, cause = f"it is not archived yet: {error}", error
     if reason:
-        tiers.missed[level.text] += 1
+        tiers.confirming.missed[level.text] += 1
         raise DurabilityUnknown(f"event {id} is written, but not {level.text}: {reason}") from cause
 
 
@@ -194,7 +194,7 @@ async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateErro
 def _unknown(
     tiers: Tiers, names: RecordKeys, version: int, level: Level, reason: str, cause: StateError | None
 ) -> DurabilityUnknown:
-    tiers.missed[level.text] += 1
+    tiers.confirming.missed[level.text] += 1
     text = f"{names.ref.text[:200]}: version {version} is applied, but not {level.text}: {reason}"
     unknown = DurabilityUnknown(text, version=version)
     unknown.__cause__ = cause

@@ -10,13 +10,15 @@ Design: section 14.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Call, Port, Signal, Words
-from distributed_state.values.levels import ARCHIVED, EVERY, FSYNCED, MEMORY, Level
+from distributed_state.settings import Settings
+from distributed_state.values.levels import ARCHIVED, EVERY, FSYNCED, MEMORY, Level, level_of
 from distributed_state.warm.fsync import Fsynced
 from distributed_state.warm.patience import Patience
 from distributed_state.warm.replicas import Replicated
@@ -92,12 +94,15 @@ class _Wave:
 
 
 class Confirming:
-    """Confirms commits at levels between memory and the archive."""
+    """Confirms commits at levels between memory and the archive. `level` is that of writes which say none."""
 
-    def __init__(self, port: Port, patience: Patience, timeout: float) -> None:
+    def __init__(self, port: Port, patience: Patience, settings: Settings) -> None:
+        self.level = level_of(settings.durability or "memory")
+        self.admitted: set[Level] = set()  # those that the servers were seen to be able to keep
+        self.missed: Counter[str] = Counter()  # commits whose level was not reached, by level
         self._port = port
         self._patience = patience
-        self._wait_ms = max(1, int(timeout * 1000 * _SHARE))
+        self._wait_ms = max(1, int(settings.timeout * 1000 * _SHARE))
         self._waits: dict[Level, Wait] = {}
         self._next: dict[tuple[str, Level], _Wave] = {}
         self._running: dict[tuple[str, Level], _Wave] = {}

@@ -10,15 +10,17 @@ Design: section 14.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
-from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import KnownReplicas, Port, Words
 from distributed_state.port.addresses import node_name
 
 _LOOK_EVERY = 5.0  # seconds for which is believed what Sentinels or the cluster said
-_ROLE: Words = (b"ROLE",)
+_LISTED = re.compile(r"slave\d+")
+_ASK: Words = (b"INFO", b"replication")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,11 @@ class Replicated:
 
     async def possible(self, node: str) -> str:
         """What is missing now for this level, '' if nothing. Raises ConfigurationError if it never can be reached."""
-        role, acknowledged = await self._port.apart(node, [], [_ROLE, (b"WAIT", 0, 1)])
-        for answer in (role, acknowledged):
+        said, acknowledged = await self._port.apart(node, [], [_ASK, (b"WAIT", 0, 1)])
+        for answer in (said, acknowledged):
             if isinstance(answer, StateError):
                 raise answer
-        attached = _attached(role)
+        attached = _attached(said)
         if not self._every:
             return self._short(len(attached), self._replicas)
         seen = await self._look(node, attached)
@@ -65,8 +67,8 @@ class Replicated:
             return [(b"WAIT", self._replicas, self._wait_ms)]
         seen = self._seen.get(node)
         if seen is None or self._port.monotonic() - seen.at > _LOOK_EVERY:
-            seen = await self._look(node, _attached(await self._port.command_with(node, *_ROLE)))
-        return [(b"WAIT", self._needed(node, seen), self._wait_ms), _ROLE]
+            seen = await self._look(node, _attached(await self._port.command_with(node, *_ASK)))
+        return [(b"WAIT", self._needed(node, seen), self._wait_ms), _ASK]
 
     async def reached(self, node: str, sent: list[Words], answers: list[Any]) -> str | None:
         """'' if the level was reached, else why not; None: there are others than was known, so ask again."""
@@ -108,10 +110,10 @@ class Replicated:
         return "" if found >= needed else f"{found} of {needed} replicas have it"
 
 
-def _attached(role: Any) -> frozenset[str]:
-    """The replicas that follow a primary now, as ROLE has them. Raises WarmUnavailable if it is none."""
-    if not isinstance(role, list) or role[0] != b"master":
-        if isinstance(role, ConfigurationError):
-            raise role
-        raise WarmUnavailable(f"it is no primary any more: {role!r:.80}")
-    return frozenset(node_name(host.decode(), int(port)) for host, port, _ in role[2])
+def _attached(text: bytes) -> frozenset[str]:
+    """The replicas that follow a primary now, as its INFO has them. Raises WarmUnavailable if it is none."""
+    info = dict(line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line)
+    if info.get("role") != "master":
+        raise WarmUnavailable("it is no primary any more")
+    listed = [dict(each.split("=", 1) for each in info[name].split(",")) for name in info if _LISTED.fullmatch(name)]
+    return frozenset(node_name(each["ip"], int(each["port"])) for each in listed if each["state"] == "online")
