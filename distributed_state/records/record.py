@@ -419,9 +419,9 @@ class AsyncRecord:
         Without `durability` at the level that holds here: see `store.durable`. Raises DurabilityUnknown if that is not
         reached. 0 for a record that was never written.
         """
-        entry = await self._context.read(True, VERSION)
-        if entry.version:
-            with self._context.durable(durability):
+        with self._context.durable(durability):
+            entry = await self._context.read(True, VERSION)
+            if entry.version:
                 await ensure_version(self._context.tiers, self._context.keys, entry.epoch, entry.version)
         return entry.version
 
