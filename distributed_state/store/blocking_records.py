@@ -358,10 +358,8 @@ class Record:
 
         Example::
 
-            try:
-                record.increment("paid", 10, durability="replicated")
-            except DurabilityUnknown as unknown:
-                assert record.confirm("archived") >= unknown.version  # not made twice
+            record.increment("paid", 10)  # or it raised DurabilityUnknown, and is not to be made twice
+            version = record.confirm("archived")  # SQL has it now
 
         Without `durability` at the level that holds here: see `store.durable`. Raises DurabilityUnknown if that is not
         reached. 0 for a record that was never written.
