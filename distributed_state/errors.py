@@ -176,7 +176,10 @@ class Backpressure(Unavailable):
 
 
 class DurabilityUnknown(StateError):
-    """Applied as `version` (0: an event), but the durability asked for was not confirmed. Not to be repeated.
+    """Applied as `version` (0: an event), but the durability asked for was not confirmed.
+
+    Made again it would be made twice, unless it only sets: `record.confirm` waits for what was applied, and a turn may
+    be begun again under its `request_id`.
 
     With version 0 of a write: its answer was lost, and whether it was applied could not be learned in time. Of a turn
     also: its session's part is applied, its change of the user's record is not. With a `request_id`, a turn that is

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from distributed_state.errors import ConfigurationError
@@ -15,7 +16,7 @@ UNREADABLE = (
     "cannot be read: the port is a number from 1 to 65535, and in a user name or a password @ is written %40, : %3A, "
     "/ %2F, ? %3F and # %23"
 )
-Durability = Literal["memory", "archived"]
+LEVELS = r"memory|replicated(:[1-9]\d{0,2})?|fsynced|archived"
 
 
 class Settings(BaseSettings):
@@ -31,7 +32,10 @@ class Settings(BaseSettings):
     )
     namespace: str = Field("default", description="prefix of every key and column of every row")
     partitions: int = Field(64, ge=1, le=1024, description="fixed at the first use of a namespace")
-    durability: Durability | None = Field(None, description="default 'archived' when embedded, else 'memory'")
+    durability: str | None = Field(
+        None,
+        description="memory, replicated, replicated:n, fsynced or archived; 'archived' when embedded, else 'memory'",
+    )
     session_idle: float | None = Field(None, ge=0.001, le=3.16e9, description="a new session ends when idle this long")
     session_lifetime: float | None = Field(None, ge=0.001, le=3.16e9, description="a new session ends at this age")
     sweep: float = Field(1.0, ge=0.01, description="an ended session expires at most this much later")
@@ -66,6 +70,13 @@ class Settings(BaseSettings):
         False, description="report what leaves the process to OpenTelemetry, as spans (extra telemetry)"
     )
     trace_ids: bool = Field(False, description="with the ids of records, which may be personal")
+
+    @field_validator("durability")
+    @classmethod
+    def _durability_is_a_level(cls, value: str | None) -> str | None:
+        if value is not None and re.fullmatch(LEVELS, value) is None:
+            raise ValueError("use 'memory', 'replicated', 'replicated:n' (n replicas), 'fsynced' or 'archived'")
+        return value
 
     @model_validator(mode="after")
     def _retries_stay_within_the_op_window(self) -> Settings:

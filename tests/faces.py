@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from distributed_state.tiers import actors
+from distributed_state.tiers import actors, durability
 
 
 class Worker(threading.Thread):
@@ -62,10 +62,12 @@ async def in_thread(call: Callable[[], Any]) -> Any:
         weakref.finalize(task, worker.calls.put, None)
     loop = asyncio.get_running_loop()
     future = loop.create_future()
-    actor = actors.present()
+    actor, levels = actors.present(), durability._asked.get()
 
     def as_the_task() -> Any:
-        actors._present.set(actor)  # a thread has a context of its own, and this one stands for the task
+        # A thread has a context of its own, and this one stands for the task.
+        actors._present.set(actor)
+        durability._asked.set(levels)
         return call()
 
     worker.calls.put((loop, future, as_the_task))

@@ -45,7 +45,7 @@ class AsyncSession(AsyncRecord):
     Where a method is given `fresh` or `max_staleness` (seconds), these are as in `get`.
     """
 
-    async def append(self, *messages: Message | dict[str, Any]) -> int:
+    async def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
         Example::
@@ -58,7 +58,7 @@ class AsyncSession(AsyncRecord):
         changes = self._context.changes()
         for message in messages:
             changes.append(message)
-        return (await self._context.commit(changes.draft("append"))).version
+        return (await self._context.commit(changes.draft("append"), durability=durability)).version
 
     async def messages(
         self,
@@ -268,6 +268,7 @@ class AsyncSession(AsyncRecord):
         ttl: float = 30.0,
         limit: float | None = None,
         slot: str | None = None,
+        durability: str | None = None,
     ) -> AsyncTurn:
         """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
 
@@ -283,10 +284,14 @@ class AsyncSession(AsyncRecord):
         "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
         After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
         time counts. Of one `slot` only the last request is remembered, else of each id.
+
+        With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be begun again under its
+        `request_id`: it is not made twice, and if that does not raise, it is kept so hard.
         """
         return AsyncTurn(
-            self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot
-        )
+            self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot,
+            durability=durability,
+        )  # fmt: skip
 
     async def call(
         self,

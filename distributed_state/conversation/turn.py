@@ -34,7 +34,9 @@ from distributed_state.records.transaction import Transaction
 from distributed_state.records.workspace import Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
+from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec, message_ranges
+from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.results import Written
 
@@ -83,6 +85,7 @@ class AsyncTurn(Transaction):
         ttl: float,
         limit: float | None,
         slot: str | None = None,
+        durability: str | None = None,
     ) -> None:
         # `slot`: the name under which the answered request is remembered, if it is not its own
         super().__init__(Workspace(CachedRecord(context.codec, "", 0, {}, {}), context.changes(), context.allow))
@@ -90,6 +93,7 @@ class AsyncTurn(Transaction):
         self._entered = False
         self._context = context
         self._tiers = context.tiers
+        self._durability = None if durability is None else level_of(durability).text
         self.request_id = request_id
         self.repeated = False
         self.written: Written | None = None  # after the end: the version and the number of the first message
@@ -308,8 +312,11 @@ class AsyncTurn(Transaction):
             self._workspace.closed = f"request {request_id!r:.200} was answered already: see `repeated` and `outcome`"
             self._outcome = outcome
             self._answered = before + 1
-        if effect:
-            await self._user.complete_earlier(effect, self.request_id, self.repeated)
+        with self._context.durable(self._durability):
+            if self.repeated:
+                await ensure_version(self._tiers, self._context.keys, entry.epoch, self._answered)
+            if effect:
+                await self._user.complete_earlier(effect, self.request_id, self.repeated)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -318,7 +325,8 @@ class AsyncTurn(Transaction):
             return
         try:
             if error is None:
-                await self._commit()
+                with self._context.durable(self._durability):
+                    await self._commit()
             self._workspace.closed = _NOT_OPEN
         except BaseException as failed:
             await self._lease.__aexit__(type(failed), failed, failed.__traceback__)

@@ -17,7 +17,7 @@ from importlib import resources
 from threading import Lock
 from typing import Any, Protocol, TypeVar
 
-from distributed_state.port.facts import Life, SentinelAnswer
+from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
 
 T = TypeVar("T")
 Words = tuple[Any, ...]
@@ -195,6 +195,13 @@ class Port(Protocol):
         """
         ...
 
+    def replicas(self, node: str) -> KnownReplicas | None:
+        """Which replicas a primary has, as those who would promote one know; None if only the primary does.
+
+        Blocks, for a second for each that is silent. Raises WarmUnavailable or ConfigurationError.
+        """
+        ...
+
     def sentinels(self) -> list[SentinelAnswer]:
         """Ask each Sentinel that the URL names, if it names any; blocks, for a second for each that is silent."""
         ...
@@ -231,6 +238,13 @@ class Port(Protocol):
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         """Many script calls in one round trip. An answer that is an error is returned in its place."""
+        ...
+
+    async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
+        """Scripts, and commands behind them that may wait, on one connection to a server; it holds up nobody else.
+
+        An answer that is an error is returned in its place. Raises WarmUnavailable when no answer came.
+        """
         ...
 
     async def wire(self, node: str) -> Wire:

@@ -47,6 +47,7 @@ class AsyncioPort(Router):
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections)
         self._pipes: dict[str, Pipe] = {}
+        self._apart: dict[str, Pipe] = {}  # where commands may wait
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Lock] = {}
@@ -62,7 +63,7 @@ class AsyncioPort(Router):
     async def close(self) -> None:
         self._closed = True
         self._connections.unused(self._gone)
-        for pipe in self._pipes.values():
+        for pipe in (*self._pipes.values(), *self._apart.values()):
             pipe.fail(driver.ConnectionError("closed"))
         self._handlers.shutdown(wait=False)
         self._looks.shutdown(wait=False)
@@ -77,6 +78,7 @@ class AsyncioPort(Router):
         """After fork() nothing of the parent's loop can be used or closed."""
         self._connections.inherited(self._gone)
         self._pipes.clear()
+        self._apart.clear()
 
     def _gone(self, node: str) -> None:
         """A server is no more asked: who waits for its answers is told at once."""
@@ -84,8 +86,9 @@ class AsyncioPort(Router):
             self._loop.call_soon_threadsafe(self._drop, node)
 
     def _drop(self, node: str) -> None:
-        if pipe := self._pipes.pop(node, None):
-            pipe.fail(driver.ConnectionError("another server has its keys now"))
+        for pipes in (self._pipes, self._apart):
+            if pipe := pipes.pop(node, None):
+                pipe.fail(driver.ConnectionError("another server has its keys now"))
 
     async def _look(self) -> None:
         await self._looking_by(self._connections.look)
@@ -101,15 +104,15 @@ class AsyncioPort(Router):
         except RuntimeError as error:
             raise WarmUnavailable("the store was closed meanwhile") from error
 
-    async def _connected(self, node: str) -> Pipe:
+    async def _connected(self, pipes: dict[str, Pipe], node: str) -> Pipe:
         async with self._connecting.setdefault(node, asyncio.Lock()):
-            pipe = self._pipes.get(node)
+            pipe = pipes.get(node)
             if pipe is None or pipe.broken is not None:
                 connection, life = await self._connect(node)
                 late = self._late if self.several else nothing
                 refused = partial(self._refused, node)
                 pipe = Pipe(connection, self._connections.timeout, refused, self._topology.doubt, late, life)
-                self._pipes[node] = pipe
+                pipes[node] = pipe
                 if self._closed:  # meanwhile; nobody would close it
                     pipe.fail(driver.ConnectionError("closed"))
             return pipe
@@ -130,7 +133,16 @@ class AsyncioPort(Router):
             return answers
         pipe = self._pipes.get(node)
         if pipe is None or pipe.broken is not None:
-            pipe = await self._connected(node)
+            pipe = await self._connected(self._pipes, node)
+        try:
+            return await pipe.send(commands)
+        except BROKEN as error:
+            raise translate(error, self._place) from error
+
+    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        pipe = self._apart.get(node)
+        if pipe is None or pipe.broken is not None:
+            pipe = await self._connected(self._apart, node)
         try:
             return await pipe.send(commands)
         except BROKEN as error:

@@ -129,6 +129,9 @@ class BlockingPort(Router):
         else:
             free.append(socket)
 
+    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        return await self.exchange_with(node, commands)  # whose connection is this caller's alone
+
     async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         """Send to all servers, then read: they work side by side."""
         found: dict[str, list[Any] | WarmUnavailable] = {}

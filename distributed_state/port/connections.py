@@ -26,7 +26,8 @@ from distributed_state.port import Words, lives
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
-from distributed_state.port.facts import Life, SentinelAnswer
+from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
+from distributed_state.port.replicas import behind_sentinels, in_cluster
 from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, nothing, pack
 from distributed_state.port.topology import Topology
@@ -197,6 +198,14 @@ class Connections:
         if self.embedded is not None or self.address.kind != "sentinel":
             return []
         return [hear(seed, self.address.service, self.ask) for seed in self.address.seeds]
+
+    def replicas(self, node: str) -> KnownReplicas | None:
+        """The replicas of a primary; None if nobody but itself knows of them. Raises as `connect`."""
+        if self.topology.kind == "cluster":
+            return in_cluster(node, self.ask)
+        if self.topology.kind == "sentinel":
+            return behind_sentinels(self.address.seeds, self.address.service, node, self.ask)
+        return None
 
     def late(self) -> None:
         """An answer is late: look whether another server has the keys now, upon which this one is dropped."""

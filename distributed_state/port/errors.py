@@ -15,7 +15,7 @@ from distributed_state.errors import Backpressure, ConfigurationError, StateErro
 LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
 BROKEN = (driver.RedisError, *LOST)
 ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another server may have the keys now
-_AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF"}
+_AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED"}
 
 ONE_OF_A_CLUSTER = "a server of a cluster, whose others are not behind a Unix socket: use redis+cluster://host:port"
 

@@ -21,6 +21,13 @@ class SentinelAnswer:
     problem: str = ""
 
 
+class KnownReplicas(NamedTuple):
+    """Of one primary, by name: those that may be promoted, and those that never are."""
+
+    promotable: frozenset[str]
+    others: frozenset[str]
+
+
 class Life(NamedTuple):
     """One life of a server's data: `data` names the data, `process` the server that runs.
 

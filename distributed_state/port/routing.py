@@ -17,7 +17,7 @@ from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Script, Words, lives
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, translate
-from distributed_state.port.facts import Life, SentinelAnswer
+from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
@@ -37,6 +37,10 @@ class Router:
         self._topology = connections.topology
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        raise AssertionError("the face's own")
+
+    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        """As `exchange_with`, on a connection where whoever waits holds up no other command."""
         raise AssertionError("the face's own")
 
     async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
@@ -84,6 +88,9 @@ class Router:
 
     def sentinels(self) -> list[SentinelAnswer]:
         return self._connections.sentinels()
+
+    def replicas(self, node: str) -> KnownReplicas | None:
+        return self._connections.replicas(node)
 
     def _refused(self, node: str, text: str) -> ReplyError:
         """The error of an answer that is one. Only errors come here, so that answers need not be searched for them."""
@@ -205,6 +212,18 @@ class Router:
         while again := self._again(calls, words, answers):
             for at, answer in zip(again, await self._together(list(again.values())), strict=True):
                 answers[at] = answer
+        return [translate(each, self._place) if isinstance(each, Exception) else each for each in answers]
+
+    async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
+        words = [script.call(keys, arguments) for script, keys, arguments in calls]
+        answers = await self._exchange_apart(node, [*words, *behind])
+        if any(isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers):
+            # Together, as they are one question: what stands behind the scripts waits for all of them.
+            words = [script.first_call(each) for (script, _, _), each in zip(calls, words, strict=True)]
+            answers = await self._exchange_apart(node, [*words, *behind])
+        for answer in answers:
+            if isinstance(answer, ReplyError) and answer.word == "MOVED":
+                self._redirected(answer, node)
         return [translate(each, self._place) if isinstance(each, Exception) else each for each in answers]
 
     def _again(self, calls: Sequence[Call], words: Sequence[Words], answers: Sequence[Any]) -> dict[int, Words]:

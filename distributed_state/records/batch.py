@@ -14,6 +14,7 @@ from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
+from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed
 
@@ -32,8 +33,9 @@ class AsyncBatch:
     versions: dict[Ref, int]
     """The new version of each record that was changed, by `record.ref`; filled when the block ends."""
 
-    def __init__(self, store: StoreContext) -> None:
+    def __init__(self, store: StoreContext, durability: str | None = None) -> None:
         self._store = store
+        self._level = None if durability is None else level_of(durability)
         self._changes: dict[Ref, tuple[RecordContext, Changes]] = {}
         self.versions = {}
 
@@ -57,6 +59,7 @@ class AsyncBatch:
         drafts = [(context, changes.draft("batch")) for context, changes in self._changes.values() if changes]
         for context, draft in drafts:
             context.sign(draft)
+            draft.level = self._level
         attempts = [context.batched(draft) for context, draft in drafts]
         writes = [(context.keys, attempt) for (context, _), attempt in zip(drafts, attempts, strict=True)]
         results = await write_path.commit_many(self._store.tiers(), writes)

@@ -10,6 +10,7 @@ Design: sections 4, 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
@@ -22,7 +23,9 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
+from distributed_state.tiers.durability import asking
 from distributed_state.values import codec, field_ttl
+from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
 from distributed_state.warm.answers import Committed, Draft
 
@@ -157,8 +160,18 @@ class RecordContext:
             draft.creation = "*"
         return draft
 
-    def commit(self, draft: Draft, expect_version: int | None = None) -> Coroutine[Any, Any, Committed]:
+    def durable(self, durability: str | None) -> AbstractContextManager[None]:
+        """Inside, changes are kept so before they are acknowledged; None: as is asked around it."""
+        if durability is None:
+            return nullcontext()
+        return asking(self.store.settings, level_of(durability))
+
+    def commit(
+        self, draft: Draft, expect_version: int | None = None, durability: str | None = None
+    ) -> Coroutine[Any, Any, Committed]:
         """Sign a change, and apply it when that is awaited."""
+        if durability is not None:
+            draft.level = level_of(durability)
         self.sign(draft)
         if expect_version is not None:
             if type(expect_version) is not int or expect_version < 0:

@@ -20,6 +20,7 @@ from distributed_state.records.sanitizing import Sanitizing
 from distributed_state.records.store_context import StoreContext
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
@@ -130,7 +131,15 @@ class AsyncRecord:
 
     # Changing
 
-    async def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
+    async def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        ttl: float | None = None,
+        expect_version: int | None = None,
+        durability: str | None = None,
+    ) -> int:
         """Set one field and return the record's new version.
 
         Example::
@@ -138,9 +147,13 @@ class AsyncRecord:
             version = await record.set("city", "Oslo")
             await record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
             await record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
+            await record.set("paid", True, durability="archived")  # SQL has it when this returns
 
         `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
+
+        `durability` is how hard this write is kept before it is acknowledged, as in `store.durable`, and here as in
+        every method that takes it: DurabilityUnknown if it was applied and that was not reached.
 
         With `ttl` it is there for that many seconds by the server's clock, known to this process within a round trip;
         then every read and write finds it absent, and it goes with a later commit of a process that has the record
@@ -151,36 +164,41 @@ class AsyncRecord:
         if ttl is not None:
             await self._context.tiers.clock.know()
         changes.set(key, value, ttl=ttl)
-        return (await self._context.commit(changes.draft("set"), expect_version)).version
+        return (await self._context.commit(changes.draft("set"), expect_version, durability)).version
 
     async def set_many(
-        self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
+        self,
+        values: Mapping[str, Any],
+        *,
+        ttl: float | None = None,
+        expect_version: int | None = None,
+        durability: str | None = None,
     ) -> int:
         """Set several fields in one commit and return the new version. Options and errors as in `set`."""
         changes = self._context.changes()
         if ttl is not None:
             await self._context.tiers.clock.know()
         changes.set_many(values, ttl=ttl)
-        return (await self._context.commit(changes.draft("set"), expect_version)).version
+        return (await self._context.commit(changes.draft("set"), expect_version, durability)).version
 
-    async def delete(self, key: str, *, expect_version: int | None = None) -> int:
+    async def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
         """Delete one field and return the new version. A field that is not there is no error.
 
         With `expect_version` Conflict, and nothing is written, if the record is at another version.
         """
         changes = self._context.changes()
         changes.delete(key)
-        return (await self._context.commit(changes.draft("delete"), expect_version)).version
+        return (await self._context.commit(changes.draft("delete"), expect_version, durability)).version
 
-    async def clear(self, *, messages: bool = False) -> int:
+    async def clear(self, *, messages: bool = False, durability: str | None = None) -> int:
         """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
         changes = self._context.changes()
         changes.clear(messages=messages)
         changes.reserved(INITIALIZED, None)
         changes.emit("conversation.cleared", {"messages": messages})
-        return (await self._context.commit(changes.draft("clear"))).version
+        return (await self._context.commit(changes.draft("clear"), durability=durability)).version
 
-    async def update(self, key: str, values: Mapping[str, Any]) -> int:
+    async def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
 
         Example::
@@ -190,22 +208,25 @@ class AsyncRecord:
         Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
         updates do not overwrite one another: this one is repeated on what the other left.
         """
-        return await in_place.update(self._context, key, values)
+        with self._context.durable(durability):
+            return await in_place.update(self._context, key, values)
 
-    async def append_to(self, key: str, *items: Any) -> int:
+    async def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
 
         Raises InvalidValue if the field holds anything but a list.
         """
-        return await in_place.append_to(self._context, key, items)
+        with self._context.durable(durability):
+            return await in_place.append_to(self._context, key, items)
 
-    async def increment(self, key: str, by: int | float = 1) -> int | float:
+    async def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
 
         Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
         either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
-        return await in_place.increment(self._context, key, by)
+        with self._context.durable(durability):
+            return await in_place.increment(self._context, key, by)
 
     async def write(
         self,
@@ -217,6 +238,7 @@ class AsyncRecord:
         phase: str | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
+        durability: str | None = None,
     ) -> Written:
         """Change fields, counters, messages and phase in one atomic commit of one round trip.
 
@@ -249,7 +271,7 @@ class AsyncRecord:
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
             self._context.allow("read", MOVES)  # who learns that it is another one has read it
             draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
-        done = await self._context.commit(draft, expect_version)
+        done = await self._context.commit(draft, expect_version, durability)
         tiers = self._context.tiers
         sums = await write_path.sums(tiers, self._context.keys, draft, done, changes.sums) if increment else {}
         return Written(done.version, sums, done.first_message)
@@ -264,7 +286,7 @@ class AsyncRecord:
         changes.set_many(values or {})
         return (await self._context.commit(creation.creation(self._context, changes, is_clear))).version
 
-    def transaction(self) -> AsyncTransaction:
+    def transaction(self, *, durability: str | None = None) -> AsyncTransaction:
         """Open a view that is committed at the end of `async with`, or not at all.
 
         Example::
@@ -274,7 +296,7 @@ class AsyncRecord:
 
         Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
         """
-        return AsyncTransaction(self._context)
+        return AsyncTransaction(self._context, durability)
 
     async def apply(
         self, change: Callable[[Transaction], T | Awaitable[T]], *, merge: Mapping[str, Merge] | None = None
@@ -383,6 +405,23 @@ class AsyncRecord:
     async def at(self, *, version: int) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
         return await history.at(self._context, version)
+
+    async def confirm(self, durability: str | None = None) -> int:
+        """Wait until the record as it is now is kept so hard, and return its version. Changes nothing.
+
+        Example::
+
+            await record.increment("paid", 10)  # or it raised DurabilityUnknown, and is not to be made twice
+            version = await record.confirm("archived")  # SQL has it now
+
+        Without `durability` at the level that holds here: see `store.durable`. Raises DurabilityUnknown if that is not
+        reached. 0 for a record that was never written.
+        """
+        with self._context.durable(durability):
+            entry = await self._context.read(True, VERSION)
+            if entry.version:
+                await ensure_version(self._context.tiers, self._context.keys, entry.epoch, entry.version)
+        return entry.version
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.

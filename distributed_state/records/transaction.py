@@ -12,6 +12,7 @@ from typing import Any
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.workspace import Workspace
+from distributed_state.values.levels import level_of
 from distributed_state.values.model import Message
 
 
@@ -67,8 +68,9 @@ async def newest(context: RecordContext) -> Workspace:
 class AsyncTransaction:
     """The `async with` around a Transaction."""
 
-    def __init__(self, context: RecordContext) -> None:
+    def __init__(self, context: RecordContext, durability: str | None = None) -> None:
         self._context = context
+        self._durability = None if durability is None else level_of(durability).text
 
     async def __aenter__(self) -> Transaction:
         self._workspace = await newest(self._context)
@@ -79,4 +81,4 @@ class AsyncTransaction:
     ) -> None:
         draft = self._workspace.draft() if error is None else None
         if draft is not None:
-            await self._context.commit(draft)
+            await self._context.commit(draft, durability=self._durability)

@@ -44,8 +44,10 @@ from distributed_state.store.upcasting import Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.durability import asking
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
+from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
 from distributed_state.values.results import Event, Replica, SessionInfo
 
@@ -273,6 +275,28 @@ class AsyncStateStore:
         """
         return actors.acting_as(actor)
 
+    def durable(self, durability: str) -> AbstractContextManager[None]:
+        """Have each change made inside `with` kept so hard before it is acknowledged; the innermost level counts.
+
+        Example::
+
+            with store.durable("archived"):
+                await session.set("paid", True)  # SQL has it when this returns
+                await session.set("seen", 1, durability="memory")
+
+        "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
+        which promises nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which promises
+        nothing across a failover. "archived": SQL has it. A change that was applied, and not kept so in time, raises
+        DurabilityUnknown; a turn may be repeated under its request id, the rest confirmed by `record.confirm`. Without
+        this, and without `durability=` of the change, batch or turn itself, the setting `durability` counts.
+
+        Raises InvalidValue for no level, and ConfigurationError, then or when a change is made, where the servers can
+        never keep it. It is a variable of the context, as in `acting_as`, and of this store alone.
+        """
+        level = level_of(durability)
+        self._lifecycle.refuse_never_kept(level)
+        return asking(self.settings, level)
+
     async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
         """Read the fields of several records, in their order; what is not hot comes in one round trip.
 
@@ -288,7 +312,7 @@ class AsyncStateStore:
         entries = await read_path.read_many(self.tiers(), [each.keys for each in many]) if many else []
         return [context.fields(entry) for context, entry in zip(many, entries, strict=True)]
 
-    def batch(self) -> AsyncBatch:
+    def batch(self, *, durability: str | None = None) -> AsyncBatch:
         """Collect changes of many records; they are sent in one round trip at the end of `async with`.
 
         Example::
@@ -299,8 +323,9 @@ class AsyncStateStore:
 
         One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part. At
         its end it raises the first error of a record, and `batch.versions` says which records were changed.
+        `durability` as in `durable`.
         """
-        return AsyncBatch(self._context)
+        return AsyncBatch(self._context, durability)
 
     async def run(
         self,

@@ -263,6 +263,26 @@ class StateStore:
         """
         return self._twin.acting_as(actor)
 
+    def durable(self, durability: str) -> AbstractContextManager[None]:
+        """Have each change made inside `with` kept so hard before it is acknowledged; the innermost level counts.
+
+        Example::
+
+            with store.durable("archived"):
+                session.set("paid", True)  # SQL has it when this returns
+                session.set("seen", 1, durability="memory")
+
+        "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
+        which promises nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which promises
+        nothing across a failover. "archived": SQL has it. A change that was applied, and not kept so in time, raises
+        DurabilityUnknown; a turn may be repeated under its request id, the rest confirmed by `record.confirm`. Without
+        this, and without `durability=` of the change, batch or turn itself, the setting `durability` counts.
+
+        Raises InvalidValue for no level, and ConfigurationError, then or when a change is made, where the servers can
+        never keep it. It is a variable of the context, as in `acting_as`, and of this store alone.
+        """
+        return self._twin.durable(durability)
+
     def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
         """Read the fields of several records, in their order; what is not hot comes in one round trip.
 
@@ -274,7 +294,7 @@ class StateStore:
         """
         return finish(self._twin.get_many([twin_of(each) for each in handles]))
 
-    def batch(self) -> Batch:
+    def batch(self, *, durability: str | None = None) -> Batch:
         """Collect changes of many records; they are sent in one round trip at the end of `with`.
 
         Example::
@@ -285,8 +305,9 @@ class StateStore:
 
         One commit a record: each record changes wholly or not at all, the batch as a whole may be applied in part. At
         its end it raises the first error of a record, and `batch.versions` says which records were changed.
+        `durability` as in `durable`.
         """
-        return Batch(self._twin.batch())
+        return Batch(self._twin.batch(durability=durability))
 
     def run(
         self,

@@ -116,7 +116,15 @@ class Record:
         """
         self._twin.invalidate(key)
 
-    def set(self, key: str, value: Any, *, ttl: float | None = None, expect_version: int | None = None) -> int:
+    def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        ttl: float | None = None,
+        expect_version: int | None = None,
+        durability: str | None = None,
+    ) -> int:
         """Set one field and return the record's new version.
 
         Example::
@@ -124,35 +132,44 @@ class Record:
             version = record.set("city", "Oslo")
             record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
             record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
+            record.set("paid", True, durability="archived")  # SQL has it when this returns
 
         `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
         `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
+
+        `durability` is how hard this write is kept before it is acknowledged, as in `store.durable`, and here as in
+        every method that takes it: DurabilityUnknown if it was applied and that was not reached.
 
         With `ttl` it is there for that many seconds by the server's clock, known to this process within a round trip;
         then every read and write finds it absent, and it goes with a later commit of a process that has the record
         hot. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value. `at`
         and `history` show it as it was written.
         """
-        return finish(self._twin.set(key, value, ttl=ttl, expect_version=expect_version))
+        return finish(self._twin.set(key, value, ttl=ttl, expect_version=expect_version, durability=durability))
 
     def set_many(
-        self, values: Mapping[str, Any], *, ttl: float | None = None, expect_version: int | None = None
+        self,
+        values: Mapping[str, Any],
+        *,
+        ttl: float | None = None,
+        expect_version: int | None = None,
+        durability: str | None = None,
     ) -> int:
         """Set several fields in one commit and return the new version. Options and errors as in `set`."""
-        return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version))
+        return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version, durability=durability))
 
-    def delete(self, key: str, *, expect_version: int | None = None) -> int:
+    def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
         """Delete one field and return the new version. A field that is not there is no error.
 
         With `expect_version` Conflict, and nothing is written, if the record is at another version.
         """
-        return finish(self._twin.delete(key, expect_version=expect_version))
+        return finish(self._twin.delete(key, expect_version=expect_version, durability=durability))
 
-    def clear(self, *, messages: bool = False) -> int:
+    def clear(self, *, messages: bool = False, durability: str | None = None) -> int:
         """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
-        return finish(self._twin.clear(messages=messages))
+        return finish(self._twin.clear(messages=messages, durability=durability))
 
-    def update(self, key: str, values: Mapping[str, Any]) -> int:
+    def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
 
         Example::
@@ -162,22 +179,22 @@ class Record:
         Creates the field if it is not there; raises InvalidValue if it holds anything but an object. Concurrent
         updates do not overwrite one another: this one is repeated on what the other left.
         """
-        return finish(self._twin.update(key, values))
+        return finish(self._twin.update(key, values, durability=durability))
 
-    def append_to(self, key: str, *items: Any) -> int:
+    def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
 
         Raises InvalidValue if the field holds anything but a list.
         """
-        return finish(self._twin.append_to(key, *items))
+        return finish(self._twin.append_to(key, *items, durability=durability))
 
-    def increment(self, key: str, by: int | float = 1) -> int | float:
+    def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A field that is not there counts as 0.
 
         Whole numbers are added on the server; floats, very large integers and what is encrypted by a swap, exact
         either way as Python adds them. Raises InvalidValue if the field holds no number.
         """
-        return finish(self._twin.increment(key, by))
+        return finish(self._twin.increment(key, by, durability=durability))
 
     def write(
         self,
@@ -189,6 +206,7 @@ class Record:
         phase: str | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
+        durability: str | None = None,
     ) -> Written:
         """Change fields, counters, messages and phase in one atomic commit of one round trip.
 
@@ -212,6 +230,7 @@ class Record:
                 phase=phase,
                 expect_version=expect_version,
                 expect_phase=expect_phase,
+                durability=durability,
             )
         )
 
@@ -223,7 +242,7 @@ class Record:
         """
         return finish(self._twin.create(values, is_clear=is_clear))
 
-    def transaction(self) -> TransactionBody:
+    def transaction(self, *, durability: str | None = None) -> TransactionBody:
         """Open a view that is committed at the end of `with`, or not at all.
 
         Example::
@@ -233,7 +252,7 @@ class Record:
 
         Raises Conflict at the end if the record changed meanwhile; `apply` repeats.
         """
-        return TransactionBody(self._twin.transaction())
+        return TransactionBody(self._twin.transaction(durability=durability))
 
     def apply(self, change: Callable[[Transaction], T], *, merge: Mapping[str, Merge] | None = None) -> T:
         """Run `change(transaction)` and commit, repeated on the newest state until nobody was faster; give its result.
@@ -334,6 +353,19 @@ class Record:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
         return finish(self._twin.at(version=version))
 
+    def confirm(self, durability: str | None = None) -> int:
+        """Wait until the record as it is now is kept so hard, and return its version. Changes nothing.
+
+        Example::
+
+            record.increment("paid", 10)  # or it raised DurabilityUnknown, and is not to be made twice
+            version = record.confirm("archived")  # SQL has it now
+
+        Without `durability` at the level that holds here: see `store.durable`. Raises DurabilityUnknown if that is not
+        reached. 0 for a record that was never written.
+        """
+        return finish(self._twin.confirm(durability))
+
     def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
 
@@ -391,7 +423,7 @@ class Session(Record):
 
     _twin: AsyncSession
 
-    def append(self, *messages: Message | dict[str, Any]) -> int:
+    def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
         Example::
@@ -401,7 +433,7 @@ class Session(Record):
         Raises InvalidValue for what is no message, TooLarge beyond `max_message_bytes`; then none is added. One that
         names no `timestamp` has that of its commit when it is read.
         """
-        return finish(self._twin.append(*messages))
+        return finish(self._twin.append(*messages, durability=durability))
 
     def messages(
         self,
@@ -593,6 +625,7 @@ class Session(Record):
         ttl: float = 30.0,
         limit: float | None = None,
         slot: str | None = None,
+        durability: str | None = None,
     ) -> Turn:
         """Serve one request inside `with`: what is changed there is one commit at its end, or nothing.
 
@@ -608,8 +641,15 @@ class Session(Record):
         "reject" raises LockTimeout at once, "interrupt" takes over and the other one's turn raises Interrupted.
         After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
         time counts. Of one `slot` only the last request is remembered, else of each id.
+
+        With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be begun again under its
+        `request_id`: it is not made twice, and if that does not raise, it is kept so hard.
         """
-        return Turn(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot))
+        return Turn(
+            self._twin.turn(
+                request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot, durability=durability
+            )
+        )
 
     def call(
         self,

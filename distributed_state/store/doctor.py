@@ -12,6 +12,7 @@ from distributed_state.errors import ConfigurationError, StateError, WarmUnavail
 from distributed_state.port import Port
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import SLOTS
+from distributed_state.values.levels import ARCHIVED, MEMORY, Level
 from distributed_state.warm.scripts import MINT
 
 _FLOOR = (7, 0)
@@ -34,8 +35,11 @@ class Finding:
             object.__setattr__(self, "advice", "")
 
 
-async def check_server(port: Port) -> list[Finding]:
-    """Version, eviction, role, persistence and memory of each server, and whether they are a whole cluster."""
+async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
+    """Version, eviction, role, persistence and memory of each server, and whether they are a whole cluster.
+
+    `level`: how hard writes are kept; what SQL has when it is acknowledged needs no file beside Redis.
+    """
     findings: list[Finding] = []
     cluster: dict[str, Info] = {}
     away: list[WarmUnavailable] = []
@@ -43,7 +47,7 @@ async def check_server(port: Port) -> list[Finding]:
     for node in nodes:
         try:
             info = await _asked(port, node, b"INFO")
-            found = _server(info)
+            found = _server(info, level)
             if info.get("cluster_enabled") == "1":
                 cluster[node] = info
         except WarmUnavailable as error:
@@ -105,6 +109,17 @@ async def _sentinels(port: Port) -> list[Finding]:
     return findings
 
 
+async def _durability(tiers: Tiers) -> Finding:
+    """The level of writes that say none themselves, and whether it can be kept now."""
+    level = tiers.confirming.level.text
+    try:
+        missing = await tiers.warm.patiently(tiers.confirming.possible, tiers.confirming.level)
+    except StateError as error:
+        return Finding("durability", False, f"{level}: {error}", "every write raises DurabilityUnknown")
+    found = level if not missing else f"{level}, which cannot be reached now: {'; '.join(missing)}"
+    return Finding("durability", not missing, found, "start them: until then every write raises DurabilityUnknown")
+
+
 async def _times(tiers: Tiers) -> list[Finding]:
     """How far apart the clocks are."""
     apart = []
@@ -140,7 +155,7 @@ async def _failover(tiers: Tiers) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _server(info: Info) -> list[Finding]:
+def _server(info: Info, level: Level) -> list[Finding]:
     """What one server says of itself."""
     version = info.get("valkey_version") or info.get("redis_version", "0")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
@@ -161,7 +176,7 @@ def _server(info: Info) -> list[Finding]:
         ),
         Finding("role", role == "master", role, "a read-only replica: give the address of its primary", fatal=True),
         Finding(
-            "persistence", persistent, "AOF" if persistent else "no AOF",
+            "persistence", persistent or level is ARCHIVED, "AOF" if persistent else "no AOF",
             "without appendonly yes, commits that are not archived yet are lost when Redis restarts",
         ),
     ]  # fmt: skip
@@ -179,7 +194,7 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings = (
         [Finding("server", True, "embedded in this process")]
         if embedded
-        else await tiers.warm.patiently(check_server, tiers.port)
+        else await tiers.warm.patiently(check_server, tiers.port, tiers.confirming.level)
     )
     keys = tiers.keys.partition(0)
     try:
@@ -188,7 +203,7 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     except StateError as error:
         findings.append(Finding("scripts", False, str(error), "allow EVAL and EVALSHA"))
     findings += await _sentinels(tiers.port)
-    findings += await _times(tiers)
+    findings += [await _durability(tiers), *await _times(tiers)]
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)
     try:

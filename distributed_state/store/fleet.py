@@ -10,9 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distributed_state.errors import (
-    ColdUnavailable,
     CorruptState,
-    DurabilityUnknown,
     InvalidValue,
     TooLarge,
     Unavailable,
@@ -25,7 +23,7 @@ from distributed_state.events.naming import checked_subject, checked_type
 from distributed_state.records.context import RecordContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.store_context import StoreContext
-from distributed_state.tiers import actors
+from distributed_state.tiers import actors, durability
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
@@ -62,14 +60,9 @@ class Fleet:
         partition = tiers.keys.partition_of(text)
         actor = actors.present()
         keys = tiers.keys.partition(partition)
+        await durability.admit(tiers, durability.asked(tiers))
         epoch, offset, time_ms, id = await tiers.stream.emit(keys, checked_type(type), text, actor, encoded)
-        if self._store.settings.durability == "archived":
-            try:
-                await write_path.reach(tiers, keys)
-                if not await tiers.port.sql(tiers.cold.event_archived, partition, epoch, offset, id):
-                    raise ColdUnavailable(f"partition {partition}: Redis lost it before it was archived")
-            except Unavailable as error:
-                raise DurabilityUnknown(f"event {id} is written, but not archived yet: {error}") from error
+        await durability.ensure_event(tiers, keys, epoch, offset, id)
         return Event(
             id=id, type=type, subject=text, time=time_ms / 1000, data=given, source=tiers.replica, sequence=offset,
             epoch=epoch, partition=partition, version=0, actor=unescape(actor),

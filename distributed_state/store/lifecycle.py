@@ -30,8 +30,11 @@ from distributed_state.settings import Settings
 from distributed_state.store import doctor
 from distributed_state.store.reaper import Reaper
 from distributed_state.tiers.assembly import Tiers, leave_mark
+from distributed_state.tiers.durability import admit
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
+from distributed_state.values.levels import ARCHIVED, MEMORY, Level
+from distributed_state.warm.confirming import never_embedded
 
 log = logging.getLogger(__name__)
 LAYOUT = 1
@@ -80,6 +83,7 @@ class StoreLifecycle:
                 tiers = self._assemble()
                 await tiers.port.open()
                 await tiers.clock.know()
+                await admit(tiers, tiers.confirming.level)
             except BaseException:
                 await self.close()
                 raise
@@ -166,6 +170,11 @@ class StoreLifecycle:
                     "one in each process); give the archive that this Redis had, or another namespace"
                 )
         return found
+
+    def refuse_never_kept(self, level: Level) -> None:
+        """Raise ConfigurationError for a level that the embedded server never keeps."""
+        if self.connections.embedded is not None and level not in (MEMORY, ARCHIVED):
+            raise ConfigurationError(never_embedded(level))
 
     def tiers(self) -> Tiers:
         """The tiers of the running event loop."""

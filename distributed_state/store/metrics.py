@@ -98,6 +98,10 @@ FIGURES = (
         lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
     ),
     Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
+    Figure(
+        "durability_missed", "counter", "Writes that were applied, and whose durability was not confirmed, by level",
+        lambda t: {(level,): count for level, count in list(t.confirming.missed.items())}, ("level",),
+    ),
     Figure("leases_held", "gauge", "Records locked by this replica", lambda t: t.leases.held),
     Figure("leases_lost", "counter", "Locks that were lost while held", lambda t: t.leases.lost),
     Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),

@@ -27,6 +27,7 @@ from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.warm.background_events import BackgroundEvents
 from distributed_state.warm.client import Warm
+from distributed_state.warm.confirming import Confirming
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
@@ -87,6 +88,7 @@ class Tiers:
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
         self.absence = Absence()
+        self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
         self.stream = Stream(port, self.warm, self._archived, self.start)

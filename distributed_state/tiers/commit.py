@@ -17,7 +17,6 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from distributed_state.errors import (
     Backpressure,
-    ColdUnavailable,
     Conflict,
     DurabilityUnknown,
     InvalidValue,
@@ -30,11 +29,13 @@ from distributed_state.port import Call
 from distributed_state.tiers import actors, lost_replies
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import added_here
+from distributed_state.tiers.durability import Applied, admit, asked, ensure_durability, ensure_many
 from distributed_state.tiers.read import ROUNDS, hydrate, read
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.journal import unpack
 from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.values.levels import MEMORY
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.op_ids import FULL, OpId, Unsure
@@ -42,6 +43,8 @@ from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
+Answer = Committed | Cold | Swap | Uninitialised | Unsure
+Sent = tuple[RecordKeys, Draft, OpId, bytes]
 
 
 @observed("commit", "warm", of_record)
@@ -52,6 +55,9 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     """
     if draft.events and tiers.handlings:
         await tiers.listening()
+    level = draft.level or asked(tiers)
+    if level is not MEMORY:
+        await admit(tiers, level)
     op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
@@ -69,8 +75,8 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     finally:
         tiers.warm.ops.end(op)
     _update_cached(tiers, names, draft, done)
-    if tiers.settings.durability == "archived":
-        await ensure_durability(tiers, names, done, op)
+    if level is not MEMORY:
+        await ensure_durability(tiers, names, done, op, level)
     return done
 
 
@@ -127,24 +133,22 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     if len({names.text for names, _ in writes}) < len(writes):
         # On a server that does not know the script yet, the second might be carried out before the first.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
-    sent = []
-    results: list[Committed | StateError] = []
+    levels = [draft.level or asked(tiers) for _, draft in writes]
+    for level in levels:
+        await admit(tiers, level)
+    sent: list[Sent] = []
     try:
         for names, draft in writes:
             sent.append((names, draft, _begin(tiers, names, draft), tiers.link.heard_on(names.channel)))
         answers = await tiers.warm.commit_many(sent)
-        for (names, draft, op, _), answer in zip(sent, answers, strict=True):
-            try:
-                if isinstance(answer, StateError):
-                    raise answer
-                done = await _carry_through(tiers, names, draft, op, answer)
-                _update_cached(tiers, names, draft, done)
-                if tiers.settings.durability == "archived":
-                    await ensure_durability(tiers, names, done, op)
-                results.append(done)
-            except StateError as error:
-                invalidate_cached(tiers, names, error)
-                results.append(error)
+        results = [await _carried_through(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
+        applied = {
+            at: Applied(names, done, op, level)
+            for at, ((names, _, op, _), done, level) in enumerate(zip(sent, results, levels, strict=True))
+            if isinstance(done, Committed)
+        }
+        for at, missed in zip(applied, await ensure_many(tiers, list(applied.values())), strict=True):
+            results[at] = missed or results[at]
     except BaseException as error:
         for names, _, _, _ in sent:
             invalidate_cached(tiers, names, error)
@@ -155,12 +159,26 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     return results
 
 
+async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError) -> Committed | StateError:
+    """The same for one of a batch, whatever becomes of the others."""
+    names, draft, op, _ = sent
+    try:
+        if isinstance(answer, StateError):
+            raise answer
+        done = await _carry_through(tiers, names, draft, op, answer)
+        _update_cached(tiers, names, draft, done)
+    except StateError as error:
+        invalidate_cached(tiers, names, error)
+        return error
+    return done
+
+
 async def _carry_through(
     tiers: Tiers,
     names: RecordKeys,
     draft: Draft,
     op: OpId,
-    answer: Committed | Cold | Swap | Uninitialised | Unsure,
+    answer: Answer,
     trailing_call: Call | None = None,
 ) -> Committed:
     """Do what the server asks for before it can apply the change, then send it again under the same op id."""
@@ -210,17 +228,6 @@ def lifetime_may_change(draft: Draft) -> bool:
     """Whether the record may have another lifetime now, which only the server computes."""
     sent = draft.sent_events
     return bool(sent) and any(step in (b"x", b"X") and name + value != b"00" for step, name, value in sent)
-
-
-async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId) -> None:
-    """Archive the commit before it is acknowledged. Raises DurabilityUnknown: it is applied, but not archived yet."""
-    if not done.offset:
-        return  # it is from SQL that we know it
-    try:
-        await tiers.archiver.keep(names, done, tiers.warm.ops.event(op))
-    except (ColdUnavailable, WarmUnavailable) as error:
-        text = f"{names.ref.text[:200]}: version {done.version} is applied, but not archived yet: {error}"
-        raise DurabilityUnknown(text, version=done.version) from error
 
 
 async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, keys: Iterable[str]) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from distributed_state.settings import Settings
 from distributed_state.values import field_ttl
 from distributed_state.values.journal import Step
+from distributed_state.values.levels import Level
 
 
 @dataclass(slots=True)
@@ -20,7 +21,8 @@ class Draft:
 
     `events` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another
     lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
-    `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end.
+    `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
+    is kept before it is acknowledged, None: as is asked around it.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Draft:
     events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     lifetime: tuple[int, int] = (0, 0)
     sent_events: Sequence[tuple[bytes, bytes, bytes]] = ()
+    level: Level | None = None
 
 
 class Committed(NamedTuple):

@@ -248,7 +248,7 @@ def test_nobody_has_more_rights_where_there_are_several_servers_than_they_need()
     assert {each for each in rights("sentinel.acl", "distributed-state") if each[0] in "+&~"} == {
         "&+switch-master", "&+promoted-slave", "+client|setinfo", "+ping", "+sentinel|ckquorum",
         "+sentinel|get-master-addr-by-name",
-        "+sentinel|master",
+        "+sentinel|master", "+sentinel|replicas",
         "+subscribe",
     }  # fmt: skip
 

@@ -59,7 +59,6 @@ LONG = {
     "cold.store": "all that the archive can be asked, a method each",
     "agents.base_agent": "the whole public face of an agent in one place",
     "conversation.session": "the whole public face of a session in one place",
-    "cold.store": "every way into SQL in one place, a few lines each",
     "conversation.turn": "the whole public face of a turn in one place",
     "records.record": "the whole public face of a record in one place",
     "tiers.archiver": "one pass and who asks for it, with what befalls them: read from top to bottom",

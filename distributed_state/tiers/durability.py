@@ -1,0 +1,201 @@
+"""How hard a commit is kept before it is acknowledged. Law: a level that was not reached is reported, never hidden.
+
+What asks for a level, the innermost first: the write itself, its batch or turn; the innermost `with store.durable()`
+of the context (as in `contextvars`) for this store; the store's setting. It is ensured after the commit, in an exchange
+of its own: a commit at `memory` knows nothing of all this. A repetition, too, is acknowledged only at its level.
+
+Design: section 14.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from distributed_state.errors import DurabilityUnknown, StateError, Unavailable
+from distributed_state.settings import Settings
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.values.levels import ARCHIVED, MEMORY, Level
+from distributed_state.warm.answers import Committed
+from distributed_state.warm.confirming import ABSENT, REACHED, Claim
+from distributed_state.warm.op_ids import OpId
+
+log = logging.getLogger(__name__)
+_asked: ContextVar[Mapping[int, Level] | None] = ContextVar("distributed_state_durability", default=None)
+_LOST = "Redis lost it before it was archived"
+
+
+class Applied(NamedTuple):
+    """A commit that was applied, and the level that was asked for it."""
+
+    names: RecordKeys
+    done: Committed
+    op: OpId
+    level: Level
+
+
+def asked(tiers: Tiers) -> Level:
+    """The level that holds here and now for what says none itself."""
+    levels = _asked.get()
+    return tiers.confirming.level if levels is None else levels.get(id(tiers.settings), tiers.confirming.level)
+
+
+@contextmanager
+def asking(settings: Settings, level: Level) -> Iterator[None]:
+    """Have what is committed inside to the store of these settings kept so; the innermost counts."""
+    before = _asked.set({**(_asked.get() or {}), id(settings): level})
+    try:
+        yield
+    finally:
+        _asked.reset(before)
+
+
+async def admit(tiers: Tiers, level: Level) -> None:
+    """Look, once, whether the servers can keep this level. Raises ConfigurationError if they never can.
+
+    What is missing now, as a replica that is away, is a warning: it may be back any time.
+    """
+    if level is MEMORY or level in tiers.confirming.admitted:
+        return
+    for missing in await tiers.warm.patiently(tiers.confirming.possible, level):
+        log.warning("durability %r cannot be reached now, and writes raise DurabilityUnknown: %s", level.text, missing)
+    tiers.confirming.admitted.add(level)
+
+
+async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId, level: Level) -> None:
+    """Wait until the commit has its level. Raises DurabilityUnknown: it is applied, but maybe not kept so."""
+    (missed,) = await ensure_many(tiers, [Applied(names, done, op, level)])
+    if missed is not None:
+        raise missed
+
+
+async def ensure_many(tiers: Tiers, many: Sequence[Applied]) -> list[DurabilityUnknown | None]:
+    """The same for commits of a batch, those of one level together; None for each that has it."""
+    results: list[DurabilityUnknown | None] = [None] * len(many)
+    levels: dict[Level, list[int]] = {}
+    for at, each in enumerate(many):
+        if each.done.offset and each.level is not MEMORY:  # else it is from SQL that we know it
+            levels.setdefault(each.level, []).append(at)
+    for level, group in levels.items():
+        reasons = await _reasons(tiers, level, [many[at] for at in group])
+        for at, (reason, cause) in zip(group, reasons, strict=True):
+            if reason:
+                results[at] = _unknown(tiers, many[at].names, many[at].done.version, level, reason, cause)
+    return results
+
+
+async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: int) -> None:
+    """The same for whatever made a record this version, once read under this epoch, at the level that holds here.
+
+    For what a repeated request is answered with: the first one may have been told that its level was not reached.
+    """
+    level = asked(tiers)
+    if level is MEMORY:
+        return
+    await admit(tiers, level)
+    reason, cause = ABSENT, None
+    if level is not ARCHIVED:
+        claim = Claim(names.journal, names.meta, names.record, epoch, 0, "", version)
+        reason, cause = (await _confirmed(tiers, level, [claim]))[0]
+    if reason == ABSENT:
+        # Or the level is the archive: it has the record's version when all that is written is there.
+        try:
+            await tiers.archiver.drain([names.partition])
+            archived = await tiers.port.sql(tiers.cold.version, names.ref.text)
+            reason = REACHED if (archived or 0) >= version else _LOST
+        except Unavailable as error:
+            reason, cause = f"it is not archived yet: {error}", error
+    if reason:
+        raise _unknown(tiers, names, version, level, reason, cause)
+
+
+async def ensure_event(tiers: Tiers, keys: PartitionKeys, epoch: str, offset: int, id: str) -> None:
+    """The same for a lifecycle event that was written by itself, at the level that holds here."""
+    level = asked(tiers)
+    if level is MEMORY:
+        return
+    reason, cause = ABSENT, None
+    try:
+        if level is not ARCHIVED:
+            reason, cause = await _event_confirmed(tiers, level, keys, epoch, f"{id.rpartition('.')[0]}.emit")
+        if reason == ABSENT:
+            await tiers.archiver.drain([keys.partition])
+            archived = await tiers.port.sql(tiers.cold.event_archived, keys.partition, epoch, offset, id)
+            reason = REACHED if archived else _LOST
+    except Unavailable as error:
+        reason, cause = f"it is not archived yet: {error}", error
+    if reason:
+        tiers.confirming.missed[level.text] += 1
+        raise DurabilityUnknown(f"event {id} is written, but not {level.text}: {reason}") from cause
+
+
+async def _event_confirmed(
+    tiers: Tiers, level: Level, keys: PartitionKeys, epoch: str, event: str
+) -> tuple[str, StateError | None]:
+    tail = await tiers.warm.partitions.tail(keys)
+    if tail is None or tail[0] != epoch:
+        return ABSENT, None
+    # Others may have written since: it is looked for before the end, and in SQL if it is too far.
+    claim = Claim(keys.journal, keys.meta, keys.meta, epoch, tail[1], event, 0, again=True)
+    return (await _confirmed(tiers, level, [claim]))[0]
+
+
+async def _reasons(tiers: Tiers, level: Level, many: Sequence[Applied]) -> list[tuple[str, StateError | None]]:
+    """Why each commit may not have the level, and the error behind that; '' for those that have it."""
+    events = [tiers.warm.ops.event(each.op) for each in many]
+    if level is ARCHIVED:
+        return [await _archived(tiers, each, event) for each, event in zip(many, events, strict=True)]
+    claims = [
+        Claim(
+            each.names.journal, each.names.meta, each.names.record, each.done.epoch, each.done.offset, event,
+            each.done.version, again=each.done.time_ms is None,
+        )
+        for each, event in zip(many, events, strict=True)
+    ]  # fmt: skip
+    found = await _confirmed(tiers, level, claims)
+    for at, (reason, _) in enumerate(found):
+        if reason == ABSENT:
+            # Archived since, and dropped from the journal; or lost. Whatever is in SQL outlives what a level names.
+            found[at] = await _held(tiers, many[at], events[at])
+    return found
+
+
+async def _confirmed(tiers: Tiers, level: Level, claims: Sequence[Claim]) -> list[tuple[str, StateError | None]]:
+    try:
+        return [(reason, None) for reason in await tiers.confirming.confirm(claims, level)]
+    except StateError as error:
+        return [(str(error), error)] * len(claims)
+
+
+async def _archived(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateError | None]:
+    try:
+        await tiers.archiver.keep(each.names, each.done, event)
+    except Unavailable as error:
+        return f"not yet: {error}", error
+    return REACHED, None
+
+
+async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateError | None]:
+    """Whether SQL has this very change. If it was sent again, it may be so far back that it was not looked for."""
+    try:
+        if each.done.time_ms is None:
+            await tiers.archiver.keep(each.names, each.done, event)
+            return REACHED, None
+        held = await tiers.port.sql(tiers.cold.holds, each.names.ref.text, each.done.version, event)
+    except Unavailable as error:
+        return f"{ABSENT}, and SQL cannot be asked: {error}", error
+    return (REACHED, None) if held else (_LOST, None)
+
+
+def _unknown(
+    tiers: Tiers, names: RecordKeys, version: int, level: Level, reason: str, cause: StateError | None
+) -> DurabilityUnknown:
+    tiers.confirming.missed[level.text] += 1
+    text = f"{names.ref.text[:200]}: version {version} is applied, but not {level.text}: {reason}"
+    unknown = DurabilityUnknown(text, version=version)
+    unknown.__cause__ = cause
+    return unknown
