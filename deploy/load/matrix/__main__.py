@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for cell in cells:
             print(f"{cell.name} on {cell.topology}: {cell.impossible or ', '.join(cell.levels)}")
         return 0
-    running.end_on_sigterm()
+    running.prepare()
     began, count = time.monotonic(), 0
 
     def shown(outcome: Outcome) -> None:

@@ -13,6 +13,7 @@ from psycopg import sql
 
 from deploy.load.matrix.histories import Found, names_in
 from distributed_state import StateError, StateStore
+from distributed_state.programs.servers import RedisServer
 from distributed_state.values.model import Ref
 
 _DRAINED = 12.0
@@ -31,14 +32,15 @@ class Audit:
     undrained: str = ""
 
 
-def audit(settings: dict[str, Any], records: Iterable[str]) -> Audit:
+def audit(settings: dict[str, Any], records: Iterable[str], servers: Iterable[RedisServer]) -> Audit:
     """Archive what is left, and read everything. The writers still have their stores open."""
     result = Audit()
     with StateStore.open(**settings, archiver=False) as store:
         result.undrained = _drain(store)
         rows = Rows(settings["archive"], settings["namespace"])
+        warm = frozenset(name for server in servers for name in _in_redis(server))
         for record in records:
-            result.found[record] = _found(store, record, rows)
+            result.found[record] = _found(store, record, rows, warm)
         result.epochs = rows.epochs
         with suppress(StateError):
             result.advice = [f"{each.name}: {each.found}" for each in store.doctor() if not each.ok]
@@ -62,7 +64,7 @@ def _drain(store: StateStore) -> str:
     return said
 
 
-def _found(store: StateStore, record: str, rows: Rows) -> Found:
+def _found(store: StateStore, record: str, rows: Rows, warm: frozenset[str]) -> Found:
     problem = ""
     shown: list[str] = []
     count = version = 0
@@ -76,8 +78,25 @@ def _found(store: StateStore, record: str, rows: Rows) -> Found:
         problem = f"{type(error).__name__}: {error}"
     return Found(
         record, version, count, tuple(shown), tuple(rows.changes(record)), rows.aside("branches", record),
-        rows.aside("quarantine", record), problem,
+        rows.aside("quarantine", record), warm, problem,
     )  # fmt: skip
+
+
+def _in_redis(server: RedisServer) -> Iterator[str]:
+    """The writes of which anything stands in a hash or a stream there."""
+    with server.connect() as connection:
+        at = "0"
+        while True:
+            at, keys = connection.ask("SCAN", at, "COUNT", 1000)
+            for key in keys:
+                kind = connection.ask("TYPE", key)
+                if kind == "hash":
+                    yield from names_in("\n".join(connection.ask("HVALS", key)))
+                elif kind == "stream":
+                    entries = connection.ask("XRANGE", key, "-", "+")
+                    yield from names_in("\n".join(text for _, entry in entries for text in entry))
+            if at == "0":
+                return
 
 
 def _patiently(read: Callable[[], Any]) -> Any:

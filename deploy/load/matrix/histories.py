@@ -46,7 +46,7 @@ class Found:
     """What is there of a record at the end.
 
     `shown`: the writes whose messages are read, in order; `count` and `version` are read with them. `archived`: those
-    in SQL's history, by (epoch, version). `branched` and `quarantined`: those put aside, with the cause. `problem`: it
+    in SQL's history, by (epoch, version); `warm`: those anywhere in Redis. `branched` and `quarantined`: those put aside, with the cause. `problem`: it
     could not be read, and why.
     """
 
@@ -57,6 +57,7 @@ class Found:
     archived: tuple[tuple[str, int, str], ...] = ()
     branched: dict[str, str] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
+    warm: frozenset[str] = frozenset()
     problem: str = ""
 
 

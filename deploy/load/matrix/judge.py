@@ -1,6 +1,6 @@
 """What became of each acknowledged write. Law: pure; it is given what was acknowledged and what was found.
 
-Each acknowledged write is one of: shown to readers; **hidden** (SQL has it in a history that readers are not shown);
+Each acknowledged write is one of: shown to readers; **hidden** (SQL or Redis has it, and readers are not shown it);
 **branched** or **quarantined** (put aside, under a cause that is named); or **lost** (nowhere). **Doubled** is what is
 shown or archived twice, and a count that is higher than the writes that are shown.
 """
@@ -98,7 +98,7 @@ def _judge(tally: Tally, found: Found, writes: Sequence[Write], reads: Sequence[
         elif each.name in found.quarantined:
             tally.quarantined.append(each.name)
             tally.causes[found.quarantined[each.name] or "without a cause"] += 1
-        elif each.name in archived or found.problem:
+        elif each.name in archived or each.name in found.warm:
             tally.hidden.append(each.name)
         else:
             tally.lost.append(each.name)

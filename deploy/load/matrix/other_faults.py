@@ -92,9 +92,10 @@ def half_open(scene: Scene) -> None:
 
 
 def delay_of(seconds: float) -> Callable[[Scene], None]:
-    """Every answer is late, for two seconds."""
+    """A fault: see its sentence."""
 
     def delay(scene: Scene) -> None:
+        """Every answer to a worker is a tenth of a second late, for two seconds."""
         proxies = [server.proxy for server in scene.warm.servers()]
         for proxy in proxies:
             proxy.late["client"] = seconds

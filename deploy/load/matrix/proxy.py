@@ -70,6 +70,7 @@ class Proxy:
         self._target = target
         self._server: asyncio.Server | None = None
         self._pairs: set[_Pair] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def mute(self, *kinds: str) -> None:
         """From now on nothing passes, either way, on living connections of these kinds; they stay open."""
@@ -96,7 +97,13 @@ class Proxy:
             if pair.kind in kinds:
                 pair.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: a server of asyncio takes the end of its own tasks for an error.
+        task = asyncio.ensure_future(self._pass_on(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:

@@ -6,6 +6,7 @@ Both the matrix and the soak are made of this.
 from __future__ import annotations
 
 import random
+import re
 import threading
 import uuid
 from collections.abc import Iterator
@@ -23,13 +24,14 @@ from deploy.load.matrix.judge import Tally
 from deploy.load.matrix.proxy import Network
 from deploy.load.matrix.scene import Scene, binary_with_clock, database, words_for_clock
 from deploy.load.matrix.topology import topology
-from deploy.load.matrix.workers import Interrupted, Workers
+from deploy.load.matrix.workers import Interrupted, Said, Workers
 from distributed_state.programs.servers import PostgresServer, redis_binary
 
 PARTITIONS = 4
 MAX_STALENESS = 1.0
 _WENT_ON = 20.0
-_DETECTED = ("lost", "diverge", "another life", "new epoch", "starts anew", "does not fit", "doubt")
+_HEARD = 10.0
+_DETECTED = re.compile(r"partition \d+.*(fit|lost|diverg|epoch|life|older|empt)", re.IGNORECASE)
 
 
 @dataclass(slots=True)
@@ -107,8 +109,8 @@ def run(cell: Cell, lane: Lane, seconds: float, seed: int) -> Outcome:
 
 def _scene(stack: ExitStack, cell: Cell, lane: Lane, folder: Path, seconds: float, seed: int) -> Scene:
     server_clock, worker_clock = folder / "server-clock", folder / "worker-clock"
-    clocks = any(each.clocks for each in cell.faults)
-    binary = binary_with_clock(server_clock) if clocks else redis_binary()
+    clocks = {each.clocks for each in cell.faults}
+    binary = binary_with_clock(server_clock) if "servers" in clocks else redis_binary()
     network = stack.enter_context(Network(seed))
     warm = stack.enter_context(topology(cell.topology, cell.options, folder / "warm", network, binary))
     sql = stack.enter_context(lane.sql(cell.sql, folder))
@@ -118,7 +120,7 @@ def _scene(stack: ExitStack, cell: Cell, lane: Lane, folder: Path, seconds: floa
     }  # fmt: skip
     workers = Workers(
         folder, settings, cell.levels, records=cell.records, tasks=cell.tasks, stop=lane.stop,
-        prefix=words_for_clock(worker_clock) if clocks else (),
+        prefix=words_for_clock(worker_clock) if "workers" in clocks else (),
     )  # fmt: skip
     stack.enter_context(workers)
     chance = random.Random(seed)
@@ -140,12 +142,13 @@ def _run(outcome: Outcome, scene: Scene) -> None:
     ended = now()
     workers.stop()
     records = [f"{level}/{number}" for level in workers.levels() for number in range(cell.records)]
-    found = audit(scene.settings, records)
+    found = audit(scene.settings, records, scene.warm.primaries())
     outcome.levels = judge.tallies(workers.said.writes, workers.said.reads, found.found, max_staleness=MAX_STALENESS)
     for level, tally in outcome.levels.items():
         ends = [each.end for each in workers.said.writes if each.version and each.level == level]
         tally.gap = judge.longest_gap(ends, struck, ended)
         tally.went_on = level in went_on or level not in reached
+    workers.until(lambda: not _unheard(workers.said, workers.dead), _HEARD)
     _conclude(outcome, scene, found, reached)
 
 
@@ -177,9 +180,13 @@ def _conclude(outcome: Outcome, scene: Scene, found: Audit, reached: list[str]) 
     report = "\n".join([logs, *found.advice])
     for level, tally in outcome.levels.items():
         outcome.missed += judge.missed(tally, level, cell.required, workers.dead, report)
-    outcome.missed += events_judge.amiss(said.emitted, said.heard, workers.dead)
+    outcome.missed += _unheard(said, workers.dead)
     if found.undrained:
         outcome.missed.append(f"archiving does not end: {found.undrained}")
+
+
+def _unheard(said: Said, dead: set[str]) -> list[str]:
+    return list(events_judge.amiss(list(said.emitted), said.heard, dead))
 
 
 def _detected(found: Audit, logs: str, heard: dict[str, Any]) -> Iterator[str]:
@@ -187,7 +194,7 @@ def _detected(found: Audit, logs: str, heard: dict[str, Any]) -> Iterator[str]:
         yield "epoch"
     if any("partition" in each for each in found.advice):
         yield "doctor"
-    if any(word in logs for word in _DETECTED):
+    if _DETECTED.search(logs):
         yield "log"
     if any("resync" in each for events in heard.values() for each in events):
         yield "resync"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import tempfile
@@ -69,9 +70,10 @@ def conclude(outcomes: Sequence[Outcome], *, whole: bool) -> int:
     return 1 if any(each.missed for each in outcomes) else 0
 
 
-def end_on_sigterm() -> None:
-    """As Ctrl-C does."""
+def prepare() -> None:
+    """SIGTERM ends a run as Ctrl-C does; what our own readers log is in the report, as the doctor's advice."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger("distributed_state").addHandler(logging.NullHandler())
 
 
 def show(outcome: Outcome) -> None:

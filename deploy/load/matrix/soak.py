@@ -36,7 +36,7 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1 << 30)
     print(f"--seed {seed}", flush=True)
-    running.end_on_sigterm()
+    running.prepare()
     endless = cells(given.minutes, seed, given.topology or TOPOLOGIES, given.faults)
     outcomes, whole = running.run_all(endless, seconds=given.seconds, seed=seed, lanes=given.lanes, shown=running.show)
     if given.markdown is not None:

@@ -21,7 +21,7 @@ from deploy.load.matrix.histories import marked, name_of, names_in, now
 from distributed_state import AsyncStateStore, ConfigurationError, Event, StateError, StateStore, Unavailable
 from distributed_state.programs.worker_processes import Message, Parent
 
-_PAUSE = 0.004
+_PAUSE = 0.003
 _READ_PAUSE = 0.01
 _EMIT_EVERY = 10
 _OPENS_FOR = 25.0
@@ -36,6 +36,7 @@ class Process:
         self.name: str = plan["name"]
         self.role: str = plan["role"]
         self.tasks: int = plan["tasks"]
+        self.pause = _PAUSE if self.tasks == 1 else 0.0
         self.records: int = plan["records"]
         self.asked: list[str] = plan["levels"]
         self.settings: dict[str, Any] = plan["settings"]
@@ -120,9 +121,9 @@ class BlockingProcess(Process):
     def _write(self, level: str, store: StateStore, task: int) -> None:
         records = self.record_ids(level)
         for number in itertools.count(task, self.tasks):
-            if self.stop.wait(_PAUSE):
+            if self.stop.wait(self.pause):
                 return
-            record, start = records[number % len(records)], now()
+            record, start = records[number // self.tasks % len(records)], now()
             name, content = self.content(level, number, start)
             try:
                 written = store.session(record).write(**content)
@@ -175,10 +176,10 @@ class AsyncProcess(Process):
     async def _write(self, level: str, store: AsyncStateStore, task: int) -> None:
         records = self.record_ids(level)
         for number in itertools.count(task, self.tasks):
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(self.pause)
             if self.stop.is_set():
                 return
-            record, start = records[number % len(records)], now()
+            record, start = records[number // self.tasks % len(records)], now()
             name, content = self.content(level, number, start)
             try:
                 written = await store.session(record).write(**content)
