@@ -34,7 +34,7 @@ class Fault:
     not_on: Mapping[str, str] = field(default_factory=dict)
     unfit: Callable[[], str] = lambda: ""
     sql: str = "shared"
-    clocks: str = ""
+    clocks: bool = False
     levels: tuple[str, ...] = ()
     records: int = 2
     tasks: int = 1
@@ -46,12 +46,10 @@ class Fault:
         return " ".join((self.strike.__doc__ or "").split())
 
 
-def _no_faketime() -> str:
-    return "" if faketime() else "libfaketime is not installed"
-
-
 def _no_clock_of_servers() -> str:
-    return _no_faketime() or ("" if clock_server() else "no server that libfaketime can serve: jemalloc does not start")
+    if not faketime():
+        return "libfaketime is not installed"
+    return "" if clock_server() else "no server that libfaketime can serve: jemalloc does not start"
 
 
 def _no_mount() -> str:
@@ -103,8 +101,8 @@ FAULTS = (
           not_on=_ONE_STORE),
     Fault("net-half-open", other.half_open),
     Fault("net-delay", other.delay_of(0.1)),
-    Fault("clock-server", warm.jump_server_clocks, clocks="servers", unfit=_no_clock_of_servers, not_on=_ONE_CLOCK),
-    Fault("clock-workers", warm.jump_worker_clocks, clocks="workers", unfit=_no_faketime, not_on=_ONE_CLOCK),
+    Fault("clock-server", warm.jump_server_clocks, clocks=True, unfit=_no_clock_of_servers, not_on=_ONE_CLOCK),
+    Fault("clock-workers", warm.jump_worker_clocks, not_on=_ONE_CLOCK),
 )  # fmt: skip
 BY_NAME = {fault.name: fault for fault in FAULTS}
 # Two at once: the worst that may meet.

