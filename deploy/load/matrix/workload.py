@@ -26,6 +26,7 @@ _PAUSE = 0.003
 _READ_PAUSE = 0.01
 _EMIT_EVERY = 10
 _OPENS_FOR = 25.0
+_AGAIN = 0.2
 _EVENT = "matrix.wrote"
 
 
@@ -164,8 +165,8 @@ class AsyncProcess(Process):
             stores: dict[str, AsyncStateStore] = {}
             for level in self.asked:
                 try:
-                    store = AsyncStateStore.open(**self.settings_of(level, not stores))
-                    stores[level] = await stack.enter_async_context(store)
+                    stores[level] = await self._opened(self.settings_of(level, not stores))
+                    stack.push_async_callback(stores[level].close)
                 except ConfigurationError as error:
                     self.refused(level, error)
             self.say({"say": "ready", "levels": list(stores)})
@@ -173,6 +174,16 @@ class AsyncProcess(Process):
             await asyncio.gather(*(self._write(*one) for one in each))
             self.say({"say": "stopped"})
             await asyncio.to_thread(ended.wait)
+
+    async def _opened(self, settings: dict[str, Any]) -> AsyncStateStore:
+        deadline = time.monotonic() + _OPENS_FOR
+        while True:
+            try:
+                return await AsyncStateStore.open(**settings)
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(_AGAIN)
 
     async def _write(self, level: str, store: AsyncStateStore, task: int) -> None:
         records = self.record_ids(level)
@@ -213,7 +224,7 @@ def patient(opened: Callable[[], Any]) -> Any:
         except Unavailable:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.2)
+            time.sleep(_AGAIN)
 
 
 def main() -> None:
