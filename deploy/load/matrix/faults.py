@@ -97,7 +97,7 @@ FAULTS = (
     Fault("sql-full", other.fill_disk, sql="small", unfit=_no_mount, not_on=_SQL_ONCE),
     Fault("sql-older", other.restore_sql, other.copy_sql, sql="own"),
     Fault("net-dropped", other.drop_answers),
-    Fault("net-dropped-threads", other.drop_answers, levels=("memory",), records=3, tasks=3, stretch=3.0,
+    Fault("net-dropped-threads", other.drop_and_disorder, levels=("memory",), records=3, tasks=3, stretch=3.0,
           not_on=_ONE_STORE),
     Fault("net-half-open", other.half_open),
     Fault("net-delay", other.delay_of(0.1)),

@@ -75,13 +75,23 @@ def restore_sql(scene: Scene) -> None:
 
 
 def drop_answers(scene: Scene) -> None:
-    """One answer of ten gets lost, and its connection with it, for as long as the run was until now."""
+    """One answer of ten gets lost, and its connection with it, for as long as the run lasts without that."""
     proxies = [server.proxy for server in scene.warm.servers()]
     for proxy in proxies:
         proxy.dropped = 0.1
     scene.rest(scene.seconds)
     for proxy in proxies:
         proxy.dropped = 0.0
+
+
+def drop_and_disorder(scene: Scene) -> None:
+    """As net-dropped, and what two connections sent one after the other may arrive the other way round."""
+    proxies = [server.proxy for server in scene.warm.servers()]
+    for proxy in proxies:
+        proxy.uneven = 0.02
+    drop_answers(scene)
+    for proxy in proxies:
+        proxy.uneven = 0.0
 
 
 def half_open(scene: Scene) -> None:

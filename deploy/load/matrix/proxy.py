@@ -68,6 +68,7 @@ class Proxy:
         self.network = network
         self.late = dict.fromkeys(KINDS, 0.0)  # seconds by which the server's answers are late
         self.dropped = 0.0  # share of the answers to clients that get lost, and their connections with them
+        self.uneven = 0.0  # seconds by which requests are late at most, each connection by chance
         self.blocked: frozenset[str] = frozenset()
         self._target = target
         self._server: asyncio.Server | None = None
@@ -170,6 +171,8 @@ class _Pair:
                 if self._passed < 4096:
                     self._name(chunk)
                 self._passed += len(chunk)
+                if self._proxy.uneven:
+                    await asyncio.sleep(self._proxy.network.random.random() * self._proxy.uneven)
                 if not self._silent():
                     self._to_server.write(chunk)
                     await self._to_server.drain()
