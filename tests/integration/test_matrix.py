@@ -15,13 +15,15 @@ import redis
 from below import ROOT
 
 from deploy.load.matrix import __main__ as program
-from deploy.load.matrix import running, soak
+from deploy.load.matrix import report, running, soak
 from deploy.load.matrix.cells import Cell, all_cells
 from deploy.load.matrix.faults import BY_NAME, Fault
 from deploy.load.matrix.proxy import Network
 from deploy.load.matrix.run import Lane, Outcome, run
 from deploy.load.matrix.scene import Scene
 from distributed_state.programs.servers import RedisServer, free_port, redis_server
+
+CELL = Cell((BY_NAME["flushall"],), "single")
 
 
 def test_every_fault_is_run_on_each_topology_or_says_why_not() -> None:
@@ -160,6 +162,25 @@ def test_writes_that_are_destroyed_in_every_tier_are_found_missing(lane: Lane) -
 def test_random_faults_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert soak.main(["--minutes", "60"]) == 0
+
+
+def test_a_table_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("Before.\n<!-- matrix -->\nan old table\n<!-- end of matrix -->\nAfter.\n")
+    for _ in range(2):
+        report.put(page, "matrix", report.markdown([Outcome(CELL, missed=["memory: 1 lost"])], [], "command"))
+        text = page.read_text()
+        assert "an old table" not in text
+        assert text.startswith("Before.\n")
+        assert text.endswith("<!-- end of matrix -->\nAfter.\n")
+        assert text.count("|flushall|single|") == 1
+        assert "- flushall on single: memory: 1 lost" in text
+
+
+def test_a_cell_that_missed_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.conclude([Outcome(CELL)], whole=True) == 0
+    assert running.conclude([Outcome(CELL), Outcome(CELL, missed=["memory: 1 lost"])], whole=True) == 1
+    assert "1 of 2 cells keep to what is required" in capsys.readouterr().out
 
 
 def test_an_interrupted_run_is_no_pass() -> None:

@@ -49,7 +49,7 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"not run: {cell.name} on {cell.topology}: {cell.impossible}")
     if given.markdown is not None:
         command = f"python -m deploy.load.matrix --seconds {given.seconds:g}"
-        given.markdown.write_text(report.markdown(outcomes, impossible, command))
+        report.put(given.markdown, "matrix", report.markdown(outcomes, impossible, command))
     return running.conclude(outcomes, whole=whole)
 
 

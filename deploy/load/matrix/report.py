@@ -7,6 +7,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from deploy.load.matrix.cells import LEVELS, Cell
 from deploy.load.matrix.run import Outcome
@@ -90,6 +91,15 @@ def markdown(outcomes: Sequence[Outcome], impossible: Sequence[Cell], command: s
         lines += ["", "Combinations that are not run:", ""]
         lines += [f"- {cell.name} on {cell.topology}: {cell.impossible}" for cell in impossible]
     return "\n".join(lines) + "\n"
+
+
+def put(file: Path, kind: str, text: str) -> None:
+    """Write the table: between the comments `<!-- kind -->` and `<!-- end of kind -->` if the file has them."""
+    begin, end = f"<!-- {kind} -->\n", f"<!-- end of {kind} -->"
+    old = file.read_text() if file.exists() else ""
+    if begin in old and end in old:
+        text = f"{old.partition(begin)[0]}{begin}\n{text}\n{end}{old.partition(end)[2]}"
+    file.write_text(text)
 
 
 def _first(missed: Sequence[str]) -> str:

@@ -41,7 +41,7 @@ def main(words: Sequence[str] | None = None) -> int:
     outcomes, whole = running.run_all(endless, seconds=given.seconds, seed=seed, lanes=given.lanes, shown=running.show)
     if given.markdown is not None:
         command = f"python -m deploy.load.matrix.soak --minutes {given.minutes:g} --seed {seed}"
-        given.markdown.write_text(report.markdown(outcomes, (), command))
+        report.put(given.markdown, "soak", report.markdown(outcomes, (), command))
     return running.conclude(outcomes, whole=whole)
 
 
