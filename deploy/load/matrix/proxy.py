@@ -53,12 +53,17 @@ class Network:
     async def _close(self) -> None:
         for proxy in self._proxies:
             await proxy.close()
+        await _some_turns()  # who was just accepted becomes a task
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for _ in range(3):  # a transport says goodbye a turn later
-            await asyncio.sleep(0)
+        await _some_turns()  # a transport says goodbye a turn later
+
+
+async def _some_turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 class Proxy:
@@ -113,6 +118,9 @@ class Proxy:
         except OSError:
             writer.close()
             return
+        except asyncio.CancelledError:
+            writer.transport.abort()
+            raise
         pair = _Pair(self, reader, requests, answers, writer)
         self._pairs.add(pair)
         try:
