@@ -95,10 +95,12 @@ class Workers:
 
     def start(self) -> None:
         """Start all four, and wait until they have opened their stores."""
+        # The listener first: what is published before it listens, it need not hear.
+        listener = self._add("l0", role="listen", face="blocking", levels=["memory"])
+        self.until(lambda: listener.ready, _READY, "the listener did not open")
         self._add("w0", role="write", face="blocking")
         self._add("w1", role="write", face="asyncio")
         self._add("r0", role="read", face="blocking")
-        self._add("l0", role="listen", face="blocking", levels=["memory"])
         self.until(lambda: all(each.ready for each in self._workers.values()), _READY, "the workers did not open")
 
     def kill(self, name: str) -> None:
