@@ -69,6 +69,7 @@ from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.model import Message
 from distributed_state.values.results import (
+    Branch,
     Change,
     Checkpoint,
     Event,
@@ -98,6 +99,7 @@ __all__ = [
     "AsyncTypedRecord",
     "AsyncTypedSession",
     "Backpressure",
+    "Branch",
     "Change",
     "Checkpoint",
     "ColdUnavailable",

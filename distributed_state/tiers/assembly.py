@@ -20,6 +20,7 @@ from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
+from distributed_state.tiers.branches import Branches
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
@@ -87,6 +88,7 @@ class Tiers:
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.stream = Stream(port, self.warm)
         self.stream.archived = self._archived
+        self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
