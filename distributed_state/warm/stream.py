@@ -148,10 +148,7 @@ class Stream:
     async def emit_once(
         self, keys: PartitionKeys, writer: str, since_ms: int, type: str, subject: str, data: bytes
     ) -> bool:
-        """Write an event whose id follows from what it is about, `writer`, unless it was written since that time.
-
-        False if the partition has yet to be started, or its journal is full.
-        """
+        """Write an event under the id of `writer`, unless that was done since; False if it cannot be written now."""
         op = OpId(0, 0, "", 0.0, since_ms)
         names = [keys.journal, keys.meta, keys.events, keys.events_channel]
         event = (type, subject, "", self._warm.codec_of(subject).seal_event(data, type, f"{writer}.0"))
