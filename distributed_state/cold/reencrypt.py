@@ -121,7 +121,7 @@ class _Work:
         mine = and_(table.c.namespace == self._namespace, table.c.record == self._record)
         numbers = self._connection.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
         for page in chunks(numbers, PAGE):
-            query = select(table.c.data, *own).where(mine, own[0].between(page[0], page[-1])).order_by(own[0])
+            query = select(table.c.data, *own).where(mine, own[0].in_(page)).order_by(own[0])
             names = [column.name for column in own]
             yield [(dict(zip(names, key, strict=True)), data) for data, *key in self._connection.execute(query)]
 
