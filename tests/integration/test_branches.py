@@ -9,12 +9,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from below import everything_in_sql, names, tiers, until
+from below import everything_in_sql, names, redis_of, tiers, until
 from diverging import CAUSE, QUIET, Lost, keep, lose
-from faces import core
+from faces import core, in_thread
+from sqlalchemy import update
 
 from distributed_state import Conflict, Deleted, Encryption, InvalidValue, KeyRing, NotFound
 from distributed_state.cold import branches as cold_branches
+from distributed_state.cold import tables
+from distributed_state.port.blocking import finish
+from distributed_state.values.encryption import Sealed
 from distributed_state.values.journal import JournalEntry
 
 MARK = "carol-51b0"
@@ -104,7 +108,7 @@ async def test_a_branch_is_forked_with_its_messages(opener: Any) -> None:
         # And again as it comes back from SQL.
         await store.archive()
         tiers(store).hot.clear()
-        with_redis_without(store, "whole", "early")
+        evict(store, "whole", "early")
     await whole.append(said("seven"))
     assert texts(await whole.messages(last=2)) == ["lost six", "seven"]
     assert (await whole.messages(last=1))[0].number == 6
@@ -120,10 +124,8 @@ async def test_a_branch_is_forked_with_its_messages(opener: Any) -> None:
     assert texts(await whole.messages()) == texts(shown.messages)
 
 
-def with_redis_without(store: Any, *ids: str) -> None:
+def evict(store: Any, *ids: str) -> None:
     """What the TTL does to archived records."""
-    from below import redis_of
-
     with redis_of(store) as client:
         for id in ids:
             client.delete(names(store, id).record)
@@ -153,7 +155,7 @@ async def test_messages_that_were_taken_back_on_a_branch_stay_so_in_its_fork(ope
         assert texts(await fork.messages(fresh=True)) == [*shown, "and on"]
         await store.archive()
         tiers(store).hot.clear()
-        with_redis_without(store, fork.id)
+        evict(store, fork.id)
         assert texts(await fork.messages(fresh=True)) == [*shown, "and on"]
 
 
@@ -374,8 +376,6 @@ async def test_a_branch_is_encrypted_anew_and_forked_under_its_own_name(opener: 
 
 def rekeyed(store: Any, encryption: Encryption) -> None:
     """The same store as another process would open it, with other keys."""
-    from distributed_state.values.encryption import Sealed
-
     root = Sealed(encryption, tiers(store).keys.namespace, "")
     core(store)._context.codec_of = root.of
     home = tiers(store)
@@ -407,7 +407,7 @@ async def diverged_events(store: Any) -> list[Any]:
 
 async def test_one_event_tells_of_a_branch(opener: Any) -> None:
     store = await opener(**QUIET)
-    session, lost = await trip(store)
+    _, lost = await trip(store)
     heard: list[Any] = []
     store.on("conversation.diverged", heard.append)
     await store.ready()
@@ -429,22 +429,15 @@ async def test_one_event_tells_of_a_branch(opener: Any) -> None:
 
 async def through(store: Any, work: Any) -> Any:
     """What a coroutine of the core gives, on the face of the test."""
-    from faces import in_thread
-
-    from distributed_state.port.blocking import finish
-
     return await work if core(store) is store else await in_thread(lambda: finish(work))
 
 
 def untold(store: Any) -> None:
     """As it is when a process dies between publishing and noting that."""
-    from sqlalchemy import update
-
-    from distributed_state.cold.tables import branches
-
     cold = tiers(store).cold
+    mine = tables.branches.c.namespace == cold.namespace
     with cold._database.write() as connection:
-        connection.execute(update(branches).where(branches.c.namespace == cold.namespace).values(told=False))
+        connection.execute(update(tables.branches).where(mine).values(told=False))
 
 
 async def test_a_name_of_its_own_is_what_keeps_the_event_from_coming_twice(
