@@ -23,13 +23,14 @@ from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import parse
-from distributed_state.cold.record_index import hashed
-from distributed_state.cold.tables import branches, changes, erasures
+from distributed_state.cold.record_index import forgotten, hashed
+from distributed_state.cold.tables import branches, changes, erasures, records
 from distributed_state.cold.values import Branched, BranchState, Kept
 from distributed_state.errors import CorruptState
 from distributed_state.values.journal import JournalEntry
 
 log = logging.getLogger(__name__)
+_CLOCKS_MS = 60_000  # how far the clocks of Redis and of who asked to forget may be apart
 
 
 def keep(
@@ -51,6 +52,8 @@ def keep(
     kept = []
     for record in sorted(by_record):
         living = [] if record in doomed else _living(rows, namespace, record, epoch, by_record[record])
+        if record not in rows and _of_somebody_forgotten(connection, namespace, record, living):
+            living = []
         if len(living) < len(by_record[record]):
             # Not its name, which nobody is to find any more.
             count = len(by_record[record]) - len(living)
@@ -81,6 +84,32 @@ def _living(
     if ordinal(epoch) == ordinal(stone["epoch"]) and record in rows:
         return [entry for entry in entries if entry.version > stone["version"]]
     return []
+
+
+def _of_somebody_forgotten(
+    connection: Connection, namespace: str, record: str, entries: Iterable[JournalEntry]
+) -> bool:
+    """Whether a record that SQL has no row of was a user's who was forgotten since, or a fork of something erased."""
+    scope, _, name = record.partition(":")
+    for entry in entries:
+        try:
+            parsed = parse(entry, 0, "")
+        except (ValueError, CorruptState):
+            continue  # it goes into quarantine
+        owner = parsed.owner or (name if scope == "user" else "")
+        stone = _stone(connection, forgotten(namespace, owner), namespace) if owner else None
+        if stone and entry.time_ms <= stone["updated_ms"] + _CLOCKS_MS:
+            return True
+        if parsed.parent is not None:
+            stone = _stone(connection, hashed(namespace, parsed.parent), namespace)
+            if (stone and parsed.parent_version <= stone["version"]) or _doomed(connection, namespace, [parsed.parent]):
+                return True
+    return False
+
+
+def _stone(connection: Connection, name: str, namespace: str) -> record_index.Head | None:
+    query = select(records).where(records.c.namespace == namespace, records.c.record == name)
+    return connection.execute(query).mappings().first()
 
 
 class _Line:

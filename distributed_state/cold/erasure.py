@@ -10,6 +10,7 @@ Design: section 15.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.listing import forks, owned
 from distributed_state.cold.purging import hand_down_all
-from distributed_state.cold.record_index import ERASED, Head, hashed, lock
+from distributed_state.cold.record_index import ERASED, Head, forgotten, hashed, lock
 from distributed_state.cold.tables import changes, erasures, events, messages, quarantine, records, shares, snapshots
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
@@ -54,7 +55,24 @@ def request_owned(connection: Connection, namespace: str, user: str) -> list[Era
     while new := set(owned(connection, namespace, user)) - locked.keys():
         locked |= branch_reading.heads(connection, namespace, new) | lock(connection, namespace, new)
     _note(connection, namespace, [Erasure(each, row["partition"], user, True, 0) for each, row in locked.items()])
+    _note_forgotten(connection, namespace, user)
     return pending(connection, namespace, owner=user)
+
+
+def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
+    """Keep that this user was forgotten: of a record that only a lost server knew of, nothing else says so."""
+    name = forgotten(namespace, user)
+    now = int(time.time() * 1000)
+    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "id": name, "owner": None}
+    row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "deleted": True}
+    row |= {"parent": None, "lifetime": None}
+    there = lock(connection, namespace, [name])
+    put(
+        connection,
+        records,
+        [tuple(row[column.name] for column in records.columns)],
+        [(namespace, each) for each in there],
+    )
 
 
 def request(connection: Connection, namespace: str, record: str) -> list[Erasure]:

@@ -333,7 +333,7 @@ UNASKED: dict[str, dict[str, str]] = {
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
         WRITING,
     )
-    | dict.fromkeys(("set_many", "emit", "undelete", "wipe"), WRITING)
+    | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
     "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)

@@ -16,7 +16,7 @@ from sqlalchemy import update
 
 from distributed_state import Conflict, Deleted, Encryption, InvalidValue, KeyRing, NotFound
 from distributed_state.cold import branches as cold_branches
-from distributed_state.cold import tables
+from distributed_state.cold import erasure, tables
 from distributed_state.port.blocking import finish
 from distributed_state.values.encryption import Sealed
 from distributed_state.values.journal import JournalEntry
@@ -286,6 +286,36 @@ async def test_without_the_look_at_what_was_erased_it_would_come_back(
     await session.erase()
     monkeypatch.setattr(cold_branches, "_living", lambda rows, namespace, record, epoch, entries: entries)
     assert [each.commits for each in await keep(store, lost)] == [3]
+
+
+async def test_nothing_of_a_forgotten_person_comes_back_that_only_a_lost_server_knew(opener: Any) -> None:
+    """Nothing in the archive bears these names: neither the conversation's, nor that of a fork of an erased one."""
+    store = await opener(**QUIET)
+    first = await lose(store, "c1", lambda: store.session("c1", user=MARK).set("a", MARK))
+    own = await lose(store, MARK, lambda: store.user(MARK).set("a", MARK), "user")
+    parent = store.session("parent", user=MARK)
+    await parent.set("a", MARK)
+    fork = await lose(store, "child", lambda: parent.fork("child"))
+    other = await lose(store, "c2", lambda: store.session("c2", user="bob").set("a", 1))
+    assert await store.forget(MARK) == 1
+    for lost in (first, own, fork):
+        assert lost.entries
+        assert await keep(store, lost) == []
+    assert len(await keep(store, other)) == 1
+    # A new conversation of a person who came back is another matter.
+    later = [replace(entry, time_ms=entry.time_ms + 3_600_000) for entry in first.entries]
+    assert len(await keep(store, first, later)) == 1
+
+
+async def test_without_the_note_of_who_was_forgotten_it_would_come_back(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control of the test above."""
+    store = await opener(**QUIET)
+    lost = await lose(store, "c1", lambda: store.session("c1", user=MARK).set("a", MARK))
+    monkeypatch.setattr(erasure, "_note_forgotten", lambda *given: None)
+    assert await store.forget(MARK) == 0
+    assert len(await keep(store, lost)) == 1
 
 
 async def test_what_diverges_after_a_record_began_again_is_kept(opener: Any) -> None:
