@@ -97,17 +97,17 @@ def _of_somebody_forgotten(
         except (ValueError, CorruptState):
             continue  # it goes into quarantine
         owner = parsed.owner or (name if scope == "user" else "")
-        stone = _stone(connection, forgotten(namespace, owner), namespace) if owner else None
+        stone = _stone(connection, namespace, forgotten(namespace, owner)) if owner else None
         if stone and entry.time_ms <= stone["updated_ms"] + _CLOCKS_MS:
             return True
         if parsed.parent is not None:
-            stone = _stone(connection, hashed(namespace, parsed.parent), namespace)
+            stone = _stone(connection, namespace, hashed(namespace, parsed.parent))
             if (stone and parsed.parent_version <= stone["version"]) or _doomed(connection, namespace, [parsed.parent]):
                 return True
     return False
 
 
-def _stone(connection: Connection, name: str, namespace: str) -> record_index.Head | None:
+def _stone(connection: Connection, namespace: str, name: str) -> record_index.Head | None:
     query = select(records).where(records.c.namespace == namespace, records.c.record == name)
     return connection.execute(query).mappings().first()
 

@@ -66,13 +66,8 @@ def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
     row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "id": name, "owner": None}
     row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "deleted": True}
     row |= {"parent": None, "lifetime": None}
-    there = lock(connection, namespace, [name])
-    put(
-        connection,
-        records,
-        [tuple(row[column.name] for column in records.columns)],
-        [(namespace, each) for each in there],
-    )
+    there = [(namespace, each) for each in lock(connection, namespace, [name])]
+    put(connection, records, [tuple(row[column.name] for column in records.columns)], there)
 
 
 def request(connection: Connection, namespace: str, record: str) -> list[Erasure]:
