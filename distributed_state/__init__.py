@@ -72,7 +72,17 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "store.upcasting": ("Upcast",),
     "values.encryption": ("Encryption", "KeyRing"),
     "values.model": ("Message",),
-    "values.results": ("Change", "Checkpoint", "Event", "Lifetime", "Replica", "SessionInfo", "Snapshot", "Written"),
+    "values.results": (
+        "Branch",
+        "Change",
+        "Checkpoint",
+        "Event",
+        "Lifetime",
+        "Replica",
+        "SessionInfo",
+        "Snapshot",
+        "Written",
+    ),
     "warm.lease": ("AsyncLease",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

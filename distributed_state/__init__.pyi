@@ -70,6 +70,7 @@ from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.model import Message
 from distributed_state.values.results import (
+    Branch,
     Change,
     Checkpoint,
     Event,
@@ -99,6 +100,7 @@ __all__ = [
     "AsyncTypedRecord",
     "AsyncTypedSession",
     "Backpressure",
+    "Branch",
     "Change",
     "Checkpoint",
     "ColdUnavailable",

@@ -122,21 +122,11 @@ class _Intake:
                 continue  # a mark, which only moves the cursor
             try:
                 item = parse(entry, batch.partition, batch.epoch)
-                self._refuse_long(item)
+                refuse_long(self.connection, item)
                 parsed.append(item)
             except (ValueError, CorruptState) as error:
-                self._quarantine(entry, batch.partition, batch.epoch, error)
+                quarantine(self.connection, self.namespace, entry, batch.partition, batch.epoch, error)
         return parsed
-
-    def _refuse_long(self, item: Parsed) -> None:
-        # Found by the index of `records` only, it would stop the whole transaction, and the archive with it.
-        if self.connection.dialect.name == "postgresql":
-            texts = [item.entry.record, item.owner, item.parent]
-            for event in item.events:
-                texts += (event.type, event.subject)
-            for text in texts:
-                if text and len(text.encode()) > _INDEXABLE_BYTES:
-                    raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
 
     def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: Mapping[str, record_index.Head]) -> None:
         """Redis lost commits that SQL has, and a new epoch counts on from before them: keep those in quarantine."""
@@ -160,7 +150,8 @@ class _Intake:
             if not _blames_the_data(self.connection, error):
                 raise
             if len(parsed) == 1:
-                self._quarantine(parsed[0].entry, parsed[0].partition, parsed[0].epoch, error)
+                (blamed,) = parsed
+                quarantine(self.connection, self.namespace, blamed.entry, blamed.partition, blamed.epoch, error)
                 if parsed[0].entry.record:
                     self.refused.append(parsed[0])
                 return []
@@ -177,18 +168,6 @@ class _Intake:
                 rows.append((*place, event.id, event.type, event.subject, e.time_ms, e.actor, e.version, event.data))
         bulk.add(self.connection, tables.events, rows)
 
-    def _quarantine(self, entry: JournalEntry, partition: int, epoch: str, error: Exception) -> None:
-        reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
-        who = entry.record or entry.event
-        log.error("%s version %d at offset %d is quarantined: %s", who, entry.version, entry.offset, reason)
-        row = {"namespace": self.namespace, "partition": partition, "epoch": epoch, "data": entry.data}
-        # An event that was written alone is kept under what it is about, so that erasing that takes it too.
-        texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
-        numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
-        row |= {name: _storable(text) for name, text in texts.items()}
-        row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
-        self.connection.execute(insert(tables.quarantine), row)
-
     def _snapshot(self, accepted: Sequence[Parsed], existing: Mapping[str, record_index.Head], every: int) -> None:
         """Write the state of each record that crossed a multiple of `every`, or was given a label."""
         by_record: dict[str, list[Parsed]] = {}
@@ -204,6 +183,33 @@ class _Intake:
                 fold(fields, item.ops)
             rows.append(snapshot_row(self.namespace, record, State(items[-1].epoch, items[-1].entry.version, fields)))
         bulk.add(self.connection, tables.snapshots, rows)
+
+
+def refuse_long(connection: Connection, item: Parsed) -> None:
+    """Raise ValueError if an index cannot hold it: found there only, it would stop the whole transaction."""
+    if connection.dialect.name == "postgresql":
+        texts = [item.entry.record, item.owner, item.parent]
+        for event in item.events:
+            texts += (event.type, event.subject)
+        for text in texts:
+            if text and len(text.encode()) > _INDEXABLE_BYTES:
+                raise ValueError(f"a text of {len(text)} characters is too long for an index of PostgreSQL")
+
+
+def quarantine(
+    connection: Connection, namespace: str, entry: JournalEntry, partition: int, epoch: str, error: Exception
+) -> None:
+    """Set an entry aside, with the reason."""
+    reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
+    who = entry.record or entry.event
+    log.error("%s version %d at offset %d is quarantined: %s", who, entry.version, entry.offset, reason)
+    row = {"namespace": namespace, "partition": partition, "epoch": epoch, "data": entry.data}
+    # An event that was written alone is kept under what it is about, so that erasing that takes it too.
+    texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}
+    numbers = {"offset": entry.offset, "version": entry.version, "time_ms": entry.time_ms}
+    row |= {name: _storable(text) for name, text in texts.items()}
+    row |= {name: max(0, min(number, LARGEST)) for name, number in numbers.items()}
+    connection.execute(insert(tables.quarantine), row)
 
 
 def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> None:

@@ -10,16 +10,18 @@ Design: section 15.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 
+from distributed_state.cold import branch_reading
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.listing import forks, owned
 from distributed_state.cold.purging import hand_down_all
-from distributed_state.cold.record_index import ERASED, Head, hashed, lock
+from distributed_state.cold.record_index import ERASED, Head, forgotten, hashed, lock
 from distributed_state.cold.tables import changes, erasures, events, messages, quarantine, records, shares, snapshots
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
@@ -51,14 +53,26 @@ def request_owned(connection: Connection, namespace: str, user: str) -> list[Era
     locked: dict[str, Head] = {}
     # Until there is no other: a fork of a locked record is not archived before this is committed, and noted then.
     while new := set(owned(connection, namespace, user)) - locked.keys():
-        locked |= lock(connection, namespace, new)
+        locked |= branch_reading.heads(connection, namespace, new) | lock(connection, namespace, new)
     _note(connection, namespace, [Erasure(each, row["partition"], user, True, 0) for each, row in locked.items()])
+    _note_forgotten(connection, namespace, user)
     return pending(connection, namespace, owner=user)
+
+
+def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
+    """Keep that this user was forgotten: of a record that only a lost server knew of, nothing else says so."""
+    name = forgotten(namespace, user)
+    now = int(time.time() * 1000)
+    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "id": name, "owner": None}
+    row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "deleted": True}
+    row |= {"parent": None, "lifetime": None}
+    there = [(namespace, each) for each in lock(connection, namespace, [name])]
+    put(connection, records, [tuple(row[column.name] for column in records.columns)], there)
 
 
 def request(connection: Connection, namespace: str, record: str) -> list[Erasure]:
     """Note a record as to be erased, without its forks, if it has rows; what is pending for it."""
-    rows = lock(connection, namespace, [record])
+    rows = branch_reading.heads(connection, namespace, [record]) | lock(connection, namespace, [record])
     _note(connection, namespace, [Erasure(each, row["partition"], None, False, 0) for each, row in rows.items()])
     return pending(connection, namespace, names=[record])
 
@@ -94,6 +108,7 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
             hand_down_all(connection, namespace, sorted(alone))
         for table in (changes, messages, snapshots, quarantine):
             connection.execute(delete(table).where(table.c.namespace == namespace, table.c.record.in_(chunk)))
+        branch_reading.erase(connection, namespace, chunk)
         connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(chunk)))
         held = or_(shares.c.record.in_(chunk), shares.c.source.in_(chunk))
         connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
@@ -131,12 +146,13 @@ def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
 
 
 def complete(connection: Connection, namespace: str, done: Mapping[str, int]) -> None:
-    """Forget the erasures up to these versions: Redis is clean. Events of these records that came late go, too."""
+    """Forget the erasures up to these versions: Redis is clean. What came late of these records goes, too."""
     e = erasures.c
     for chunk in chunks(sorted(done), 200):
         living = lock(connection, namespace, chunk)
         gone = [record for record in chunk if record not in living]
         connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(gone)))
+        branch_reading.erase(connection, namespace, gone)
         for record in chunk:
             mine = and_(e.namespace == namespace, e.record == record, e.version == done[record])
             connection.execute(delete(erasures).where(mine))

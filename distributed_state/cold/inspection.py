@@ -8,7 +8,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, Table, func, select
 
 from distributed_state.cold import schema
-from distributed_state.cold.tables import cursors, erasures, quarantine, records
+from distributed_state.cold.tables import branches, cursors, erasures, quarantine, records
 from distributed_state.cold.values import Quarantined
 
 _COUNTED = {"records": records, "quarantined": quarantine, "cursors": cursors, "erasures": erasures}
@@ -36,6 +36,9 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
         "revision": str(schema.revision(connection)),
     }
     found |= {name: str(count(connection, namespace, table)) for name, table in _COUNTED.items()}
+    b = branches.c
+    records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
+    found["branched records"] = str(connection.execute(records_of).scalar_one())
     if connection.dialect.name == "sqlite":
         found["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, and_, select, tuple_
 
+from distributed_state.cold import branch_reading
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.tables import records, shares
 from distributed_state.cold.values import Listed, Mortal
@@ -70,7 +71,7 @@ def owned(connection: Connection, namespace: str, user: str) -> list[str]:
     """All records of a user, deleted ones too, and every record forked from one of them, however far."""
     r = records.c
     # Two statements, because SQLite answers an OR of them by reading the whole namespace.
-    found = set[str]()
+    found = branch_reading.owned(connection, namespace, user)
     for condition in (r.owner == user, r.record == f"user:{user}"):
         found.update(connection.execute(select(r.record).where(r.namespace == namespace, condition)).scalars())
     new = found

@@ -26,7 +26,7 @@ from sqlalchemy import (
     select,
 )
 
-from distributed_state.cold import bulk
+from distributed_state.cold import branch_reading, bulk
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.history import snapshot_row, states
@@ -45,7 +45,9 @@ def purge_all(
     database: Database, namespace: str, before_ms: int, progress: Callable[[int], None] | None = None
 ) -> Purged:
     """Purge the namespace, chunk by chunk; `progress` is called after each with the number of records so far."""
-    total = Purged(0, 0, 0)
+    with database.write() as connection:
+        # First: what a branch continues stays until the branch is old.
+        total = Purged(0, branch_reading.purge(connection, namespace, before_ms), 0)
     after: str | None = ""
     while after is not None:
         with database.long_read() as connection:
@@ -84,8 +86,10 @@ def purge(connection: Connection, namespace: str, names: Sequence[str], before_m
     """Purge these records in one transaction."""
     # Locked first: archive() locks the rows of its records too, so neither sees the other's work half done.
     rows = lock(connection, namespace, names)
-    gone = [record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms]
-    bases = _bases(connection, namespace, rows.keys() - gone, before_ms)
+    held = branch_reading.bases(connection, namespace, rows)
+    old = (record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms)
+    gone = [record for record in old if record not in held]
+    bases = _bases(connection, namespace, rows.keys() - gone, before_ms, held)
     removed = [_purge_deleted(connection, namespace, gone), _purge_live(connection, namespace, bases)]
     counts = [sum(numbers) for numbers in zip(*removed, strict=True)]
     return Purged(len(gone) + len(bases), *counts)
@@ -101,8 +105,13 @@ def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:
     return connection.execute(delete(events).where(some)).rowcount
 
 
-def _bases(connection: Connection, namespace: str, names: Iterable[str], before_ms: int) -> dict[str, State]:
-    """The state of each record at its last change before the first one that is newer than the cutoff."""
+def _bases(
+    connection: Connection, namespace: str, names: Iterable[str], before_ms: int, held: Mapping[str, int]
+) -> dict[str, State]:
+    """The state of each record at its last change before the first one that is newer than the cutoff.
+
+    Or before what a branch continues: `held` are the versions that one begins behind.
+    """
     c = changes.c
     newer = func.min(case((c.time_ms >= before_ms, c.version)))
     targets: dict[str, int] = {}
@@ -111,7 +120,7 @@ def _bases(connection: Connection, namespace: str, names: Iterable[str], before_
         query = query.where(c.namespace == namespace, c.record.in_(chunk)).group_by(c.record)
         for record, first, last, kept in connection.execute(query):
             # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
-            target = last if kept is None else kept - 1
+            target = min(last if kept is None else kept - 1, held.get(record, last))
             if target >= first:
                 targets[record] = target
     return states(connection, namespace, targets)

@@ -25,6 +25,11 @@ def hashed(namespace: str, record: str) -> str:
     return "hash:" + hashlib.sha256(f"{namespace}\0{record}".encode()).hexdigest()
 
 
+def forgotten(namespace: str, user: str) -> str:
+    """The text under which it is kept that all of a user was forgotten, and when. No record has such a name."""
+    return hashed(namespace, f"forgotten:{user}")
+
+
 def find(connection: Connection, namespace: str, record: str) -> Head | None:
     """The row of a record, or the one that was left when it was erased."""
     names = [record, hashed(namespace, record)]

@@ -12,9 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Table, and_, bindparam, select, tuple_, update
 
+from distributed_state.cold import branch_reading
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import ERASED, lock
-from distributed_state.cold.tables import changes, events, messages, quarantine, records, snapshots
+from distributed_state.cold.tables import branches, changes, events, messages, quarantine, records, snapshots
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import Op, pack, unpack
@@ -30,14 +31,15 @@ def names(connection: Connection, namespace: str, after: str) -> list[str]:
     """The next records in order of their texts."""
     query = select(records.c.record).where(records.c.namespace == namespace, records.c.record > after)
     query = query.where(records.c.scope != ERASED).order_by(records.c.record).limit(PAGE)
-    return list(connection.execute(query).scalars())
+    branched = branch_reading.records_with(connection, namespace, after, PAGE)
+    return sorted({*connection.execute(query).scalars(), *branched}, key=str.encode)[:PAGE]
 
 
 def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrite, *, keep: bool) -> int:
     """Rewrite all values of a record and return how many changed; with `keep` they are only counted."""
     lock(connection, namespace, [record])
     work = _Work(connection, namespace, record, convert, keep)
-    for table in (snapshots, changes, quarantine):
+    for table in (snapshots, changes, quarantine, branches):
         work.packed(table)
     work.messages()
     return work.count
@@ -115,11 +117,11 @@ class _Work:
     def _pages(self, table: Table) -> Iterable[list[tuple[dict[str, Any], bytes]]]:
         """Rows of the record, each as its key and its data, some at a time."""
         own = [column for column in table.primary_key if column.name not in ("namespace", "record")]
-        own += [table.c.event] if "event" in table.c else []
+        own += [table.c.event] if "event" in table.c and not table.c.event.primary_key else []
         mine = and_(table.c.namespace == self._namespace, table.c.record == self._record)
         numbers = self._connection.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
         for page in chunks(numbers, PAGE):
-            query = select(table.c.data, *own).where(mine, own[0].between(page[0], page[-1])).order_by(own[0])
+            query = select(table.c.data, *own).where(mine, own[0].in_(page)).order_by(own[0])
             names = [column.name for column in own]
             yield [(dict(zip(names, key, strict=True)), data) for data, *key in self._connection.execute(query)]
 

@@ -27,6 +27,7 @@ from distributed_state.cold import (
     registration,
     schema,
 )
+from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.registration import Known
 from distributed_state.cold.tables import quarantine
@@ -41,6 +42,7 @@ class ColdStore:
     def __init__(self, database: Database, namespace: str, snapshot_every: int, opened: ExitStack) -> None:
         self.namespace = namespace
         self.snapshot_every = snapshot_every
+        self.branches = BranchStore(database, namespace)
         self._database = database
         self._opened = opened
 

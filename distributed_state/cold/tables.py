@@ -10,7 +10,7 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 HEAD = REVISIONS[-1]
 
 # SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
@@ -147,6 +147,30 @@ quarantine = Table(
     Column("time_ms", BigInteger, nullable=False),
 )
 Index("quarantine_namespaces", quarantine.c.namespace)
+
+# Commits of closed epochs that their record does not continue. `branch` names them within the record, `owner` is whose
+# it is as far as they say, `told`: an event was published about the branch.
+branches = Table(
+    "branches",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("epoch", TEXT, primary_key=True),
+    Column("event", TEXT, primary_key=True),
+    Column("branch", TEXT, nullable=False),
+    Column("partition", Integer, nullable=False),
+    Column("version", BigInteger, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("kind", TEXT, nullable=False),
+    Column("actor", TEXT, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    Column("cause", TEXT, nullable=False),
+    Column("kept_ms", BigInteger, nullable=False),
+    Column("owner", TEXT, nullable=True),
+    Column("told", Boolean, nullable=False),
+)
 
 # `offset` counts a partition's events, not its journal's entries; `id` begins with the replica that wrote it.
 events = Table(

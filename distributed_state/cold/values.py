@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distributed_state.values.journal import JournalEntry
+from distributed_state.values.journal import JournalEntry, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,48 @@ class Erasure:
     owner: str | None
     forks: bool
     version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How many commits of a record were added to a branch just now, and the first of their versions."""
+
+    record: str
+    branch: str
+    first: int
+    commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Branched:
+    """A branch of a record: the commits that a closed epoch had of it, and that the record does not continue.
+
+    `base` is the version that it begins behind, `missing` are runs of versions (first and last) that are lost.
+    """
+
+    record: str
+    partition: int
+    id: str
+    epoch: str
+    base: int
+    versions: tuple[int, ...]
+    missing: tuple[tuple[int, int], ...]
+    first_ms: int
+    last_ms: int
+    kept_ms: int
+    cause: str
+    actors: tuple[str, ...]
+    told: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BranchState:
+    """A state on a branch. Of its messages those from number `first_message` on are the branch's own: `messages`."""
+
+    state: State
+    base: int
+    first_message: int
+    messages: dict[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from distributed_state.errors import Deleted, NotFound
-from distributed_state.records import history
+from distributed_state.records import branches, history
 from distributed_state.records.access import MESSAGES, written
 from distributed_state.records.context import RecordContext
 from distributed_state.records.rollback import carried
@@ -17,18 +17,19 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import message_ranges
+from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import DELETED, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
 from distributed_state.warm.answers import Draft
 
 
-async def fork(context: RecordContext, new_id: str, version: int | None) -> int:
-    """Start another record from this one's state; the new record's version."""
+async def fork(context: RecordContext, new_id: str, version: int | None, branch: str | None) -> int:
+    """Start another record from this one's state, or that of one of its branches; the new record's version."""
     tiers = context.tiers
     target = context.store.keys.of(Ref(context.ref.scope, new_id))
     context.allow("read", None)
     context.allow("write", None, ref=target.ref)
-    draft = await plan(tiers, context.keys, target, context.changes(), version)
+    draft = await plan(tiers, context.keys, target, context.changes(), version, branch)
     context.allow("read", *_copied(draft))
     context.allow_steps(draft, target.ref)
     draft.actor = context.actor
@@ -36,12 +37,31 @@ async def fork(context: RecordContext, new_id: str, version: int | None) -> int:
     return (await write_path.commit(tiers, target, draft)).version
 
 
-async def plan(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Changes, version: int | None) -> Draft:
-    """The first change of a record that starts as this one was. Messages are shared, not copied."""
-    present = await read_path.read(tiers, names, fresh=True)
-    if present.version == 0:
-        raise NotFound(f"{names.ref.text[:200]}: there is nothing to fork")
-    state = await history.state_at(tiers, names, present.version if version is None else version)
+async def plan(
+    tiers: Tiers,
+    names: RecordKeys,
+    target: RecordKeys,
+    changes: Changes,
+    version: int | None,
+    branch: str | None = None,
+) -> Draft:
+    """The first change of a record that starts as this one was. Messages are shared; a branch's own are copied."""
+    source = names.ref.text
+    form = tiers.codec_of(source)
+    to = tiers.codec_of(target.ref.text)
+    if branch is None:
+        state = await _past(tiers, names, version)
+        begun = state.version
+        runs = message_ranges.segments(source, state.fields)
+        following = int(state.fields.get(NEXT, b"0"))
+    else:
+        found = await branches.state_at(tiers, names, branch, version)
+        state = found.state
+        begun = found.base
+        shown = branches.messages_of(source, found)
+        runs = shown.runs(target.ref.text)
+        following = shown.following
+        changes.copy_messages(shown.copied(form, to))
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
     # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
@@ -49,18 +69,24 @@ async def plan(tiers: Tiers, names: RecordKeys, target: RecordKeys, changes: Cha
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields = state.fields
-    form = tiers.codec_of(target.ref.text)
     for name, value in fields.items():
         if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED):
-            changes.reserved(name, carried(present.codec, form, name, value))
-    changes.reserved(PARENT, f"{names.ref.text}@{state.version}".encode())
-    if int(fields.get(NEXT, b"0")):
-        changes.reserved(SEGMENTS, message_ranges.close(names.ref.text, fields))
-        changes.reserved(START, fields[NEXT])
+            changes.reserved(name, carried(form, to, name, value))
+    changes.reserved(PARENT, f"{source}@{begun}".encode())
+    if following:
+        changes.reserved(SEGMENTS, message_ranges.dump(runs))
+        changes.reserved(START, b"%d" % following)
     draft = changes.draft("fork")
     # Not even a deleted record may be there: its own message numbers would stand between the shared ones.
     draft.expected = 0
     return draft
+
+
+async def _past(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
+    present = await read_path.read(tiers, names, fresh=True)
+    if present.version == 0:
+        raise NotFound(f"{names.ref.text[:200]}: there is nothing to fork")
+    return await history.state_at(tiers, names, present.version if version is None else version)
 
 
 def _copied(draft: Draft) -> list[str]:

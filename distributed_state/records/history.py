@@ -11,7 +11,7 @@ from typing import Any
 
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.records import messages
+from distributed_state.records import branches, messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
@@ -24,16 +24,22 @@ from distributed_state.values.model import PHASE, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
 
 
-async def history(context: RecordContext, after: int, before: int | None, limit: int | None) -> list[Change]:
-    """The changes between two versions (exclusive), oldest first."""
+async def history(
+    context: RecordContext, after: int, before: int | None, limit: int | None, branch: str | None
+) -> list[Change]:
+    """The changes between two versions (exclusive), oldest first; those of a branch, if one is given."""
     context.allow("read", None)
     for name, value in ("after", after), ("before", before), ("limit", limit):
         if (value is not None or name == "after") and (type(value) is not int or not 0 <= value < 2**63):
             raise InvalidValue(f"{name} is an int from 0 on{'' if name == 'after' else ' or None'}, not {value!r:.80}")
     tiers = context.tiers
-    await write_path.reach(tiers, context.keys)
-    asked = partial(tiers.cold.history, context.text, after=after, before=before, limit=limit)
-    changes = [as_change(context.codec, row) for row in await tiers.port.sql(asked)]
+    if branch is None:
+        await write_path.reach(tiers, context.keys)
+        asked = partial(tiers.cold.history, context.text, after=after, before=before, limit=limit)
+        rows = await tiers.port.sql(asked)
+    else:
+        rows = branches.between(await branches.entries(tiers, context.keys, branch), after, before, limit)
+    changes = [as_change(context.codec, row) for row in rows]
     context.allow("read", *_shown(changes))
     return changes
 
@@ -79,19 +85,24 @@ def as_change(record_codec: Codec, entry: Any) -> Change:
     )
 
 
-async def at(context: RecordContext, version: int) -> Snapshot:
-    """The record as it was at a version, messages and phase included."""
+async def at(context: RecordContext, version: int | None, branch: str | None) -> Snapshot:
+    """The record as it was at a version, or on a branch, messages and phase included."""
     context.allow("read", None)
     tiers = context.tiers
     names = context.keys
-    state = await state_at(tiers, names, version)
-    entry = CachedRecord(tiers.codec_of(names.ref.text), state.epoch, state.version, state.fields, {})
-    shown = await messages.visible(tiers, names, entry, message_ranges.segments(names.ref.text, state.fields))
+    if branch is not None:
+        found = await branches.state_at(tiers, names, branch, version)
+        state = found.state
+        shown = await branches.visible(tiers, names, found)
+    else:
+        state = await state_at(tiers, names, version)
+        entry = CachedRecord(tiers.codec_of(names.ref.text), state.epoch, state.version, state.fields, {})
+        shown = await messages.shown_in(tiers, names, entry, message_ranges.segments(names.ref.text, state.fields))
     phase = state.fields.get(PHASE)
     snapshot = Snapshot(
-        version=version,
-        fields=entry.all(),
-        messages=tuple(shown),
+        version=state.version,
+        fields=shown.entry.all(),
+        messages=tuple(shown.messages()),
         phase=None if phase is None else phase.decode("utf-8", "surrogatepass"),
         deleted=state.deleted,
     )
@@ -99,7 +110,7 @@ async def at(context: RecordContext, version: int) -> Snapshot:
     return snapshot
 
 
-async def state_at(tiers: Tiers, names: RecordKeys, version: int) -> State:
+async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
     """What a record held at a version. Raises NotFound if it has no such version, or that was purged."""
     if type(version) is not int or version < 1:
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")

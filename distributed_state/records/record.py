@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
-from distributed_state.records import backup, cleanup, creation, erasure, fork, history, in_place, rollback
+from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
 from distributed_state.records.access import MOVES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.optimistic_retry import OptimisticRetry
@@ -24,7 +24,7 @@ from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
-from distributed_state.values.results import Change, Checkpoint, Snapshot, Written
+from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
 from distributed_state.warm.lease import AsyncLease
 
 T = TypeVar("T")
@@ -390,7 +390,9 @@ class AsyncRecord:
 
     # The past
 
-    async def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
+    async def history(
+        self, *, after: int = 0, before: int | None = None, limit: int | None = None, branch: str | None = None
+    ) -> list[Change]:
         """Read the changes between two versions (exclusive), oldest first: who, when, what.
 
         Example::
@@ -398,13 +400,39 @@ class AsyncRecord:
             for change in await record.history(after=10, limit=100):
                 print(change.version, change.time, change.actor, change.kind, change.set)
 
-        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
+        Waits until they are archived; raises ColdUnavailable rather than returning fewer. With the id of a `branch`
+        the changes that it holds; NotFound if there is none of that id.
         """
-        return await history.history(self._context, after, before, limit)
+        return await history.history(self._context, after, before, limit, branch)
 
-    async def at(self, *, version: int) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        return await history.at(self._context, version)
+    async def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged.
+
+        Or on a branch, by its id: at one of the branch's own versions, or without `version` at the last that can be
+        made of what is left. Where versions of it are `missing` that is the one before these; what came behind them is
+        in `history(branch=)`, and no state is made of it.
+        """
+        return await history.at(self._context, version, branch)
+
+    async def branches(self) -> list[Branch]:
+        """Read which commits were acknowledged and are not continued by the record, by branch; mostly there are none.
+
+        Example::
+
+            for branch in await record.branches():
+                print(branch.id, branch.commits, "commits behind version", branch.base, "because:", branch.cause)
+                print((await record.at(branch=branch.id)).fields)
+                await record.fork(f"{record.id}-{branch.id}", branch=branch.id)
+                await record.drop_branch(branch.id)
+
+        When another server takes over for one that had more, what that had more is put back where nobody wrote
+        meanwhile. Where somebody did, it becomes a branch: `at`, `history` and `fork` take its id. The oldest first.
+        """
+        return await branches.branches(self._context)
+
+    async def drop_branch(self, branch: str) -> int:
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
+        return await branches.drop(self._context, branch)
 
     async def confirm(self, durability: str | None = None) -> int:
         """Wait until the record as it is now is kept so hard, and return its version. Changes nothing.
@@ -454,12 +482,13 @@ class AsyncRecord:
         """
         return await rollback.rollback(self._context, steps, label, version)
 
-    async def fork(self, new_id: str, *, version: int | None = None) -> int:
+    async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
+        With the id of a `branch` from that one's state, as `at` reads it; the branch stays.
         """
-        return await fork.fork(self._context, new_id, version)
+        return await fork.fork(self._context, new_id, version, branch)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._context.text[:200]}>"

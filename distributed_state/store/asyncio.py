@@ -25,7 +25,7 @@ from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections, Credentials
-from distributed_state.records import deletion, erasure
+from distributed_state.records import branches, deletion, erasure
 from distributed_state.records.access import Guard, Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.context import context_of
@@ -49,7 +49,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
-from distributed_state.values.results import Event, Replica, SessionInfo
+from distributed_state.values.results import Branch, Event, Replica, SessionInfo
 
 H = TypeVar("H", bound=Handler)
 
@@ -395,6 +395,23 @@ class AsyncStateStore:
         self._context.allow("read", user=owner, scope=scope)
         return await maintenance.listing(self._context.tiers(), scope, owner, limit, after)
 
+    async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
+        """List the branches of all records, of any scope: what was acknowledged and is not continued (see `Session`).
+
+        Example::
+
+            for branch in await store.branches():
+                print(branch.scope, branch.record_id, branch.id, branch.commits)
+
+        Those of the first `limit` records (1 to 1000) that have any; `after` is the `cursor` of a previous page's last.
+        """
+        if type(limit) is not int or not 1 <= limit <= 1000:
+            raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
+        if after is not None and (not isinstance(after, str) or "\0" in after):
+            raise InvalidValue(f"{after!r:.100} is not the cursor of a branch")
+        self._context.allow("admin")
+        return await branches.page(self._context.tiers(), after or "", limit)
+
     async def export(self, id: str, *, scope: str = "session") -> list[str]:
         """Read a record with its whole history as JSON lines, for `import_`.
 
@@ -404,7 +421,8 @@ class AsyncStateStore:
             lines = await store.export("c1")
             await store.import_(lines, id="a copy of c1")
 
-        What is encrypted stays so. Raises NotFound if it never was, ColdUnavailable rather than leave something out.
+        What is encrypted stays so. Branches come last, a line a commit, and are not imported. Raises NotFound if it
+        never was, ColdUnavailable rather than leave something out.
         """
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("admin", names.ref)
@@ -522,7 +540,8 @@ class AsyncStateStore:
         `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
         `change_directory` publish them. Published by the store itself:
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
-        about the record whose lock was lost, by a turn that another request took over, too.
+        about the record whose lock was lost, by a turn that another request took over, too; and
+        `conversation.diverged` (`branch`, `base`, `commits`, `cause`) about a record that has a branch now.
         """
         return await self._fleet.emit(type, data, subject=subject)
 

@@ -35,7 +35,7 @@ from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
-from distributed_state.values.results import Event, Replica, SessionInfo
+from distributed_state.values.results import Branch, Event, Replica, SessionInfo
 
 H = TypeVar("H", bound=Handler)
 
@@ -369,6 +369,18 @@ class StateStore:
         """
         return finish(self._twin.sessions(user=user, limit=limit, after=after, scope=scope))
 
+    def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
+        """List the branches of all records, of any scope: what was acknowledged and is not continued (see `Session`).
+
+        Example::
+
+            for branch in store.branches():
+                print(branch.scope, branch.record_id, branch.id, branch.commits)
+
+        Those of the first `limit` records (1 to 1000) that have any; `after` is the `cursor` of a previous page's last.
+        """
+        return finish(self._twin.branches(limit=limit, after=after))
+
     def export(self, id: str, *, scope: str = "session") -> list[str]:
         """Read a record with its whole history as JSON lines, for `import_`.
 
@@ -378,7 +390,8 @@ class StateStore:
             lines = store.export("c1")
             store.import_(lines, id="a copy of c1")
 
-        What is encrypted stays so. Raises NotFound if it never was, ColdUnavailable rather than leave something out.
+        What is encrypted stays so. Branches come last, a line a commit, and are not imported. Raises NotFound if it
+        never was, ColdUnavailable rather than leave something out.
         """
         return finish(self._twin.export(id, scope=scope))
 
@@ -480,7 +493,8 @@ class StateStore:
         `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as `activate_agent` and
         `change_directory` publish them. Published by the store itself:
         `replica.lost` (`replica`, `host`, `pid`) and, as far as Redis can be reached, `lock.lost` (`token`, `holder`)
-        about the record whose lock was lost, by a turn that another request took over, too.
+        about the record whose lock was lost, by a turn that another request took over, too; and
+        `conversation.diverged` (`branch`, `base`, `commits`, `cause`) about a record that has a branch now.
         """
         return finish(self._twin.emit(type, data, subject=twin_of(subject)))
 

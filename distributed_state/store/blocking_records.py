@@ -27,7 +27,7 @@ from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBo
 from distributed_state.store.twins import twin_of
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
-from distributed_state.values.results import Change, Checkpoint, Lifetime, Snapshot, Written
+from distributed_state.values.results import Branch, Change, Checkpoint, Lifetime, Snapshot, Written
 
 T = TypeVar("T")
 
@@ -337,7 +337,9 @@ class Record:
         """
         return finish(self._twin.erase())
 
-    def history(self, *, after: int = 0, before: int | None = None, limit: int | None = None) -> list[Change]:
+    def history(
+        self, *, after: int = 0, before: int | None = None, limit: int | None = None, branch: str | None = None
+    ) -> list[Change]:
         """Read the changes between two versions (exclusive), oldest first: who, when, what.
 
         Example::
@@ -345,13 +347,39 @@ class Record:
             for change in record.history(after=10, limit=100):
                 print(change.version, change.time, change.actor, change.kind, change.set)
 
-        Waits until they are archived; raises ColdUnavailable rather than returning fewer.
+        Waits until they are archived; raises ColdUnavailable rather than returning fewer. With the id of a `branch`
+        the changes that it holds; NotFound if there is none of that id.
         """
-        return finish(self._twin.history(after=after, before=before, limit=limit))
+        return finish(self._twin.history(after=after, before=before, limit=limit, branch=branch))
 
-    def at(self, *, version: int) -> Snapshot:
-        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        return finish(self._twin.at(version=version))
+    def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged.
+
+        Or on a branch, by its id: at one of the branch's own versions, or without `version` at the last that can be
+        made of what is left. Where versions of it are `missing` that is the one before these; what came behind them is
+        in `history(branch=)`, and no state is made of it.
+        """
+        return finish(self._twin.at(version=version, branch=branch))
+
+    def branches(self) -> list[Branch]:
+        """Read which commits were acknowledged and are not continued by the record, by branch; mostly there are none.
+
+        Example::
+
+            for branch in record.branches():
+                print(branch.id, branch.commits, "commits behind version", branch.base, "because:", branch.cause)
+                print((record.at(branch=branch.id)).fields)
+                record.fork(f"{record.id}-{branch.id}", branch=branch.id)
+                record.drop_branch(branch.id)
+
+        When another server takes over for one that had more, what that had more is put back where nobody wrote
+        meanwhile. Where somebody did, it becomes a branch: `at`, `history` and `fork` take its id. The oldest first.
+        """
+        return finish(self._twin.branches())
+
+    def drop_branch(self, branch: str) -> int:
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
+        return finish(self._twin.drop_branch(branch))
 
     def confirm(self, durability: str | None = None) -> int:
         """Wait until the record as it is now is kept so hard, and return its version. Changes nothing.
@@ -394,12 +422,13 @@ class Record:
         """
         return finish(self._twin.rollback(steps=steps, label=label, version=version))
 
-    def fork(self, new_id: str, *, version: int | None = None) -> int:
+    def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
 
         Messages are shared, not copied. Returns the new record's version; Conflict or Deleted if the id was used.
+        With the id of a `branch` from that one's state, as `at` reads it; the branch stays.
         """
-        return finish(self._twin.fork(new_id, version=version))
+        return finish(self._twin.fork(new_id, version=version, branch=branch))
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"

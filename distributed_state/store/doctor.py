@@ -217,16 +217,24 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings.append(Finding("layout", True, layout))  # compared with Redis and SQL when the store was opened
     for partition, why in tiers.archiver.diverged.items():
         findings.append(Finding(f"partition {partition}", False, why, "journal and archive do not belong together"))
+    return findings + await _archive(tiers)
+
+
+async def _archive(tiers: Tiers) -> list[Finding]:
+    """What SQL has that somebody should look at."""
     try:
         facts = await tiers.port.sql(tiers.cold.check)
-        shown = facts.keys() - {"quarantined", "erasures"}
-        findings += [Finding(f"sql {name}", True, value) for name, value in facts.items() if name in shown]
-        pending = facts.get("erasures", "0")
-        advice = "asked for and not complete: an archiver completes them, or the same request again"
-        findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))
-        poison = facts.get("quarantined", "0")
-        findings.append(Finding("sql quarantine", poison == "0", poison, "look at the table quarantine"))
     except StateError as error:
         advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
-        findings.append(Finding("sql", False, str(error), advice))
+        return [Finding("sql", False, str(error), advice)]
+    shown = facts.keys() - {"quarantined", "erasures", "branched records"}
+    findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name in shown]
+    pending = facts.get("erasures", "0")
+    advice = "asked for and not complete: an archiver completes them, or the same request again"
+    findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))
+    poison = facts.get("quarantined", "0")
+    findings.append(Finding("sql quarantine", poison == "0", poison, "look at the table quarantine"))
+    diverged = facts.get("branched records", "0")
+    advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then drop_branch()"
+    findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))
     return findings

@@ -12,7 +12,7 @@ from distributed_state.errors import NotFound
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Segment, unpack
+from distributed_state.values.journal import JournalEntry, Segment, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import SEGMENTS, Ref, unescape
 
@@ -20,7 +20,7 @@ FORMAT = "distributed_state/1"
 
 
 async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
-    """The record as lines: a header, its state before the first kept change, shared messages, then every change."""
+    """The record as lines: a header, its state before the first kept change, shared messages, changes; branches."""
     await write_path.reach(tiers, names)
     return await tiers.port.sql(_export, tiers, names.ref)
 
@@ -29,10 +29,12 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
     cold = tiers.cold
     text = ref.text
     version = cold.version(text)
-    if version is None:
+    branches = cold.branches.of(text)
+    if version is None and not branches:
         raise NotFound(f"{text[:200]}: there is nothing to export")
     entries = cold.history(text)
-    base = None if entries and entries[0].version == 1 else cold.state_at(text, cold.oldest(text))
+    whole = version is None or (entries and entries[0].version == 1)
+    base = None if whole else cold.state_at(text, cold.oldest(text))
     if base is not None:
         entries = [entry for entry in entries if entry.version > base.version]
     runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)
@@ -44,24 +46,28 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
             elif kind == b"s" and name == SEGMENTS:
                 runs += message_ranges.segments(text, {SEGMENTS: value})
     shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
-    head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version}
+    head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version or 0}
     lines: list[dict[str, Any]] = [head | {"messages": len(shared), "changes": len(entries)}]
     if base is not None:
         lines.append(
             {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _text(v) for k, v in base.fields.items()}}
         )
     lines += [{"message": number, "data": _text(data)} for number, data in sorted(shared.items())]
-    for entry in entries:
-        # Without its events: those belong to the stream of this store, and have their numbers in it.
-        steps = (op for op in unpack(entry.data) if op.kind != b"e")
-        ops = [[kind.decode(), _text(name), _text(value)] for kind, name, value in steps]
-        lines.append(
-            {
-                "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
-                "token": entry.token, "event": entry.event, "ops": ops,
-            }
-        )  # fmt: skip
+    lines += map(_change, entries)
+    for branch in branches:
+        of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
+        lines += [of | _change(entry) for entry in cold.branches.entries(text, branch.id)]
     return [json.dumps(line, separators=(",", ":")) for line in lines]
+
+
+def _change(entry: JournalEntry) -> dict[str, Any]:
+    # Without its events: those belong to the stream of this store, and have their numbers in it.
+    steps = (op for op in unpack(entry.data) if op.kind != b"e")
+    ops = [[kind.decode(), _text(name), _text(value)] for kind, name, value in steps]
+    return {
+        "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
+        "token": entry.token, "event": entry.event, "ops": ops,
+    }  # fmt: skip
 
 
 def _text(data: bytes) -> str:

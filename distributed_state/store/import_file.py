@@ -99,6 +99,8 @@ class ImportedFile:
                 raise ValueError("namespace is none")
             self.origin = Ref(row["scope"], row["id"])
             self._expected = whole(row, "messages", 0, MOST), whole(row, "changes", 0, MOST)
+        elif "branch" in row:
+            pass  # to be read by people: epochs of another store mean nothing here
         elif "base" in row:
             if self.base is not None or self.shared or self.entries:
                 raise ValueError("a base stands before all messages and changes, once")

@@ -142,6 +142,11 @@ FIGURES = (
         "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
         lambda t: t.archiver.quarantined, together=max,
     ),
+    Figure("branched_commits", "counter", "Commits that this replica kept in branches", lambda t: t.branches.commits),
+    Figure(
+        "branches", "gauge", "Branches of the namespace's records in SQL; absent until counted",
+        lambda t: t.branches.count, together=max,
+    ),
     Figure(
         "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
         lambda t: sum(each.expired for each in _reapers(t)),

@@ -1,4 +1,4 @@
-"""Ends sessions whose time is over, drops events that are too old to be kept, completes what is left half erased.
+"""Ends sessions whose time is over, drops events that are too old, completes what is left half erased or not told.
 
 Law: an end is an ordinary commit for the version that was looked at, so of two reapers one succeeds, and whoever writes
 meanwhile keeps the session alive. Who is to be looked at when is in a sorted set of the partition, which commits leave
@@ -123,6 +123,7 @@ class Reaper(Worker):
         await self._fill(unfilled)
         await self._revive(empty)
         await self._erase(reached)
+        await self._tiers.branches.look_after(reached)
         return await self._prune(reached) or more
 
     def _names(self, member: bytes) -> RecordKeys:

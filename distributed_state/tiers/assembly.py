@@ -19,6 +19,7 @@ from distributed_state.port import Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
+from distributed_state.tiers.branches import Branches
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
@@ -92,6 +93,7 @@ class Tiers:
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
         self.stream = Stream(port, self.warm, self._archived, self.start)
+        self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)

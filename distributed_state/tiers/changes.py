@@ -8,7 +8,7 @@ Design: section 4.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from typing import Any
 
@@ -167,6 +167,10 @@ class Changes:
     def undelete(self) -> None:
         """Let a deleted record begin again."""
         self.reserved(DELETED, None)
+
+    def copy_messages(self, steps: Iterable[tuple[bytes, bytes, bytes]]) -> None:
+        """Append messages of another record as they are stored, with their numbers and times."""
+        self._last += steps
 
     def wipe(self) -> None:
         """Hide all messages so far; their numbers are not used again."""

@@ -52,6 +52,38 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Commits that were acknowledged and that their record does not continue, as their server was replaced.
+
+    It begins behind version `base` of the record `record_id`, of the kind `scope`, and has `commits` versions of its
+    own up to `version`, written under `epoch`. `missing` are runs of versions (first and last) that are lost between
+    them, mostly none. `cause` says what happened; `actors` who wrote. Times are in seconds since 1970: of its first and
+    last commit by the server's clock, and when it was `kept`. `id` is short, unique within the record, and stays.
+    `cursor` continues `store.branches` behind this record.
+    """
+
+    id: str
+    scope: str
+    record_id: str
+    epoch: str
+    base: int
+    version: int
+    commits: int
+    missing: tuple[tuple[int, int], ...]
+    first_time: float
+    last_time: float
+    kept: float
+    cause: str
+    actors: tuple[str, ...]
+    cursor: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether no version between `base` and `version` is missing, so that all its states can be read."""
+        return not self.missing
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A version with a name. `time` is in seconds since 1970."""
 

@@ -66,6 +66,8 @@ class Committed(NamedTuple):
             step, name, value = each
             if step == b"i":
                 each = (b"s", name, b"%d" % next(sums))
+            elif step == b"m" and name:
+                number = int(name) + 1  # a copy, with the number and the time that it had
             elif step == b"m":
                 if self.time_ms is None:
                     return None

@@ -169,6 +169,20 @@ class Stream:
         except ColdUnavailable as error:
             raise DurabilityUnknown(f"{subject[:200]}: {LOST}, and only SQL knows: {error}") from error
 
+    async def emit_once(
+        self, keys: PartitionKeys, writer: str, since_ms: int, type: str, subject: str, data: bytes
+    ) -> bool:
+        """Write an event under the id of `writer`, unless that was done since; False if it cannot be written now."""
+        op = OpId(0, 0, "", 0.0, since_ms)
+        names = [keys.journal, keys.meta, keys.events, keys.events_channel]
+        event = (type, subject, "", self._warm.codec_of(subject).seal_event(data, type, f"{writer}.0"))
+        while await self.archived(keys.partition, f"{writer}.0.0", since_ms) is None:
+            answer = await self._warm.patiently(self._send, names, op, event, "", writer)
+            if answer[0] != b"unsure":
+                return bool(answer[0] == b"ok")
+            op.since_ms = int(answer[1])
+        return True
+
     async def try_to_emit(self, keys: PartitionKeys, type: str, subject: str, data: bytes) -> bool:
         """Write an event alone if that can be done at once. Raises WarmUnavailable after one attempt."""
         names = [keys.journal, keys.meta, keys.events, keys.events_channel]
@@ -186,9 +200,19 @@ class Stream:
     def _sealed(self, subject: str, type: str, op: OpId, data: bytes) -> bytes:
         return self._warm.codec_of(subject).seal_event(data, type, f"{self._warm.replica}.{op.sequence}")
 
-    async def _send(self, names: Sequence[bytes], op: OpId, event: tuple[str, str, str, bytes], member: str) -> Any:
+    async def _send(
+        self, names: Sequence[bytes], op: OpId, event: tuple[str, str, str, bytes], member: str, writer: str = ""
+    ) -> Any:
         warm = self._warm
-        arguments = [warm.replica, op.sequence, op.since_ms, *event, *warm.limits[:3], warm.limits[-1], member]
+        arguments = [
+            writer or warm.replica,
+            op.sequence,
+            op.since_ms,
+            *event,
+            *warm.limits[:3],
+            warm.limits[-1],
+            member,
+        ]
         answer = await self._port.script(EMIT, names, arguments)
         warm.emitted += answer[0] == b"ok"
         return answer

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from below import tiers, until
 from counting import asked
+from diverging import QUIET, keep, lose
 from pydantic import BaseModel
 
 from distributed_state import (
@@ -17,6 +19,7 @@ from distributed_state import (
     AsyncTurn,
     ConfigurationError,
     InvalidValue,
+    NotFound,
     Request,
     StateMachine,
     Transaction,
@@ -73,6 +76,11 @@ async def _batch(store: Any) -> None:
 async def _locked(session: Any) -> None:
     async with session.lock():
         pass
+
+
+async def _dropped(session: Any) -> None:
+    with suppress(NotFound):
+        await session.drop_branch("1-none")
 
 
 async def _applied(session: Any) -> None:
@@ -140,6 +148,8 @@ SESSION: dict[str, Case] = {
     "lock": (_locked, [("lock", None)]),
     "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
+    "branches": (lambda s: s.branches(), [("read", None)]),
+    "drop_branch": (_dropped, [("admin", None)]),
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
     "checkpoints": (lambda s: s.checkpoints(), [("read", V)]),
     "rollback": (lambda s: s.rollback(version=1), [("write", None)]),
@@ -232,6 +242,7 @@ STORE: dict[str, Case] = {
     "events": (_listen, [("read", None)]),
     "on": (_hear, [("read", None)]),
     "replicas": (lambda s: s.replicas(), [("admin", None)]),
+    "branches": (lambda s: s.branches(), [("admin", None)]),
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
@@ -322,7 +333,7 @@ UNASKED: dict[str, dict[str, str]] = {
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
         WRITING,
     )
-    | dict.fromkeys(("set_many", "emit", "undelete", "wipe"), WRITING)
+    | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
     "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
@@ -599,6 +610,32 @@ async def test_names_are_not_told_to_who_may_not_read_the_fields(opener: Any) ->
     rules.allow = lambda request: (request.action, request.field) != ("read", M)
     with pytest.raises(AccessDenied, match="#messages"):
         await session.fork("g")
+
+
+async def test_a_branch_is_read_like_the_record_that_it_is_of(opener: Any) -> None:
+    rules = Rules()
+    store = await opener(access=rules, **QUIET)
+    session = store.session("s", user="u", actor="a")
+    await session.set("a", 1)
+
+    async def lost() -> None:
+        await session.write(set={"ssn": 1}, append=[{"role": "user", "content": "x"}], phase="p")
+
+    found = await lose(store, "s", lost)
+    await keep(store, found)
+    everything = [("read", None), ("read", "ssn"), ("read", M), ("read", P)]
+    rules.asked.clear()
+    await session.history(branch=found.epoch)
+    assert rules.told() == everything
+    for denied in everything:
+        rules.allow = lambda request, denied=denied: (request.action, request.field) != denied
+        for call in (session.history, session.at):
+            with pytest.raises(AccessDenied):
+                await call(branch=found.epoch)
+        with pytest.raises(AccessDenied):
+            await session.fork("f", branch=found.epoch)
+    rules.allow = lambda request: True
+    assert not await store.session("f").exists(fresh=True)
 
 
 async def test_an_import_names_whose_record_it_will_be(opener: Any) -> None:

@@ -21,11 +21,14 @@ import pytest
 from distributed_state import StateStore
 from distributed_state.programs import cli
 from distributed_state.programs.cli import shell
+from distributed_state.values.journal import JournalEntry, pack
 
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "erase", "forget", "audit", "replicas", "tail", "send"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config", "opperator"),
     "serve",
+    "branches",
+    "fork",
     "demo lifecycle",
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
 ]
@@ -104,6 +107,10 @@ def test_values_come_back_as_they_went_in(run: Run) -> None:
         (("set", "", "a", "1"), "non-empty"),
         (("get", "s", "--scope", "galaxy"), "scope 'galaxy' is none of session, user, app, task"),
         (("delete", "nobody"), "nothing to delete"),
+        (("fork", "nobody", "f"), "there is nothing to fork"),
+        (("fork", "nobody", "f", "--branch", "1-x"), "no branch '1-x'; it has none"),
+        (("branches", "nobody"), "write it as session/nobody"),
+        (("branches", "galaxy/nobody"), "scope 'galaxy' is none of"),
         (("import", "/no/such/file"), "No such file"),
         (("export", "nobody"), "nobody"),
         (("replay", "/no/such/file"), "No such file"),
@@ -164,6 +171,34 @@ def test_the_past_is_listed_without_what_a_terminal_would_obey(run: Run, archive
         assert "x" * 101 not in text
     cursor = listed.err.split("--after ")[1].strip()
     assert "\\x1b" not in run("sessions", "--after", cursor).out
+
+
+def test_branches_are_listed_and_forked(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        store.session("s\x1b[2J", actor="agent[bold]").set("city", "Oslo")
+        cold = store._twin._lifecycle.cold
+        assert cold is not None
+        text = store.session("s\x1b[2J").ref.text
+        partition = store._twin.keys.partition_of(text)
+        data = pack([(b"s", b"city", b'"Bergen"')])
+        entry = JournalEntry(9, "x.9.1", text, 2, 1_700_000_000_000, "set", "agent[bold]", 0, data, 0)
+        cursor = cold.cursor(partition)
+        assert cursor is not None
+        epoch = cursor.epoch
+        assert cold.branches.keep(partition, epoch, [entry], "failover")
+    for shown in (run("branches"), run("branches", "session/s\x1b[2J")):
+        assert epoch in shown.out
+        assert "agent[bold]" in shown.out
+        assert "failover" in shown.out
+        assert "\x1b[2J" not in shown.out
+    (line,) = run("branches", "--json").out.splitlines()
+    found = json.loads(line)
+    assert (found["record_id"], found["id"], found["base"], found["complete"]) == ("s\x1b[2J", epoch, 1, True)
+    assert run("branches", "session/other", "--json").out == ""
+    assert run("fork", "s\x1b[2J", "f", "--branch", epoch).out == "1\n"
+    assert json.loads(run("get", "f").out) == {"city": "Bergen"}
+    assert run("fork", "s\x1b[2J", "g", "--version", "1").out == "1\n"
+    assert json.loads(run("get", "g").out) == {"city": "Oslo"}
 
 
 def test_a_record_moves_with_its_history(run: Run, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from below import names, own_server, redis_of, tiers, until
+from diverging import QUIET, keep, lose
 from faces import Blocking
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -250,6 +251,23 @@ async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
     await quiet.archive()
     scrape = Scrape(await opener(archive_every=0.01))
     await until(lambda: scrape("quarantined_entries") == 1)
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.replicas
+async def test_what_diverged_is_counted(opener: Any) -> None:
+    """The commits by whoever kept them, the branches by whoever archives."""
+    quiet = await opener(**QUIET)
+    session = quiet.session("s")
+    lost = await lose(quiet, "s", lambda: session.set("a", 1))
+    at_keeper = Scrape(quiet)
+    assert at_keeper("branched_commits_total") == 0
+    assert at_keeper("branches") is None
+    kept = await keep(quiet, lost)
+    tiers(quiet).branches.noted(kept)
+    assert at_keeper("branched_commits_total") == 1
+    at_archiver = Scrape(await opener(sweep=0.05))
+    await until(lambda: at_archiver("branches") == 1, 60)
 
 
 @pytest.mark.only(warm="single")

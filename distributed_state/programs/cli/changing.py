@@ -35,6 +35,23 @@ def set_(
 
 
 @app.command()
+def fork(
+    context: typer.Context,
+    id: Id,
+    new_id: Annotated[str, typer.Argument(help="Id of the new record.", show_default=False)],
+    version: Annotated[int | None, typer.Option(help="Fork the state at this version; by default the present.")] = None,
+    branch: Annotated[str | None, typer.Option(help="Fork the state of this branch; see `branches`.")] = None,
+    scope: Scope = "session",
+) -> None:
+    """Start another record from a record's state, and print its version. Messages are shared.
+
+    Example: [cyan]distributed-state fork user-123 user-123-lost --branch 3-9f2c01ab[/]
+    """
+    with open_store(context) as store:
+        typer.echo(record_of(store, scope, id).fork(new_id, version=version, branch=branch))
+
+
+@app.command()
 def delete(context: typer.Context, id: Id, scope: Scope = "session") -> None:
     """Delete a record. Its history stays until it is purged or erased, or its user is forgotten.
 

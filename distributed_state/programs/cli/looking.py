@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
@@ -11,8 +13,10 @@ from rich.markup import escape
 from rich.table import Table
 
 import distributed_state
-from distributed_state.errors import NotFound
+from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store, out, print_json, record_of
+
+_PAGE = 1000
 
 
 @app.command()
@@ -88,6 +92,42 @@ def sessions(
     out.print(table)
     if len(rows) == limit:
         err.print(f"more may follow: --after {rows[-1].cursor}", markup=False, highlight=False)
+
+
+@app.command()
+def branches(
+    context: typer.Context,
+    record: Annotated[
+        str | None, typer.Argument(help="Only of this record, as session/user-123.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """List branches: commits that were acknowledged and that their records do not continue, after a failover.
+
+    Example: [cyan]distributed-state branches session/user-123[/]
+    """
+    with open_store(context) as store:
+        if record is not None:
+            scope, slash, id = record.partition("/")
+            if not slash:
+                raise InvalidValue(f"{record!r:.80} is no record: write it as session/{record:.80}")
+            found = record_of(store, scope, id).branches()
+        else:
+            found = page = store.branches(limit=_PAGE)
+            while page:
+                page = store.branches(limit=_PAGE, after=page[-1].cursor)
+                found += page
+    if as_json:
+        # JSON in ASCII: control sequences that a terminal would obey are escaped.
+        sys.stdout.writelines(json.dumps(asdict(each) | {"complete": each.complete}) + "\n" for each in found)
+        return
+    table = Table("record", "branch", "behind", "commits", "missing", "first", "last", "by", "cause")
+    for each in found:
+        lost = ", ".join(f"{first}-{last}" for first, last in each.missing)
+        row = (f"{each.scope}/{each.record_id}", each.id, str(each.base), str(each.commits), lost)
+        times = (when(each.first_time), when(each.last_time))
+        table.add_row(*map(plain, (*row, *times, ", ".join(each.actors), each.cause)))
+    out.print(table)
 
 
 @app.command()

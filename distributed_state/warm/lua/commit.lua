@@ -177,10 +177,12 @@ for i = first_step, #words, 3 do
       fields[n - 1], fields[n] = name, value
     end
   elseif step == 'm' then
-    name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
+    if name == '' then -- else it is a copy, with the number and the time that it had
+      name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- as in values/field_ttl.py: when it was said
+    end
     n = n + 2
     fields[n - 1], fields[n] = '#m' .. name, value
-    last_message = format('%d', last_message + 1)
+    last_message = format('%d', name + 1)
   elseif step == 'c' or step == 'w' then
     gone = gone or {}
     -- Bounded by the record's own size limits.

@@ -1,0 +1,135 @@
+"""A record's branches: commits that were acknowledged, and that it does not continue. Law: they are read, or dropped.
+
+Design: section 14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from distributed_state.cold.values import Branched, BranchState
+from distributed_state.errors import InvalidValue
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import messages
+from distributed_state.records.context import RecordContext
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import field_ttl, message_ranges
+from distributed_state.values.codec import MESSAGE, Codec
+from distributed_state.values.journal import JournalEntry, Segment, Step
+from distributed_state.values.keys import RecordKeys
+from distributed_state.values.model import NEXT, Ref, unescape
+from distributed_state.values.results import Branch
+
+
+async def branches(context: RecordContext) -> list[Branch]:
+    """The branches of a record, the oldest epoch first."""
+    context.allow("read", None)
+    return [shown(each) for each in await context.tiers.port.sql(context.tiers.cold.branches.of, context.text)]
+
+
+async def drop(context: RecordContext, branch: str) -> int:
+    """Remove a branch; how many commits it had."""
+    context.allow("admin", None)
+    return await context.tiers.port.sql(context.tiers.cold.branches.drop, context.text, checked(branch))
+
+
+async def page(tiers: Tiers, after: str, limit: int) -> list[Branch]:
+    """The branches of the next records that have any."""
+    return [shown(each) for each in await tiers.port.sql(tiers.cold.branches.page, after, limit)]
+
+
+def checked(branch: str) -> str:
+    """The id of a branch. Raises InvalidValue if it can be none."""
+    if not isinstance(branch, str) or not branch.isascii() or not branch.isprintable() or not 0 < len(branch) <= 100:
+        raise InvalidValue(f"a branch is named by its id, as branches() shows it, not {branch!r:.80}")
+    return branch
+
+
+def shown(found: Branched) -> Branch:
+    """A branch as users see it."""
+    ref = Ref.parse(found.record)
+    return Branch(
+        id=found.id,
+        scope=ref.scope,
+        record_id=ref.id,
+        epoch=found.epoch,
+        base=found.base,
+        version=found.versions[-1],
+        commits=len(found.versions),
+        missing=found.missing,
+        first_time=found.first_ms / 1000,
+        last_time=found.last_ms / 1000,
+        kept=found.kept_ms / 1000,
+        cause=found.cause,
+        actors=tuple(map(unescape, found.actors)),
+        cursor=found.record,
+    )
+
+
+async def entries(tiers: Tiers, names: RecordKeys, branch: str) -> list[JournalEntry]:
+    """The commits of a branch, by version."""
+    return await tiers.port.sql(tiers.cold.branches.entries, names.ref.text, checked(branch))
+
+
+async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | None) -> BranchState:
+    """A state on a branch. Raises NotFound if it has no such version, or that cannot be made of what is left."""
+    if version is not None and (type(version) is not int or version < 1):
+        raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
+    return await tiers.port.sql(tiers.cold.branches.state_at, names.ref.text, checked(branch), version)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchMessages:
+    """The messages that a state on a branch shows: `shared` are runs that its record has, `own` are the branch's.
+
+    `following` is the number that comes behind all of them.
+    """
+
+    shared: list[Segment]
+    own: list[int]
+    stored: Mapping[int, bytes]
+    following: int
+
+    def runs(self, record: str) -> list[Segment]:
+        """What a record shows that has copies of the branch's own."""
+        return [*self.shared, *(Segment(record, number, number + 1) for number in self.own)]
+
+    def copied(self, form: Codec, to: Codec) -> list[Step]:
+        """Steps that append the branch's own to another record, under their numbers and with their times."""
+        steps = []
+        for number in self.own:
+            time, text = field_ttl.split(self.stored[number])
+            data = form.carry(text, MESSAGE, to)
+            if time != field_ttl.NEVER:
+                data = field_ttl.dated(data, round(time * 1000))
+            steps.append((b"m", b"%d" % number, data))
+        return steps
+
+
+def messages_of(record: str, found: BranchState) -> BranchMessages:
+    """Which messages a state on a branch shows, and where they are."""
+    runs = message_ranges.segments(record, found.state.fields)
+    shared: list[Segment] = []
+    own: list[int] = []
+    for run in runs:
+        cut = max(run.start, min(run.stop, found.first_message)) if run.source == record else run.stop
+        shared.append(Segment(run.source, run.start, cut))
+        own += range(cut, run.stop)
+    following = own[-1] + 1 if own else int(found.state.fields.get(NEXT, b"0"))
+    return BranchMessages([run for run in shared if run.start < run.stop], own, found.messages, following)
+
+
+async def visible(tiers: Tiers, names: RecordKeys, found: BranchState) -> messages.Shown:
+    """The messages of a state on a branch, in order."""
+    state = found.state
+    text = names.ref.text
+    # Numbers from `first_message` on are the branch's: the record may have given them to other messages since.
+    entry = CachedRecord(tiers.codec_of(text), state.epoch, state.version, state.fields, dict(found.messages))
+    return await messages.shown_in(tiers, names, entry, message_ranges.segments(text, state.fields))
+
+
+def between(rows: Sequence[JournalEntry], after: int, before: int | None, limit: int | None) -> list[JournalEntry]:
+    """The commits between two versions, both exclusive."""
+    found = [row for row in rows if after < row.version and (before is None or row.version < before)]
+    return found if limit is None else found[:limit]
