@@ -6,13 +6,14 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import orjson
 
 from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Kept
 from distributed_state.errors import ColdUnavailable, InvalidValue, StateError
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
@@ -86,7 +87,7 @@ class Tiers:
             time_received=lambda *answer: self.clock.heard(*answer),
         )
         mark = partial(leave_mark, self.warm.command, keys, layout)
-        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
+        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark, self._diverged)
         self.start = self.recovery.start
         self.absence = Absence()
         self.confirming = Confirming(port, self.warm, settings)
@@ -189,6 +190,10 @@ class Tiers:
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+
+    async def _diverged(self, kept: Sequence[Kept]) -> None:
+        self.branches.noted(kept)
+        await self.branches.tell({each.record for each in kept})
 
     async def _archived(self, partition: int, id: str, since_ms: int) -> Happened | None:
         """An event by its id, if it was written at this time or later."""

@@ -3,7 +3,7 @@
 Who meets a partition without an epoch, or one that was written in another life of the data (`port.lives`), starts it.
 Of all who try, one has the right to; from when it is given nobody writes there. What the journal holds behind SQL's
 cursor is carried to SQL, if the two fit by identity. If they do not, Redis is older than SQL: what it has and SQL does
-not is kept in quarantine, and what SQL has newer leaves Redis and is hydrated when it is asked for. Then SQL closes the
+not is kept in branches, and what SQL has newer leaves Redis and is hydrated when it is asked for. Then SQL closes the
 epoch and mints the next, if nobody archived anything meanwhile, and Redis is told.
 
 A new name for the same life, and a slot that moved, are no loss: that is noted, and all goes on.
@@ -16,17 +16,18 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Batch, Cursor
+from distributed_state.cold.values import Batch, Cursor, Kept
 from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.port.facts import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
+from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import PartitionState
@@ -42,7 +43,10 @@ _LONGEST = 0.25
 
 
 class Recovery:
-    """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is."""
+    """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is.
+
+    `diverged` is told of the branches that were kept.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Recovery:
         keys: Keys,
         settings: Settings,
         leave_mark: Callable[[], Awaitable[object]],
+        diverged: Callable[[Sequence[Kept]], Awaitable[None]],
     ) -> None:
         self._port = port
         self._warm = warm
@@ -60,6 +65,8 @@ class Recovery:
         self._keys = keys
         self._limit = settings.timeout + settings.retry_for
         self._leave_mark = leave_mark
+        self._diverged = diverged
+        self._kept: list[Kept] = []
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
 
@@ -142,6 +149,9 @@ class Recovery:
         await self._leave_mark()
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
         if word == "ok" and seen:
+            kept = self._kept
+            self._kept = []
+            await self._diverged(kept)
             self.count += 1
             log.warning("partition %d: Redis began another life; epoch %s after %s", partition, minted.epoch, seen)
         elif word == "ok":
@@ -169,7 +179,7 @@ class Recovery:
         return cursor
 
     async def _leave_out(self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor) -> Cursor | None:
-        """Keep in quarantine what the journal has and SQL does not, and take out of Redis what SQL has newer."""
+        """Keep in branches what the journal has and SQL does not, and take out of Redis what SQL has newer."""
         after = since_ms = 0
         common = True  # whether SQL has all so far
         changed: set[str] = set()
@@ -178,10 +188,7 @@ class Recovery:
             others = [entry for entry in entries if entry.event not in known.archived]
             strange = [entry for entry in others if entry.event not in known.kept | known.gone]
             if strange:
-                text = "partition %d: %d commits of epoch %s continue nothing that SQL has: they are in quarantine"
-                log.error(text, keys.partition, len(strange), seen)
-                reason = f"diverged: SQL was at {cursor.epoch} {cursor.offset}"
-                await self._port.sql(self._cold.set_aside, keys.partition, seen, strange, reason)
+                await self._keep(keys, seen, strange, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}")
             for entry in entries:
                 common = common and entry.event in known.archived
                 since_ms = entry.time_ms if common else since_ms
@@ -194,6 +201,16 @@ class Recovery:
         if newer.erased:
             names |= await self._erased(keys, token, newer.erased)
         return cursor if await self._discard(keys, token, seen, names) else None
+
+    async def _keep(self, keys: PartitionKeys, seen: str, entries: Sequence[JournalEntry], cause: str) -> None:
+        """Keep what SQL does not continue: changes of records in branches, events that were written alone aside."""
+        text = "partition %d: %d entries of epoch %s continue nothing that SQL has"
+        log.error(text, keys.partition, len(entries), seen)
+        changes = [entry for entry in entries if entry.record]
+        alone = [entry for entry in entries if not entry.record]
+        self._kept += await self._port.sql(self._cold.branches.keep, keys.partition, seen, changes, cause)
+        if alone:
+            await self._port.sql(self._cold.set_aside, keys.partition, seen, alone, cause)
 
     async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
         records = list(names)

@@ -176,7 +176,7 @@ class Stream:
         op = OpId(0, 0, "", 0.0, since_ms)
         names = [keys.journal, keys.meta, keys.events, keys.events_channel]
         event = (type, subject, "", self._warm.codec_of(subject).seal_event(data, type, f"{writer}.0"))
-        while await self.archived(keys.partition, f"{writer}.0.0", since_ms) is None:
+        while await self._archived(keys.partition, f"{writer}.0.0", since_ms) is None:
             answer = await self._warm.patiently(self._send, names, op, event, "", writer)
             if answer[0] != b"unsure":
                 return bool(answer[0] == b"ok")
