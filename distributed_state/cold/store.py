@@ -24,11 +24,12 @@ from distributed_state.cold import (
     record_index,
     reencrypt,
     registration,
+    remembered,
     schema,
 )
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.tables import quarantine
-from distributed_state.cold.values import Batch, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
+from distributed_state.cold.values import Batch, Cursor, Erasure, Known, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
 
@@ -99,6 +100,21 @@ class ColdStore:
         """Whether this very change was archived, or quarantined: at its version there may be another one."""
         with self._database.read() as connection:
             return history.holds(connection, self.namespace, record, version, event)
+
+    def lacking(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
+        """The events of those entries that are held nowhere, without those of records that were erased since."""
+        with self._database.read() as connection:
+            return remembered.lacking(connection, self.namespace, partition, epoch, entries)
+
+    def known(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> Known:
+        """What SQL has of these entries of an epoch, and of their records."""
+        with self._database.read() as connection:
+            return remembered.known(connection, self.namespace, partition, epoch, entries)
+
+    def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
+        """Put into quarantine those of the entries that are held nowhere; how many that are."""
+        with self._database.write() as connection:
+            return remembered.set_aside(connection, self.namespace, partition, epoch, entries)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived, or quarantined: at its offset there may be another one."""

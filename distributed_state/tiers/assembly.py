@@ -20,6 +20,8 @@ from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
+from distributed_state.tiers.gathering import Gathering
+from distributed_state.tiers.memory import Memory
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
@@ -85,11 +87,13 @@ class Tiers:
         )
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
+        self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
         self.stream = Stream(port, self.warm)
         self.stream.archived = self._archived
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)
+        self.gathering = Gathering(port, self.warm, keys, self.memory, active=settings.beat > 0)
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
         self._layout = layout
@@ -247,6 +251,7 @@ class Tiers:
         closing = [each.close for each in (*self.handlings, *self.workers)]
         closing += [
             self.consumers.close,
+            self.gathering.close,
             self.archiver.close,
             self.leases.close,
             self.background_events.close,

@@ -52,6 +52,9 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     """
     if draft.events and tiers.handlings:
         await tiers.listening()
+    memory = tiers.memory
+    if memory.bytes >= memory.limit:
+        await memory.make_room(names.ref.text)
     op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
@@ -61,6 +64,8 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
         done = answer
         if not isinstance(done, Committed):
             done = await _carry_through(tiers, names, draft, op, done, trailing_call)
+        if not memory.remember(names, draft, op, done):
+            await memory.recall(names, op)
         if last:
             last.release_answered(done.trailing)
     except BaseException as error:
@@ -129,6 +134,9 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
         raise InvalidValue("a record stands twice in a batch, which changes each once")
     sent = []
     results: list[Committed | StateError] = []
+    memory = tiers.memory
+    if memory.bytes >= memory.limit:
+        await memory.make_room(f"a batch of {len(writes)}")
     try:
         for names, draft in writes:
             sent.append((names, draft, _begin(tiers, names, draft), tiers.link.heard_on(names.channel)))
@@ -138,6 +146,8 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
                 if isinstance(answer, StateError):
                     raise answer
                 done = await _carry_through(tiers, names, draft, op, answer)
+                if not memory.remember(names, draft, op, done):
+                    await memory.recall(names, op)
                 _update_cached(tiers, names, draft, done)
                 if tiers.settings.durability == "archived":
                     await ensure_durability(tiers, names, done, op)
