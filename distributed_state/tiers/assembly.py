@@ -90,6 +90,7 @@ class Tiers:
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
         self.stream = Stream(port, self.warm)
         self.stream.archived = self._archived
+        self.stream.acknowledged = self.memory.remember_event
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)

@@ -28,7 +28,7 @@ from distributed_state.port import Mutex, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.values.journal import JournalEntry
-from distributed_state.values.keys import Keys, RecordKeys
+from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Committed, Draft, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import OpId
@@ -98,16 +98,28 @@ class Memory:
             while kept and kept[0][0] <= archived and kept[0][1] == commit[1]:
                 self.bytes -= kept.popleft()[2]
 
+    async def remember_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
+        """Note an event that was written alone, as `remember` does a commit."""
+        if not self.remembers:
+            return
+        if entry.offset:
+            commit = (entry.offset, epoch, size_of_entry(entry), b"", None, None, None, entry)
+            self._append(keys.partition, commit, archived)
+        else:
+            await self._recall(keys, entry.event)
+
     async def recall(self, names: RecordKeys, op: OpId) -> None:
         """Note a commit by its entry in the journal.
 
         Raises WarmUnavailable if Redis cannot be asked: then its answer is as good as lost again.
         """
-        epoch, entry = await self._warm.partitions.find(names, self._warm.ops.event(op))
-        if entry is None:
-            return  # trimmed, so it is archived
-        commit = (entry.offset, epoch, size_of_entry(entry), names.text, None, None, None, entry)
-        self._append(names.partition, commit, 0)
+        await self._recall(names, self._warm.ops.event(op))
+
+    async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> None:
+        epoch, entry = await self._warm.partitions.find(keys, event)
+        if entry is not None:  # else it was trimmed, so it is archived
+            commit = (entry.offset, epoch, size_of_entry(entry), entry.record.encode(), None, None, None, entry)
+            self._append(keys.partition, commit, 0)
 
     def archived(self, partition: int, epoch: str, offset: int) -> None:
         """Let go of what a partition committed under this epoch, up to this offset: SQL has that."""

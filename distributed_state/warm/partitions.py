@@ -101,7 +101,7 @@ class Partitions:
         entries = [[JournalEntry.read(*row) for row in rows] for rows in (before, onward)]
         return Journal(epoch.decode(), int(end), *entries)
 
-    async def find(self, keys: RecordKeys, event: str) -> tuple[str, JournalEntry | None]:
+    async def find(self, keys: PartitionKeys | RecordKeys, event: str) -> tuple[str, JournalEntry | None]:
         """The entry of a journal that has this event, with the epoch; None if there is none, or not any more."""
         head = b"%b\n" % event.encode()
         until = b"+"

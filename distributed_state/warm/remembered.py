@@ -20,8 +20,8 @@ _TOKEN = re.compile(r"[A-Za-z](\d+)")
 _FIRST_EVENT = re.compile(rb"e(\d+)$")
 # What is held for one commit, and for one of its steps, beside the bytes of names and values. Measured with tracemalloc
 # on CPython 3.11 (tests/integration/test_memory.py does it anew).
-_EACH_BYTES = 1300
-_STEP_BYTES = 200
+_EACH_BYTES = 1100
+_STEP_BYTES = 150
 
 
 class Remembered(NamedTuple):

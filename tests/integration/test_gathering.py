@@ -1,4 +1,4 @@
-"""What living writers remember is gathered by who recovers a partition; what nobody gathered comes late, and is kept."""
+"""What living writers remember is gathered by who recovers a partition; what comes late is kept."""
 
 from __future__ import annotations
 

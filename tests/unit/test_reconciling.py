@@ -1,4 +1,4 @@
-"""What of an epoch that ended is put back, and what is a branch: over all losses and memories that hypothesis thinks of."""
+"""What of an epoch that ended is put back, and what is a branch: over whatever losses hypothesis thinks of."""
 
 from __future__ import annotations
 
