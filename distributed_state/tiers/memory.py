@@ -32,7 +32,7 @@ from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Committed, Draft, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import OpId
-from distributed_state.warm.remembered import Remembered, size_of, size_of_entry
+from distributed_state.warm.remembered import Remembered, of_commit, of_entry
 from distributed_state.warm.stream import count as ordinal
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Memory:
         self._archiver = archiver
         self._keys = keys
         self._wait = settings.retry_for
-        # Plain tuples, as `Remembered` has them: making that on the way of a commit takes three times as long.
+        # Plain tuples, as `Remembered` has them.
         self._kept: dict[int, deque[tuple[Any, ...]]] = {}
         self._mutex = Mutex()
         self._driving = False
@@ -82,10 +82,7 @@ class Memory:
             return True  # it is from SQL that we know it
         if done.time_ms is None:
             return False
-        if draft.expectations:
-            draft.expectations = []  # they hold what was there before, and nobody asks for it again
-        commit = (done.offset, done.epoch, size_of(draft), names.text, draft, op, done)
-        self._append(names.partition, commit, done.archived)
+        self._append(names.partition, of_commit(names, draft, op, done), done.archived)
         return True
 
     def _append(self, partition: int, commit: tuple[Any, ...], archived: int) -> None:
@@ -103,8 +100,7 @@ class Memory:
         if not self.remembers:
             return
         if entry.offset:
-            commit = (entry.offset, epoch, size_of_entry(entry), b"", None, None, None, entry)
-            self._append(keys.partition, commit, archived)
+            self._append(keys.partition, of_entry(epoch, entry), archived)
         else:
             await self._recall(keys, entry.event)
 
@@ -118,8 +114,7 @@ class Memory:
     async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> None:
         epoch, entry = await self._warm.partitions.find(keys, event)
         if entry is not None:  # else it was trimmed, so it is archived
-            commit = (entry.offset, epoch, size_of_entry(entry), entry.record.encode(), None, None, None, entry)
-            self._append(keys.partition, commit, 0)
+            self._append(keys.partition, of_entry(epoch, entry), 0)
 
     def archived(self, partition: int, epoch: str, offset: int) -> None:
         """Let go of what a partition committed under this epoch, up to this offset: SQL has that."""

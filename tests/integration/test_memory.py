@@ -277,7 +277,7 @@ async def test_at_its_bound_with_sql_away_a_writer_is_refused_and_nothing_is_for
             for n in range(1000):
                 await session.set("n", n)
                 written += 1
-        assert 2 < written < 12
+        assert 2 < written < 40
         assert [entry.version for entry in remembered(store)] == list(range(1, written + 1))
     await session.set("n", -1)
     assert await session.version(fresh=True) == written + 1
