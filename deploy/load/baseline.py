@@ -105,7 +105,9 @@ def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[l
 
 def commands(url: str, messages: Messages) -> Commands:
     """What the library sends."""
-    with StateStore.open(url, archive="memory", namespace=WATCHED, archiver=False, beat=0) as store:
+    # Another namespace each time: one that an archive which is no more belonged to would not be taken over.
+    namespace = f"{WATCHED}-{time.time_ns()}"
+    with StateStore.open(url, archive="memory", namespace=namespace, archiver=False, beat=0) as store:
         session = store.session("watched")
         for number in range(3):
             turn(session, number, messages)

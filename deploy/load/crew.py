@@ -17,7 +17,8 @@ from deploy.load.measures import Part, Result, Timeline, combine
 from deploy.load.verifying import Difference, Expected, Source
 from distributed_state.programs.worker_processes import Message, WorkerProcess
 
-PROGRAM = (sys.executable, "-m", "deploy.load.generator")
+GENERATOR = "deploy.load.generator"
+PROGRAM = (sys.executable, "-m", GENERATOR)
 _READY_SECONDS = 120.0
 _LEAD = 0.2
 

@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from deploy.load.crew import GENERATOR
 from deploy.load.warm_tiers import WarmTier, warm_tier
 from distributed_state.programs.servers import PostgresServer, free_port, postgres_server
 
@@ -108,7 +109,7 @@ class LocalFleet:
             "Redis": [server.pid for server in self.warm.servers() if server.running],
         }
         parts |= {"the archiver": [self.archiver.process.pid]}
-        parts |= {"PostgreSQL": _family(self.postgres.pid), "the generator": _family(os.getpid(), "multiprocessing")}
+        parts |= {"PostgreSQL": _family(self.postgres.pid), "the generator": _family(os.getpid(), GENERATOR)}
         return {name: sum(map(_cpu, pids)) for name, pids in parts.items()} if Path("/proc/self/stat").exists() else {}
 
     # Faults: each begins, and returns what ends it, if it does not end by itself
@@ -167,8 +168,10 @@ def _environment() -> dict[str, str]:
 
 def _family(pid: int, called: str = "") -> list[int]:
     """A process and its children, those whose command has this word in it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    words = children.read_text().split() if children.exists() else []
+    words: list[str] = []
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):  # each thread has those that it started
+        with suppress(OSError):
+            words += children.read_text().split()
     return [pid, *(int(word) for word in words if called in _command(word))]
 
 

@@ -20,10 +20,12 @@ from sqlalchemy import Connection, Engine, QueuePool, StaticPool, create_engine,
 from sqlalchemy.engine import URL
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
+from distributed_state.cold.forking import GATE
 from distributed_state.errors import ColdUnavailable, ConfigurationError, StateError
 from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
 
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
+_DIALECTS = ("sqlite", "postgresql")
 _FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _BUSY_SECONDS = 30.0
 _LAST_SECONDS = 5.0
@@ -49,6 +51,9 @@ class Database:
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
         self._engine = self._create(parsed)
+        if self.dialect == "sqlite" and not self.memory:
+            self._gate = GATE
+            GATE.watch(self._engine)
         self._writer = self._engine.execution_options(writes=True)
         self._reader = self._engine
         if self.dialect == "postgresql":
@@ -101,7 +106,7 @@ class Database:
         """Move SQLite's write-ahead log into the database file, leaving it empty; False if a reader was in the way."""
         if self.dialect != "sqlite" or self.memory:
             return True
-        with self._translated():
+        with self._gate, self._translated():
             raw = self._engine.raw_connection()
             try:
                 row = raw.cursor().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -220,6 +225,10 @@ def parse_url(url: str) -> URL:
         raise ConfigurationError(f"archive: {UNREADABLE}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in _DIALECTS:
+        # Others have other ideas of conflicts, locks and isolation: what was never tried there promises nothing.
+        said = "the archive is SQLite or PostgreSQL, sqlite:///path or postgresql://user@host/database"
+        raise ConfigurationError(f"archive: {parsed.drivername[:80]!r} was never tried, so it is refused: {said}")
     if parsed.get_backend_name() == "postgresql":
         files = {name: str(parsed.query[name]) for name in _FILES if name in parsed.query}
         require_files(_name(parsed), {name: path for name, path in files.items() if path != "system"})

@@ -13,7 +13,6 @@ import re
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from threading import Lock
 from typing import Any, Protocol, TypeVar
@@ -26,6 +25,24 @@ Mutex = Lock  # for what all threads and event loops of a process share
 _INCLUDE = re.compile(rb"^[ \t]*--+[ \t]*@include(.*)$", re.MULTILINE)
 
 
+class _ReadOnce:
+    """What is made at the first use and kept in the object. Law: without a lock.
+
+    functools.cached_property of Python 3.11 has one for all objects: a child that was forked while a thread of its
+    parent read a script could read none ever after. Made twice at once, it is the same.
+    """
+
+    def __init__(self, make: Callable[[Any], bytes]) -> None:
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        if owner is None:
+            return self
+        made = vars(owner)[self._make.__name__] = self._make(owner)
+        return made
+
+
 @dataclass(frozen=True)
 class Script:
     """A Lua script by name; its text is read from the package once.
@@ -35,7 +52,7 @@ class Script:
 
     name: str
 
-    @cached_property
+    @_ReadOnce
     def text(self) -> bytes:
         """What the server is sent, includes and all. Raises FileNotFoundError for an include that is not there."""
         folder = resources.files("distributed_state").joinpath("warm", "lua")
@@ -45,7 +62,7 @@ class Script:
             lambda line: folder.joinpath("include", f"{line[1].strip().decode()}.lua").read_bytes(), text
         )
 
-    @cached_property
+    @_ReadOnce
     def sha(self) -> bytes:
         """The digest by which the server knows the script once it is loaded."""
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()

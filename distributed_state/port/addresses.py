@@ -4,7 +4,8 @@
     redis+cluster://host:6379,host:6379      rediss+cluster://...
     redis+sentinel://host:26379,host:26379/service/0      rediss+sentinel://...
 
-User, password and options are redis-py's; options that begin with `sentinel_` are for the Sentinels alone.
+User and password are read as redis-py reads them. Options (`url_options`) are named as redis-py's; those that begin
+with `sentinel_` are for the Sentinels alone.
 
 Design: section 19.
 """
@@ -14,12 +15,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from redis.connection import parse_url
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.settings import UNREADABLE, refuse_unescaped, require_files
+from distributed_state.port.url_options import SENTINELS_OWN, read_options, require_tls
+from distributed_state.settings import UNREADABLE, refuse_unescaped
 
 PLAIN = ("redis://", "rediss://", "unix://")
 SENTINEL = ("redis+sentinel://", "rediss+sentinel://")
@@ -28,8 +30,6 @@ SCHEMES = PLAIN + SENTINEL + CLUSTER
 _NETLOC = re.compile(r"[^/?#]*")
 _DATABASE = re.compile(r"/?|/\d+/?", re.ASCII)
 _SERVICE = re.compile(r"/(?P<service>[A-Za-z0-9._-]{1,200})(?:/(?P<database>\d+)?)?", re.ASCII)
-_FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
-_SENTINELS_OWN = "sentinel_"
 
 
 def node_name(host: str, port: int | str) -> str:
@@ -89,23 +89,21 @@ def read_address(url: str) -> Address:
     service, database = _path(kind, parts.path) if plain != "unix" else ("", "")
     shown = ",".join(_shown(seed) for seed in seeds) if plain != "unix" else parts.path
     place = f"{scheme}://{shown}" + (f"/{service}" if service else "")
-    require_files(place, {n: v for n, v in parse_qsl(parts.query) if n.removeprefix(_SENTINELS_OWN) in _FILES})
-    path = parts.path if plain == "unix" else database
+    mine, theirs = read_options(parts.query, scheme, place)
+    if parts.fragment:
+        raise ConfigurationError(f"{place}: nothing can stand behind # in a url; in a password it is written %23")
     # Not `geturl`, which leaves out the slashes of a URL without a host, as a Unix socket's is.
-    options = _options(f"{plain}://{parts.netloc}{path}?{parts.query}", place)
-    if kind == "cluster" and options.get("db"):
-        raise ConfigurationError(f"{place}: a cluster has database 0 alone, not {options['db']}")
-    asked = [(n.removeprefix(_SENTINELS_OWN), v) for n, v in parse_qsl(parts.query) if n.startswith(_SENTINELS_OWN)]
-    # Read as a URL of their own: the driver knows which are numbers, and that "no" is not true.
-    theirs = _options(f"redis://?{urlencode(asked)}", place)
-    mine = {name: value for name, value in options.items() if not name.startswith(_SENTINELS_OWN)}
-    if theirs and kind != "sentinel":
-        raise ConfigurationError(f"{place}: options of Sentinels ({', '.join(sorted(theirs))}) need redis+sentinel://")
+    path = parts.path if plain == "unix" else database
+    mine = _login(f"{plain}://{parts.netloc}{path}", place) | mine
+    if kind == "cluster" and mine.get("db"):
+        raise ConfigurationError(f"{place}: a cluster has database 0 alone, not {mine['db']}")
     # Certificates are those of the servers unless Sentinels have their own; a login is never given to another server.
     shared = {name: value for name, value in mine.items() if name.startswith("ssl_")}
-    if plain == "unix":
-        seeds = (str(mine.get("path", "")),)
-    return Address(kind, place, seeds, plain == "rediss", mine, shared | theirs, service)
+    if plain == "rediss":
+        require_tls(mine, place)
+        if kind == "sentinel":
+            require_tls(shared | theirs, place, SENTINELS_OWN)
+    return Address(kind, place, seeds or (mine["path"],), plain == "rediss", mine, shared | theirs, service)
 
 
 def _seeds(hosts: str, port: int, kind: str) -> tuple[str, ...]:
@@ -144,12 +142,14 @@ def _path(kind: str, path: str) -> tuple[str, str]:
     return "", path
 
 
-def _options(url: str, place: str) -> dict[str, Any]:
-    """The driver's options of a plain URL. Raises ConfigurationError."""
+def _login(url: str, place: str) -> dict[str, Any]:
+    """User, password, database and the path of a Unix socket, of a plain URL. Raises ConfigurationError."""
     try:
         options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]  # the driver's, without types
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"{place}: an option of the url is wrong: {error}") from error
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"{place}: {UNREADABLE}") from None
     for name in ("connection_class", "host", "port"):
         options.pop(name, None)
+    if url.startswith("unix") and not options.get("path"):
+        raise ConfigurationError("url: the path of a Unix socket is missing, as in unix:///run/redis.sock")
     return options

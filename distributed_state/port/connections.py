@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
-from distributed_state.errors import ConfigurationError, StateError
+from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import SentinelAnswer, Words
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
@@ -36,13 +36,24 @@ Credentials = Callable[[], tuple[str, str]]
 
 
 class _Asked(CredentialProvider):
-    """A user's function that is asked for user and password at each connection, so that tokens may rotate."""
+    """A user's function that is asked for user and password at each connection, so that tokens may rotate.
 
-    def __init__(self, ask: Credentials) -> None:
+    Whatever it raises is that no connection can be made now: what works in the background has to go on and try again.
+    """
+
+    def __init__(self, ask: Credentials, place: str) -> None:
         self._ask = ask
+        self._place = place
 
     def get_credentials(self) -> tuple[str, str]:
-        return self._ask()
+        try:
+            user, password = self._ask()
+        except Exception as error:
+            raise WarmUnavailable(f"{self._place}: credentials= raised {type(error).__name__}: {error}") from error
+        return user, password
+
+    async def get_credentials_async(self) -> tuple[str, str]:
+        return self.get_credentials()
 
 
 class Connections:
@@ -64,7 +75,7 @@ class Connections:
         if credentials is not None:
             if {"username", "password"} & address.options.keys():
                 raise ConfigurationError(f"{self.place}: user and password stand in the url or come from credentials=")
-            self._options = address.options | {"credential_provider": _Asked(credentials)}
+            self._options = address.options | {"credential_provider": _Asked(credentials, self.place)}
         if address.kind == "sentinel":
             self._watch = SentinelWatch(address.seeds, address.service, self._connect_sentinel, self._switched)
         try:
@@ -92,8 +103,7 @@ class Connections:
         """A connection for one caller at a time. Raises WarmUnavailable or ConfigurationError."""
         late = self.late if self.topology.several else nothing
         try:
-            connection = self._blocking(node, self._options)
-            socket = Socket(connection, self.timeout, on_error, late)
+            socket = Socket(self._blocking(node, self._options), self.timeout, on_error, late)
             if self.address.kind == "sentinel":
                 try:
                     self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
@@ -156,6 +166,8 @@ class Connections:
 
     def inherited(self, drop: Callable[[str], None]) -> None:
         """The port belongs to the parent of this process, which was forked from it."""
+        if self._watch is not None:
+            self._watch.inherited()
         self.unused(drop)
         # So that the first command looks, and this process hears of switches as its parent does.
         self.topology.inherited()

@@ -17,6 +17,8 @@ BROKEN = (driver.RedisError, *LOST)
 ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another server may have the keys now
 _AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF"}
 
+ONE_OF_A_CLUSTER = "a server of a cluster, whose others are not behind a Unix socket: use redis+cluster://host:port"
+
 
 class ReplyError(Exception):
     """An answer of the server that is an error; `word` is its first word, as "NOSCRIPT"."""
@@ -42,6 +44,8 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: the server's certificate is not trusted: {refused[0].verify_message}")
     if isinstance(error, driver.OutOfMemoryError) or word == "OOM":
         return Backpressure(f"{place}: Redis is at maxmemory and nothing more is evictable; nothing was written")
+    if text == ONE_OF_A_CLUSTER:
+        return ConfigurationError(f"{place}: {text}")
     if "SELECT is not allowed in cluster mode" in text:
         return ConfigurationError(f"{place}: a server of a cluster, which has database 0 alone")
     if word == "TRYAGAIN":

@@ -16,7 +16,7 @@ from typing import Any
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Call, Script, SentinelAnswer, Words
 from distributed_state.port.connections import Connections
-from distributed_state.port.errors import ELSEWHERE, ReplyError, translate
+from distributed_state.port.errors import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, translate
 from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # answers of one exchange wait in the server's memory until all commands are sent
@@ -70,6 +70,8 @@ class Router:
                 self._topology.doubt()
         elif self._topology.only is not None:
             # A plain address that is a server of a cluster, and was not allowed to say so.
+            if self._topology.unix:
+                return ReplyError(ONE_OF_A_CLUSTER)
             self._redirected(error, self._topology.only)
         return error
 

@@ -83,6 +83,11 @@ class SentinelWatch:
             if each is not threading.current_thread():
                 each.join(timeout=10)
 
+    def inherited(self) -> None:
+        """In a forked child: the lock may be held by a thread that is not here, and no listener is."""
+        self._mutex = threading.Lock()
+        self._listeners = []
+
     def _look(self) -> None:
         try:
             self._heard()

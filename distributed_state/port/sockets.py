@@ -62,7 +62,11 @@ class Socket:
         on_error: Callable[[str], Exception] = ReplyError,
         late: Callable[[], None] = nothing,
     ) -> None:
-        connection.connect()
+        try:
+            connection.connect()
+        except BaseException:
+            connection.disconnect()  # the driver does so for its own errors alone
+            raise
         self._connection = connection  # the driver closes it, and knows not to shut down what a forked child inherits
         found: socket.socket | None = getattr(connection, "_sock", None)
         if found is None:
@@ -188,11 +192,17 @@ class SocketWire:
             self._connection.send(pack_command(words))
 
     async def receive(self) -> list[Any]:
-        """The next message; an answer that is an error as [b"error", its text]."""
-        if self._closed or self._stopped():
-            raise WarmUnavailable(f"{self._place}: the link is closed")
+        """The next message; an answer that is an error as [b"error", its text].
+
+        However long there is none: where little happens there is little to hear, and who reads judges it by its probes.
+        """
         try:
-            answer = self._connection.answer()
+            while True:
+                if self._closed or self._stopped():
+                    raise WarmUnavailable(f"{self._place}: the link is closed")
+                with suppress(driver.TimeoutError):
+                    answer = self._connection.answer()
+                    break
         except (driver.RedisError, *LOST, ValueError) as error:
             # close() from another thread takes the socket away under the reader: ValueError.
             raise WarmUnavailable(f"{self._place}: link lost: {error}") from error

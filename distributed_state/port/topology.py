@@ -23,9 +23,17 @@ from typing import Any
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port.addresses import Address, host_and_port, node_name
+from distributed_state.port.errors import ONE_OF_A_CLUSTER
 
 log = logging.getLogger(__name__)
 SLOTS = 16384
+# How a server says that it is not of the kind that the URL names, and what to do about it.
+_NOT_OF_THIS = ("unknown command", "cluster support disabled")
+_OF_ANOTHER_KIND = {
+    "sentinel": "what answers there is no Sentinel: a server itself is redis://, one of a cluster redis+cluster://",
+    "cluster": "what answers there is no server of a cluster: one that stands alone is redis://, one that Sentinels "
+    "watch redis+sentinel://",
+}
 _QUICK = 1.0  # seconds for a server to say what it knows of the others
 _GRACE = 0.1  # more, for the others, when most have said it
 _PAUSE = 0.05  # between two looks
@@ -53,6 +61,7 @@ class Topology:
         """"embedded", "sentinel", "cluster", or "plain": a server that may turn out to be one of a cluster."""
         self.only: str | None = "" if address is None else None
         """The one server that has all keys; None before the first look, and in a cluster."""
+        self.unix = address is not None and address.unix
         self.doubted = address is not None
         """Whether to look before the next command."""
         self.looks = 0
@@ -166,12 +175,17 @@ class Topology:
                     drop(node)
 
     def _find_out(self) -> None:
-        if self.kind == "sentinel":
-            self._look_at_sentinels()
-        elif self.kind == "cluster":
-            self._look_at_cluster(self._known | set(self._where.seeds))
-        else:
-            self._look_at_server()
+        try:
+            if self.kind == "sentinel":
+                self._look_at_sentinels()
+            elif self.kind == "cluster":
+                self._look_at_cluster(self._known | set(self._where.seeds))
+            else:
+                self._look_at_server()
+        except ConfigurationError as error:
+            if self.kind in _OF_ANOTHER_KIND and any(said in str(error).lower() for said in _NOT_OF_THIS):
+                raise ConfigurationError(f"{self._where.place}: {_OF_ANOTHER_KIND[self.kind]}") from error
+            raise
 
     def _look_at_server(self) -> None:
         """A plain address: a server, or one of a cluster."""
@@ -189,6 +203,8 @@ class Topology:
         if pairs.get(b"mode") != b"cluster":
             self.only = seed
             return
+        if self.unix:
+            raise ConfigurationError(f"{self._where.place}: {ONE_OF_A_CLUSTER}")
         if self._where.options.get("db"):
             raise ConfigurationError(f"{self._where.place}: a server of a cluster, which has database 0 alone")
         self.kind = "cluster"

@@ -194,7 +194,8 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     try:
         waiting = sum((await tiers.archiver.backlog()).values())
         behind = waiting < tiers.settings.journal_entries // 2
-        findings.append(Finding("archive lag", behind, f"{waiting} commits", "add archivers or make SQL faster"))
+        found = f"{waiting} commit{'s' * (waiting != 1)}"
+        findings.append(Finding("archive lag", behind, found, "add archivers or make SQL faster"))
     except StateError as error:
         findings.append(Finding("archive lag", False, str(error), "see the message"))
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"

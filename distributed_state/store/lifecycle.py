@@ -191,6 +191,7 @@ class StoreLifecycle:
 
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
+        self._mutex = Mutex()  # perhaps held by a thread that is not here
         for tiers in self._tiers.values():
             tiers.leases.abandoned = True
             tiers.port.abandon()

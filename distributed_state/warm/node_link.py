@@ -24,6 +24,7 @@ from distributed_state.warm.scripts import PROBE
 
 log = logging.getLogger(__name__)
 _SILENCE = 5.0  # seconds
+_ROUND = 1.5  # seconds, which one round of the probe counts at most
 
 
 class NodeLink:
@@ -40,7 +41,8 @@ class NodeLink:
         self._max_staleness = max_staleness
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = 0.0
-        self._since = port.monotonic()
+        self._since = self._round = port.monotonic()
+        self._quiet = 0.0  # seconds without an echo, as far as we were awake to hear one
         self._jobs = list[Job]()
 
     def begin(self) -> None:
@@ -71,6 +73,7 @@ class NodeLink:
                     wire = await self._port.wire(self.node)
                     with self._heard.mutex:
                         self._since = self._port.monotonic()
+                        self._quiet = 0.0
                         self.channels.connected(wire)
                     while True:
                         if self._hear(await wire.receive()):
@@ -125,6 +128,7 @@ class NodeLink:
     def _echoed(self, prober: HeardPartition, payload: bytes) -> None:
         epoch, _, sent = payload.decode().rpartition(" ")
         self._echo = float(sent)
+        self._quiet = 0.0
         self._heard.epoch_heard(prober.partition, epoch)
         with self._heard.mutex:
             for heard in self.channels.partitions.values():
@@ -163,6 +167,7 @@ class NodeLink:
             while not self.over:
                 if (self.up and not await self._prove()) or self.channels.refused_some:
                     await self._ask_again()
+                self._give_up_if_silent()
                 await self._port.sleep(self._every if self.up or self.channels.refused_some else 0.02)
         finally:
             self.running -= 1
@@ -186,7 +191,6 @@ class NodeLink:
                 done = True
         except StateError as error:
             log.debug("probe: %s", error)
-        self._give_up_if_silent(sent)
         return done
 
     async def _ask_again(self) -> None:
@@ -201,12 +205,19 @@ class NodeLink:
         except StateError as error:
             log.debug("link: where keys are is not known: %s", error)
 
-    def _give_up_if_silent(self, now: float) -> None:
-        """A connection that died without a word is never read from again: close it, so that the reader reconnects."""
+    def _give_up_if_silent(self) -> None:
+        """A connection that died without a word is never read from again: close it, so that the reader reconnects.
+
+        So is one on which the first request is never answered. But after a loop that was blocked, or a process that was
+        stopped, the echoes may lie there unread: time in which we did not look either is no silence of the server's.
+        """
+        now = self._port.monotonic()
+        self._quiet += min(now - self._round, _ROUND)
+        self._round = now
         wire = self.channels.wire
-        if wire is not None and now - max(self._echo, self._since) > _SILENCE:
+        if wire is not None and self._quiet > _SILENCE:
             log.warning("link: nothing heard for %.0f s", _SILENCE)
-            self._since = now
+            self._quiet = 0.0
             wire.close()
 
     # The end

@@ -1,8 +1,9 @@
 """Keeps leases alive, all of a replica together. Law: a holder knows of a loss before anybody else can hold its lock.
 
-So the deadlines are watched apart from the renewing, which may hang with the server.
+So the deadlines are watched apart from the renewing, which may hang with the server. Where there are several servers,
+each has a renewing job of its own, or one that is silent would cost the leases that the others keep.
 
-Design: section 8.
+Design: sections 8, 20.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from distributed_state.errors import StateError
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.scripts import RENEW
@@ -46,6 +48,15 @@ class Renewable(Protocol):
 L = TypeVar("L", bound=Renewable)
 
 
+class _Server(Generic[L]):
+    """What one server is to renew next, by holder."""
+
+    def __init__(self, port: Port) -> None:
+        self.due: dict[str, L] = {}
+        self.handed = port.signal()
+        self.job: Job | None = None
+
+
 class Renewal(Generic[L]):
     """The leases that are renewed, by their holders' names; `lose(lease, why)` is called for one that cannot be."""
 
@@ -58,6 +69,7 @@ class Renewal(Generic[L]):
         # Until when each job sleeps. While it is awake, it is told of every lease: it may have looked already.
         self._renews_at = self._watches_at = math.inf
         self._jobs: list[Job] = []
+        self._servers: dict[str, _Server[L]] = {}
         self.held: dict[str, L] = {}
 
     def keep(self, holder: str, lease: L) -> None:
@@ -83,9 +95,13 @@ class Renewal(Generic[L]):
             self._kept.clear()  # first: a lease kept from here on ends the wait below
             self._renews_at = math.inf
             now = self._port.monotonic()
-            due = [lease for lease in list(self.held.values()) if not lease.lost and now >= lease.renew_at]
-            if due:
-                await self._renew_all(due)
+            due = {
+                holder: lease for holder, lease in list(self.held.items()) if not lease.lost and now >= lease.renew_at
+            }
+            if self._port.several:
+                self._hand_out(due, now)
+            elif due:
+                await self._renew_all(list(due.values()))
             now = self._port.monotonic()
             first = min((lease.renew_at for lease in list(self.held.values())), default=now + _IDLE_SECONDS)
             self._renews_at = max(first, now + _SHORTEST)
@@ -104,6 +120,39 @@ class Renewal(Generic[L]):
             ends = (min(lease.deadline, lease.ends) for lease in list(self.held.values()))
             self._watches_at = max(min(ends, default=now + _IDLE_SECONDS), now + _SHORTEST)
             await self._watched.wait(self._watches_at - now)
+
+    def _hand_out(self, due: dict[str, L], now: float) -> None:
+        """Give each lease to the job of the server that has its lock now. Waits for none of them."""
+        for holder, lease in due.items():
+            lease.renew_at = now + lease.ttl / 10
+            node = self._server_of(lease)
+            with self._mutex:
+                server = self._servers.get(node)
+                if server is None:
+                    server = self._servers[node] = _Server(self._port)
+                    server.job = self._port.spawn(partial(self._serve, node, server), "distributed-state-leases-of-one")
+                server.due[holder] = lease
+            server.handed.set()
+
+    def _server_of(self, lease: L) -> str:
+        try:
+            return self._port.node_of(lease.names.lock)
+        except WarmUnavailable:
+            return ""  # nobody has it just now: who asks for it looks again
+
+    async def _serve(self, node: str, server: _Server[L]) -> None:
+        """Renew what one server has, until it has had nothing for a while."""
+        while True:
+            server.handed.clear()  # first: what is handed out from here on ends the wait below
+            with self._mutex:
+                due, server.due = server.due, {}
+            if due:
+                await self._renew_all(list(due.values()))
+            elif not await server.handed.wait(_IDLE_SECONDS):
+                with self._mutex:
+                    if not server.due:
+                        del self._servers[node]
+                        return
 
     async def _renew_all(self, due: list[L]) -> None:
         sent = self._port.monotonic()
@@ -129,3 +178,9 @@ class Renewal(Generic[L]):
         self._jobs = []
         for job in jobs:
             await job.stop()
+        # After the one that hands out, so that there is none more.
+        servers = list(self._servers.values())
+        self._servers = {}
+        for server in servers:
+            if server.job is not None:
+                await server.job.stop()

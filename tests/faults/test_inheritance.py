@@ -8,24 +8,28 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from below import ROOT
 
-from distributed_state import StateStore
+from distributed_state import StateStore, port
+from distributed_state.cold import engine, forking
+from distributed_state.cold.engine import Database
+from distributed_state.port import Script
 from distributed_state.programs.servers import redis_server
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 
 
-def child(work: Callable[[], Any]) -> None:
+def child(work: Callable[[], Any], seconds: float = 60.0) -> None:
     """Run in a forked process that ends as processes do, with destructors and exit handlers; it must succeed."""
     process = multiprocessing.get_context("fork").Process(target=work)
     process.start()
-    process.join(20)
+    process.join(seconds)
     if process.exitcode is None:
         process.kill()
         process.join()
@@ -62,18 +66,120 @@ def test_a_child_knows_that_it_holds_nothing(tmp_path: Path) -> None:
     """Its copy of the lease says lost; the parent's is renewed as before."""
     with redis_server() as server, StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db") as store:
         session = store.session("s")
-        with session.lock(ttl=0.4) as lease:
+        with session.lock(ttl=6.0) as lease:
 
             def look() -> None:
                 assert lease.lost
                 assert store.session("other").set("n", 1) == 1
 
             child(look)
-            begun = time.monotonic()
-            while time.monotonic() < begun + 1:
+            begun, until = time.monotonic(), lease._twin.deadline
+            while lease._twin.deadline == until:
                 assert session.increment("n") > 0
+                assert time.monotonic() < begun + 60
                 time.sleep(0.05)
             assert not lease.lost
+
+
+@contextmanager
+def reading_a_script(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run the block while another thread of this process is in the middle of reading a script."""
+    begun, go_on, files, parent = threading.Event(), threading.Event(), port.resources.files, os.getpid()
+
+    def slow(package: str) -> Any:
+        if os.getpid() == parent:
+            begun.set()
+            go_on.wait(60)
+        return files(package)
+
+    monkeypatch.setattr(port.resources, "files", slow)
+    thread = threading.Thread(target=lambda: Script("read").sha)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield
+    finally:
+        go_on.set()
+        thread.join()
+
+
+def read_another() -> None:
+    assert len(Script("commit").sha) == 40
+
+
+def test_a_child_reads_scripts_while_its_parents_thread_was_at_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with reading_a_script(monkeypatch):
+        child(read_another)
+
+
+def test_with_a_lock_that_its_parent_held_it_would_read_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = threading.RLock()
+
+    class Locked:
+        """functools.cached_property as Python 3.11 has it."""
+
+        def __get__(self, owner: Any, kind: type | None = None) -> Any:
+            with lock:
+                return bare.__get__(owner)
+
+    bare = vars(Script)["text"]
+    monkeypatch.setattr(Script, "text", Locked())
+    with reading_a_script(monkeypatch), pytest.raises(AssertionError):
+        child(read_another, 2.0)
+
+
+def written_in_a_child(archive: Path, seconds: float = 60.0) -> None:
+    """Fork while a thread of this process is in the middle of a transaction; the child then writes, too."""
+    database = Database(f"sqlite:///{archive}")
+    with database.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS t (n INTEGER)")
+    begun, over = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("INSERT INTO t VALUES (1)")
+            begun.set()
+            while not forking.GATE.forks and not over.wait(0.01):
+                pass
+
+    def write_too() -> None:
+        assert not [each for each in open_files() if str(archive) in each]
+        database.abandon()
+        with database.write() as connection:
+            connection.exec_driver_sql("INSERT INTO t VALUES (2)")
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        assert begun.wait(60)
+        child(write_too, seconds)
+        with database.read() as connection:
+            found = connection.exec_driver_sql("SELECT n FROM t ORDER BY n").scalars().all()
+    finally:
+        over.set()
+        thread.join()
+        database.close()
+    assert found == [1, 2]
+
+
+def open_files() -> list[str]:
+    """What this process has open, where the system says it."""
+    folder = Path("/proc/self/fd")
+    return [os.readlink(each) for each in list(folder.iterdir()) if each.is_symlink()] if folder.exists() else []
+
+
+def test_a_child_inherits_no_open_sqlite_database_and_no_transaction(tmp_path: Path) -> None:
+    for number in range(3):
+        written_in_a_child(tmp_path / f"{number}.db")
+
+
+def test_a_fork_that_waited_for_no_transaction_would_leave_the_child_a_locked_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_PATIENCE", 0.0)
+    monkeypatch.setattr(engine, "_BUSY_SECONDS", 0.1)
+    with pytest.raises(AssertionError):
+        written_in_a_child(tmp_path / "a.db")
 
 
 def test_parent_and_children_write_at_once_on_connections_of_their_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from reaping import exists
 from distributed_state import WarmUnavailable
 from distributed_state.programs.servers import RedisCluster, redis_cluster
 from distributed_state.warm.consumer import RESYNC, Subscription
+from distributed_state.warm.renewal import Renewal
 
 pytestmark = [
     pytest.mark.wide,
@@ -156,6 +157,42 @@ async def test_of_a_batch_the_records_of_the_other_servers_are_written(opener: A
         reachable = [name for node in others for name in places[node]]
         assert batch.versions == {store.session(name).ref: 2 for name in reachable}
         assert [await store.session(name).get("n", fresh=True) for name in reachable] == [2] * len(reachable)
+
+
+async def leases_beside_a_silent_server(opener: Any, running: RedisCluster) -> dict[str, bool]:
+    """Hold a lease on each server, let one be silent until what it keeps is lost; by server, whether it is lost."""
+    opener.url = running.url
+    # A silent server is waited for longer than any lease lives.
+    store = await opener(partitions=PARTITIONS, timeout=60.0, retry_for=0.0, op_window=300.0, archiver=False)
+    leases: dict[str, Any] = {}
+    for node, names in ids(store, 1).items():
+        leases[node] = store.session(names[0]).lock(ttl=8.0)
+        await leases[node].acquire()
+    leases = {node: core(lease) for node, lease in leases.items()}
+    away = next(iter(leases))
+    (silent,) = [each for each in running.nodes if away.endswith(f":{each.port}")]
+    silent.pause()
+    try:
+        await until(lambda: leases[away].lost, 60)
+        before = {node: lease.deadline for node, lease in leases.items()}
+        # The others end with it, or are renewed after it.
+        await until(lambda: all(lease.lost or lease.deadline > before[node] for node, lease in leases.items()), 60)
+        return {node: lease.lost for node, lease in leases.items()}
+    finally:
+        silent.resume()
+
+
+async def test_leases_on_the_other_servers_are_renewed_while_one_is_silent(opener: Any) -> None:
+    with cluster() as running:
+        lost = await leases_beside_a_silent_server(opener, running)
+        assert sorted(lost.values()) == [False] * (len(lost) - 1) + [True]
+
+
+async def test_with_one_job_for_all_servers_a_silent_one_would_cost_every_lease(opener: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Renewal, "_server_of", lambda self, lease: "")
+    with cluster() as running:
+        lost = await leases_beside_a_silent_server(opener, running)
+        assert sum(lost.values()) > 1
 
 
 @pytest.mark.parametrize("away", ["of the team", "of no team"])

@@ -1173,6 +1173,31 @@ async def test_many_writes_in_flight_are_all_remembered(store: Any) -> None:
     assert len(stored(store)[b"#ops"]) < 3000, "what was answered is forgotten in the end"
 
 
+async def a_younger_write_arrives_first(store: Any) -> None:
+    """Two threads of one replica send side by side. The younger write is applied first, and its answer is lost."""
+    warm, keys = tiers(store).warm, names(store, "s")
+    await store.session("s").set("n", 0)
+    draft = increment(store)
+    older, younger = warm.ops.begin(draft.steps), warm.ops.begin(draft.steps)
+    first = await warm.commit(keys, draft, younger, listening=b"")
+    await warm.commit(keys, draft, older, listening=b"")
+    warm.ops.end(older)
+    again = await warm.commit(keys, draft, younger, listening=b"")
+    warm.ops.end(younger)
+    assert again[:4] == first[:4]  # type: ignore[index]  # both are Committed
+    assert await store.session("s").get("n", fresh=True) == 2
+
+
+async def test_a_younger_write_that_arrives_first_is_applied_once(store: Any) -> None:
+    await a_younger_write_arrives_first(store)
+
+
+@pytest.mark.only(face="asyncio", warm="redis")
+async def test_without_keeping_what_is_younger_than_the_oldest_it_is_applied_twice(store: Any) -> None:
+    with sabotage("commit", "if s - oldest >= 0 then", "if oldest ~= sequence then"), pytest.raises(AssertionError):
+        await a_younger_write_arrives_first(store)
+
+
 # Scripts
 
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import itertools
-import shutil
 import socket
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from below import server_binary
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+from below import server_binary, tiers, until
+from certificates import TLS, signed_certificates, tls_words
 from faces import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
-from distributed_state.programs.servers import ClusterNode, free_port, redis_cluster, redis_sentinel, redis_server
+from distributed_state.programs.servers import (
+    ClusterNode,
+    SentinelServer,
+    free_port,
+    redis_cluster,
+    redis_sentinel,
+    redis_server,
+)
 
 FACE = pytest.mark.parametrize("face", ["asyncio", "blocking"])
 
@@ -51,67 +52,7 @@ async def works(face: str, url: str, **settings: Any) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder: `ca.crt` signed `server.crt` and `client.crt`; `other.crt` is an authority that signed neither."""
-    folder = tmp_path_factory.mktemp("certificates")
-    authority, key = signed(folder, "ca", None)
-    signed(folder, "other", None)
-    for name in ("server", "client"):
-        signed(folder, name, (authority, key))
-    for file in folder.iterdir():
-        file.chmod(0o644)
-    return folder
-
-
-def signed(folder: Path, name: str, by: tuple[x509.Certificate, Any] | None) -> tuple[x509.Certificate, Any]:
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    names: list[x509.GeneralName] = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(by[0].subject if by else subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=by is None, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    issuer = by[1] if by else key
-    usage = dict.fromkeys(
-        ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
-    )
-    builder = builder.add_extension(
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
-    ).add_extension(
-        x509.KeyUsage(
-            digital_signature=True, key_encipherment=False, key_cert_sign=by is None, crl_sign=by is None, **usage
-        ),
-        critical=True,
-    )
-    certificate = builder.sign(issuer, hashes.SHA256())
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return certificate, key
-
-
-# Debian's server knows TLS, the wheel's does not; where the system's has to be there, conftest demands it.
-TLS = pytest.mark.skipif(shutil.which("redis-server") is None, reason="the server of the wheel knows no TLS")
-
-
-def tls_words(folder: Path, port: int, *, clients: str = "no") -> tuple[str, ...]:
-    given = {
-        "tls-port": str(port),
-        "tls-cert-file": str(folder / "server.crt"),
-        "tls-key-file": str(folder / "server.key"),
-        "tls-ca-cert-file": str(folder / "ca.crt"),
-        "tls-auth-clients": clients,
-    }
-    return tuple(word for name, value in given.items() for word in (f"--{name}", value))
+    return signed_certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @contextmanager
@@ -162,6 +103,45 @@ async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monke
             assert any(line.startswith("cmdstat_evalsha") for line in node.ask("INFO", "commandstats").splitlines())
 
 
+class SecuredSentinel(SentinelServer):
+    """A Sentinel that speaks TLS to clients, and to a primary that does."""
+
+    def __init__(self, binary: str, folder: Path, primary: Any, certificates: Path, primary_port: int) -> None:
+        self.tls_port, self._certificates, self._primary_port = free_port(), certificates, primary_port
+        super().__init__(binary, folder, primary, 1, 60_000)
+
+    def _first_configuration(self, primary: Any, quorum: int, down_after_ms: int) -> str:
+        lines = super()._first_configuration(primary, quorum, down_after_ms)
+        words = tls_words(self._certificates, self.tls_port)
+        secured = [f"{name.removeprefix('--')} {value}" for name, value in zip(words[::2], words[1::2], strict=True)]
+        named = lines.replace(f" 127.0.0.1 {primary.port} ", f" 127.0.0.1 {self._primary_port} ")
+        assert named != lines
+        return "\n".join([*secured, "tls-replication yes", named])
+
+
+@TLS
+@FACE
+@pytest.mark.wide
+async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path, place: Any, tmp_path: Path) -> None:
+    """Theirs are the servers' certificates, unless they have their own."""
+    port, binary = free_port(), server_binary("redis")
+    with redis_server(*tls_words(certificates, port), binary=binary) as primary:
+        sentinel = SecuredSentinel(binary, tmp_path / "sentinel", primary, certificates, port)
+        sentinel.start()
+        try:
+            at = f"127.0.0.1:{sentinel.tls_port}/mymaster/0"
+            ours, other = f"ssl_ca_certs={certificates}/ca.crt", f"ssl_ca_certs={certificates}/other.crt"
+            await works(face, f"rediss+sentinel://{at}?{ours}", **place)
+            await works(face, f"rediss+sentinel://{at}?{ours}&sentinel_{ours}", **place | {"namespace": "own"})
+            for query in (other, f"{ours}&sentinel_{other}", f"{other}&sentinel_{ours}"):
+                with pytest.raises(ConfigurationError, match="certificate is not trusted"):
+                    await works(face, f"rediss+sentinel://{at}?{query}", retry_for=0, **place)
+            with pytest.raises((WarmUnavailable, ConfigurationError)):
+                await works(face, f"redis+sentinel://{at}", retry_for=0, timeout=1.0, **place)
+        finally:
+            sentinel.kill()
+
+
 # Logins
 
 
@@ -203,10 +183,13 @@ async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, p
     with redis_server(binary=server_binary("redis")) as server:
 
         def credentials() -> tuple[str, str]:
-            token = f"token-{next(numbers)}"
-            given.append(token)
-            server.ask("ACL", "SETUSER", "worker", "on", "resetpass", f">{token}", "~*", "&*", "+@all")
-            return "worker", token
+            number = next(numbers)
+            given.append(f"token-{number}")
+            # Some older ones are good for a while, as another thread may be about to show the one before.
+            server.ask("ACL", "SETUSER", "worker", "on", f">token-{number}", "~*", "&*", "+@all")
+            if number > 5:
+                server.ask("ACL", "SETUSER", "worker", f"<token-{number - 5}")
+            return "worker", f"token-{number}"
 
         await works(face, server.url, credentials=credentials, **place)
         assert len(given) > 1
@@ -215,19 +198,69 @@ async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, p
 
 
 @FACE
-@pytest.mark.parametrize(
-    ("raised", "seen"),
-    [(OSError("the vault is away"), WarmUnavailable), (ValueError("no such vault"), ValueError)],
-    ids=str,
-)
-async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception, seen: Any, place: Any) -> None:
-    """A network's error may pass, and is asked again; any other is the user's own."""
-
+@pytest.mark.parametrize("raised", [OSError("the vault is away"), ValueError("no such vault")], ids=str)
+async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception, place: Any) -> None:
     def credentials() -> tuple[str, str]:
         raise raised
 
-    with redis_server(binary=server_binary("redis")) as server, pytest.raises(seen, match=str(raised)):
+    said = f"credentials= raised {type(raised).__name__}: {raised}"
+    with redis_server(binary=server_binary("redis")) as server, pytest.raises(WarmUnavailable, match=said) as caught:
         await works(face, server.url, credentials=credentials, retry_for=0, **place)
+    assert caught.value.__cause__ is raised
+
+
+@FACE
+async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(face: str, place: Any) -> None:
+    """Archiver, link and renewals ask for another connection, and get whatever the user's function raises."""
+    away: list[Exception] = []
+    asked: list[int] = []
+
+    def credentials() -> tuple[str, str]:
+        if away:
+            asked.append(1)
+            raise away[0]
+        return "default", "any"
+
+    with redis_server(binary=server_binary("redis")) as server:
+        settings = {"credentials": credentials, "retry_for": 0, **place}
+        store: Any = (
+            await AsyncStateStore.open(server.url, **settings)
+            if face == "asyncio"
+            else Blocking(await in_thread(lambda: StateStore.open(server.url, **settings)))
+        )
+        session = store.session("s")
+        assert await session.set("n", 1) == 1
+        lease = session.lock(ttl=60.0, wait=0)
+        await lease.acquire()
+        assert await session.get("n") == 1
+        link, archiver, renewal = tiers(store).link, tiers(store).archiver, tiers(store).leases._renewal
+        (held,) = renewal.held.values()
+        await until(lambda: link.up and archiver.archived)
+        breaks, archived, deadline = link.breaks, archiver.archived, held.deadline
+
+        def renew() -> bool:
+            held.renew_at = 0.0
+            renewal._kept.set()
+            return True
+
+        away.append(KeyError("no token"))
+        for kind in ("normal", "pubsub"):
+            server.ask("CLIENT", "KILL", "TYPE", kind)
+        with suppress(WarmUnavailable):
+            await session.get("n", fresh=True)  # on the connection that was lost
+        with pytest.raises(WarmUnavailable, match="credentials= raised KeyError: 'no token'"):
+            await session.get("n", fresh=True)
+        await until(lambda: link.breaks > breaks)
+        count = len(asked)
+        await until(lambda: renew() and len(asked) > count + 10)
+        away.clear()
+        await until(lambda: renew() and held.deadline > deadline)
+        assert await session.set("n", 2) == 2
+        await until(lambda: archiver.archived > archived)
+        await until(lambda: link.up)
+        assert not lease.lost
+        await lease.release()
+        await store.close()
 
 
 # Other ways
@@ -239,6 +272,24 @@ async def test_a_unix_socket(face: str, place: Any, tmp_path: Path) -> None:
     with redis_server("--unixsocket", str(path), "--requirepass", "secret", binary=server_binary("redis")):
         await works(face, f"unix://:secret@{path}", **place)
         await works(face, f"unix://:secret@{path}?db=4", **place | {"namespace": "four"})
+
+
+@FACE
+async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str, place: Any) -> None:
+    with (
+        redis_server(binary=server_binary("redis")) as server,
+        redis_cluster("--unixsocket", "r.sock", replicas=0) as cluster,
+    ):
+        at = f"127.0.0.1:{server.port}"
+        for url, said in (
+            (f"redis+sentinel://{at}/mymaster", "is no Sentinel: a server itself is redis://"),
+            (f"redis+cluster://{at}", "no server of a cluster: one that stands alone is redis://"),
+            (f"redis+sentinel://127.0.0.1:{cluster.nodes[0].port}/m", "is no Sentinel: .*redis\\+cluster://"),
+            (f"unix://{cluster.nodes[0].directory}/r.sock", "not behind a Unix socket: use redis\\+cluster://"),
+        ):
+            with pytest.raises(ConfigurationError, match=said) as caught:
+                await works(face, url, **place)
+            assert "ERR" not in str(caught.value)
 
 
 def has_ipv6() -> bool:

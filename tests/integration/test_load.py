@@ -10,21 +10,26 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 from below import ROOT
 
+from deploy.load import baseline, fleet
 from deploy.load import load as loading
 from deploy.load.bare import bare_workers
 from deploy.load.baseline import Commands, Trip
+from deploy.load.crew import GENERATOR, Crew
 from deploy.load.faults import Broke
 from deploy.load.reporting import Figure
+from distributed_state import StateError
 from distributed_state.programs.servers import redis_server
 
 
@@ -176,6 +181,41 @@ def test_a_report_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -
     assert code == 1, output
     assert "no report is written" in output
     assert "every one is there once" in output
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def test_what_a_turn_asks_of_redis_can_be_watched_as_often_as_it_is_asked_for() -> None:
+    """Once before the knee is looked for, and once for the figures after it."""
+    with redis_server() as server:
+        found = [baseline.commands(server.url, MESSAGES) for _ in range(3)]
+    assert found[0].count > 5
+    assert [each.count for each in found] == [found[0].count] * 3
+
+
+def test_in_one_namespace_the_second_look_would_see_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(baseline, "time", SimpleNamespace(time_ns=lambda: 1, monotonic_ns=time.monotonic_ns))
+    with redis_server() as server:
+        first = baseline.commands(server.url, MESSAGES)
+        try:
+            again = baseline.commands(server.url, MESSAGES).count
+        except (StateError, IndexError):
+            return
+    assert again != first.count
+
+
+def test_the_cpu_of_the_generator_is_that_of_its_processes() -> None:
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("this system does not tell what its processes use")
+    with Crew(2, "r", [], []) as crew, multiprocessing.get_context("spawn").Pool(1):
+        theirs = {worker.pid for worker in crew._workers}
+        assert set(fleet._family(os.getpid(), GENERATOR)) == {os.getpid(), *theirs}
+        used = lambda: sum(map(fleet._cpu, theirs))  # noqa: E731 - said in one word
+        deadline = time.monotonic() + 60
+        while used() < 0.1:  # what they import takes more
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_a_bare_worker_that_dies_is_no_comparison() -> None:

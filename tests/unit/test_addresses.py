@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from certificates import signed_certificates
 
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.addresses import host_and_port, node_name, read_address
@@ -73,20 +74,23 @@ def test_a_login_and_options_stand_where_they_always_stand(kind: str) -> None:
     assert "p/a" not in repr(address)
 
 
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return signed_certificates(tmp_path_factory.mktemp("certificates"))
+
+
 @pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
 @pytest.mark.parametrize("path", ["", "/", "/0"])
-def test_a_file_may_be_named_with_or_without_a_database(scheme: str, path: str, tmp_path: Path) -> None:
+def test_a_file_may_be_named_with_or_without_a_database(scheme: str, path: str, certificates: Path) -> None:
     """Without one the first slash of the url is that of the file."""
-    file = tmp_path / "ca.pem"
-    file.touch()
+    file = certificates / "ca.crt"
     address = read_address(f"{scheme}://u:p@h:7{path}?ssl_ca_certs={file}")
     assert address.seeds == ("h:7",)
     assert address.options["ssl_ca_certs"] == str(file)
 
 
-def test_sentinels_have_a_login_of_their_own_and_never_that_of_the_servers(tmp_path: Path) -> None:
-    file = tmp_path / "ca.pem"
-    file.touch()
+def test_sentinels_have_a_login_of_their_own_and_never_that_of_the_servers(certificates: Path) -> None:
+    file = certificates / "ca.crt"
     address = read_address(
         f"rediss+sentinel://u:p@h/m?sentinel_username=su&sentinel_password=s%2Bp&ssl_ca_certs={file}"
         "&ssl_check_hostname=no&sentinel_ssl_check_hostname=yes&client_name=me"
@@ -103,7 +107,7 @@ def test_sentinels_have_a_login_of_their_own_and_never_that_of_the_servers(tmp_p
     assert bare.sentinel_options == {"ssl_ca_certs": str(file)}
 
 
-def test_an_option_of_sentinels_is_read_as_the_servers_is(tmp_path: Path) -> None:
+def test_an_option_of_sentinels_is_read_as_the_servers_is() -> None:
     """As a word, "no" would be true."""
     address = read_address("rediss+sentinel://h/m?sentinel_ssl_check_hostname=no")
     assert address.sentinel_options == {"ssl_check_hostname": False}
@@ -118,7 +122,31 @@ REFUSED = {
     "redis://a:1,b:2": "several servers are",
     "redis://h/three": "number of the database",
     "redis://h/3/4": "number of the database",
-    "redis://h?db=three": "option of the url is wrong",
+    "redis://h?db=three": "'db' of the url is wrong.*number of a database",
+    "redis://h?db=-1": "'db' of the url is wrong.*number of a database",
+    "redis://h?db=": "'db' of the url is wrong.*empty",
+    "redis://h?db=1&db=2": "'db' of the url is wrong.*twice",
+    "redis://h?socket_keepalive=perhaps": "'socket_keepalive' of the url is wrong.*yes or no",
+    "redis://h?client_name=a b": "'client_name' of the url is wrong.*no spaces",
+    "redis://h?path=/tmp/other.sock": "no option 'path'",
+    "redis://h?host=other": "no option 'host'",
+    "redis://h?connection_class=x": "no option 'connection_class'",
+    "redis://h?decode_responses=yes": "no option 'decode_responses'",
+    "redis://h?socket_timeout=3": "no option 'socket_timeout': use the setting timeout=",
+    "redis://h?retry_on_timeout=yes": "no option 'retry_on_timeout': use the setting retry_for=",
+    "redis://h?ssl_ca_certs=/etc/hostname": "'ssl_ca_certs' of the url is wrong.*rediss://",
+    "redis://h#5": "nothing can stand behind #",
+    "unix://": "path of a Unix socket is missing",
+    "unix:///run/r.sock?socket_keepalive=yes": "a Unix socket does not have it",
+    "rediss://h?ssl_cert_reqs=x": "'ssl_cert_reqs' of the url is wrong.*none, optional, required",
+    "rediss://h?ssl_check_hostname=x": "'ssl_check_hostname' of the url is wrong.*yes or no",
+    "rediss://h?ssl_min_version=1": "'ssl_min_version' of the url is wrong.*771",
+    "rediss://h?ssl_ciphers=none-of-these": "ssl_ciphers",
+    "rediss://h?ssl_ca_certs=/etc/hostname": "ssl_ca_certs",
+    "rediss://h?ssl_keyfile=/etc/hostname": "ssl_certfile: a key without its certificate",
+    "redis+sentinel://h/m?sentinel_db=1": "no option 'sentinel_db'",
+    "redis+sentinel://h/m?sentinel_ssl_cert_reqs=none": "'sentinel_ssl_cert_reqs' of the url is wrong.*rediss",
+    "rediss+sentinel://h/m?sentinel_ssl_cert_reqs=x": "'sentinel_ssl_cert_reqs' of the url is wrong",
     "redis://h?sentinel_username=me": "need redis\\+sentinel",
     "redis+cluster://h/1": "database 0 alone, not 1",
     "redis+cluster://h?db=2": "database 0 alone, not 2",
@@ -139,6 +167,14 @@ REFUSED = {
 def test_what_cannot_work_is_refused_with_the_reason(url: str) -> None:
     with pytest.raises(ConfigurationError, match=REFUSED[url]):
         read_address(url)
+
+
+def test_no_refusal_repeats_what_an_option_was_given() -> None:
+    """It may be a password whose name was misspelt."""
+    for query in (f"pasword={SECRET}", f"db={SECRET}", f"ssl_password={SECRET}", f"socket_keepalive={SECRET}"):
+        with pytest.raises(ConfigurationError) as caught:
+            read_address(f"redis://h?{query}")
+        assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", REFUSED)

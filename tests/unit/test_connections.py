@@ -163,6 +163,33 @@ async def test_a_wire_gives_errors_as_messages_and_ends_with_ours(ends: Any) -> 
         await wire.receive()
 
 
+class Impatient(Socket):
+    """One whose server speaks when nothing was heard in time for the third time."""
+
+    __slots__ = ("missed", "server")
+
+    def read(self) -> None:
+        try:
+            super().read()
+        except driver.TimeoutError:
+            self.missed += 1
+            if self.missed == 3:
+                self.server.sendall(b"+PONG\r\n")
+            raise
+
+
+async def test_a_wire_may_be_silent_for_longer_than_an_answer_may_take(ends: Any) -> None:
+    """Where little happens there is little to hear; whether the server is there, its owner asks by other means."""
+    ours, server = ends
+    connection = Impatient(Connected(ours), 0.01)
+    connection.server, connection.missed = server, 0
+    wire = SocketWire(connection, "place", lambda: connection.missed > 3)
+    assert await wire.receive() == [b"PONG"]
+    assert connection.missed == 3
+    with pytest.raises(WarmUnavailable, match="closed"):
+        await wire.receive()
+
+
 # All tasks of a loop
 
 
@@ -204,6 +231,27 @@ async def test_what_tasks_ask_in_one_turn_of_the_loop_leaves_together() -> None:
         server.send(b"+PONG\r\n:0\r\n:1\r\n:2\r\n")
         assert await first == [b"PONG"]
         assert [await each for each in rest] == [[0], [1], [2]]
+
+
+async def test_of_many_tasks_the_first_groups_leave_while_the_others_make_their_commands(monkeypatch: Any) -> None:
+    """So that the server works while they do; in one write it would wait for the last of them."""
+    monkeypatch.setattr(pipe_module, "GROUP", 4)
+    async with piped() as (pipe, server, _):
+        waiting = [pipe.send(PING) for _ in range(11)]
+        assert server.recv(100_000) == pack(PING * 9), "in the same turn of the loop: one alone, and two groups of 4"
+        assert await heard(server) == pack(PING * 2)
+        server.send(b"+PONG\r\n" * 11)
+        assert [await each for each in waiting] == [[b"PONG"]] * 11
+        assert not pipe._outgoing
+
+
+async def test_one_write_of_all_would_leave_the_server_waiting(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pipe_module, "GROUP", 1_000)
+    async with piped() as (pipe, server, _):
+        waiting = [pipe.send(PING) for _ in range(11)]
+        assert server.recv(100_000) == pack(PING)
+        server.send(b"+PONG\r\n" * 11)
+        await asyncio.gather(*waiting)
 
 
 async def test_answers_in_pieces_reach_those_who_wait_for_them() -> None:
@@ -254,6 +302,34 @@ async def test_an_answer_that_is_late_makes_a_loop_look_elsewhere(monkeypatch: p
             await waiting
         assert lost == [1]
         assert looked
+
+
+async def blocked_loop(pipe: Pipe, server: socket.socket, seconds: float) -> None:
+    """Ask, and let the loop stand still for longer than an answer may take while the answer lies there."""
+    waiting = pipe.send(PING)
+    server.send(b"+PONG\r\n")
+    clock = pipe.loop.time
+    pipe.loop.time = lambda: clock() + seconds  # type: ignore[method-assign]
+    pipe._watch()  # as it may be called before what came is read
+    try:
+        assert await waiting == [b"PONG"]
+    finally:
+        pipe.loop.time = clock  # type: ignore[method-assign]
+
+
+async def test_a_loop_that_stood_still_reads_what_came_before_it_misses_it() -> None:
+    async with piped(60.0) as (pipe, server, lost):
+        await blocked_loop(pipe, server, 100.0)
+        assert not lost
+        assert pipe.broken is None
+
+
+async def test_else_it_would_give_up_a_sound_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_module, "_STOOD_STILL", 1000.0)
+    async with piped(60.0) as (pipe, server, lost):
+        with pytest.raises(driver.ConnectionError, match="no answer in time"):
+            await blocked_loop(pipe, server, 100.0)
+        assert lost == [1]
 
 
 async def test_a_server_that_leaves_is_told_to_all_who_wait() -> None:

@@ -17,7 +17,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port.asyncio import AsyncioJob
 from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
-from distributed_state.warm import node_channels
+from distributed_state.warm import node_channels, node_link
 from distributed_state.warm.node_channels import NodeChannels
 from distributed_state.warm.subscription import Link
 
@@ -35,13 +35,14 @@ class Node:
         self.moving = b""
         self.epochs: dict[bytes, str] = {}
         self.wires: list[Wire] = []
+        self.mute = False  # it takes connections, and says nothing on them
 
     def serves(self, channel: bytes) -> bool:
         return self.cluster.owner[slot(channel)] == self.name
 
     def publish(self, channel: bytes, payload: bytes) -> int:
         for wire in self.listeners.get(channel, set()):
-            wire.queue.put_nowait([b"smessage", channel, payload])
+            wire.answer([b"smessage", channel, payload])
         return len(self.listeners.get(channel, set()))
 
     def heard_by(self, channel: bytes) -> int:
@@ -53,7 +54,7 @@ class Wire:
 
     def __init__(self, node: Node) -> None:
         self.node, self.queue, self.closed = node, asyncio.Queue[Any](), False
-        self.held: list[Any] | None = None  # answers that are not delivered yet
+        self.held: list[Any] | None = [] if node.mute else None  # answers that are not delivered yet
         node.wires.append(self)
 
     def post(self, kind: bytes, channel: bytes) -> None:
@@ -434,6 +435,46 @@ async def test_a_node_that_cannot_be_reached_is_asked_for_again_and_again(cluste
     cluster.servers["b:2"].refusing = ""
     await cluster.until(lambda: replica.good(far))
     await replica.link.close()
+
+
+async def test_a_link_whose_first_request_is_never_answered_is_made_anew(cluster: Cluster) -> None:
+    server = cluster.servers["a:1"]
+    server.mute = True
+    replica = Replica(cluster)
+    near = replica.watch(0)
+    await cluster.until(lambda: len(server.wires) > 1)
+    assert server.wires[0].closed
+    assert not replica.link.confirmed(near)
+    server.mute = False
+    await cluster.until(lambda: replica.good(near))
+    await replica.link.close()
+
+
+async def stood_still(cluster: Cluster) -> int:
+    """A loop that was blocked for longer than silence may last; how many connections it made by then."""
+    replica = Replica(cluster)
+    near = await replica.hears(0)
+    await cluster.until(lambda: replica.good(near))
+    server = cluster.servers["a:1"]
+    for _ in range(3):
+        server.wires[0].held = []  # what comes while the loop is blocked, and is read after the next probe
+        cluster.now += 60
+        await cluster.until(lambda: len(server.wires[0].held or ()) == 1 or server.wires[0].closed)
+        for message in server.wires[0].held:
+            server.wires[0].queue.put_nowait(message)
+        server.wires[0].held = None
+        await cluster.until(lambda: replica.good(near))
+    await replica.link.close()
+    return len(server.wires)
+
+
+async def test_a_loop_that_stood_still_keeps_a_sound_link(cluster: Cluster) -> None:
+    assert await stood_still(cluster) == 1
+
+
+async def test_if_that_counted_as_silence_it_would_be_lost(cluster: Cluster, monkeypatch: Any) -> None:
+    monkeypatch.setattr(node_link, "_ROUND", 1e9)
+    assert await stood_still(cluster) > 1
 
 
 async def test_a_slot_that_nobody_has_is_heard_once_somebody_has_it(cluster: Cluster) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
-from distributed_state.port import topology
+from distributed_state.port import sentinels, topology
 from distributed_state.port.addresses import read_address
+from distributed_state.port.connections import Connections
 from distributed_state.port.topology import SLOTS, Topology, slot_of
 
 A, B, C = "10.0.0.1:7001", "10.0.0.2:7002", "10.0.0.3:7003"
@@ -262,6 +263,19 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent() -> None:
     assert not where.doubted
 
 
+def test_nor_for_one_that_began_to_listen_to_sentinels(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(sentinels._Listener, "start", lambda self: begun.append(self._seed))
+    connections = Connections("redis+sentinel://a,b/mymaster", 1.0)
+    watch, drop = connections._watch, begun.append
+    assert watch is not None
+    connections.used(drop)
+    with watch._mutex:
+        connections.inherited(drop)
+        watch.begin()
+        assert begun == ["a:26379", "b:26379"], "the child listens by threads of its own"
+
+
 def test_nobody_to_ask_is_unavailable() -> None:
     where = cluster(Told())
     with pytest.raises(WarmUnavailable, match="silent"):
@@ -292,6 +306,37 @@ def test_a_plain_url_of_such_a_server_with_a_database_is_refused() -> None:
     told.answers = {A: view((0, SLOTS - 1, B, 1))}
     with pytest.raises(ConfigurationError, match="database 0 alone"):
         Topology(read_address(f"redis://{A}/1"), 1.0, told).look()
+
+
+def test_a_unix_socket_of_such_a_server_is_refused_with_the_reason() -> None:
+    told = Told()
+    told.answers = {"/run/r.sock": view((0, SLOTS - 1, B, 1))}
+    with pytest.raises(ConfigurationError, match="not behind a Unix socket"):
+        Topology(read_address("unix:///run/r.sock"), 1.0, told).look()
+
+
+@pytest.mark.parametrize(
+    ("url", "said", "hint"),
+    [
+        (
+            f"redis+sentinel://{A}/m",
+            "ERR unknown command 'SENTINEL', with args",
+            "is no Sentinel: a server itself is redis://",
+        ),
+        (
+            f"redis+cluster://{A}",
+            "ERR This instance has cluster support disabled",
+            "no server of a cluster: .* redis://",
+        ),
+        (f"redis+cluster://{A}", "ERR unknown command 'CLUSTER', with args", "no server of a cluster: .*sentinel"),
+    ],
+)
+def test_a_url_of_another_kind_than_its_server_says_so_and_what_to_do(url: str, said: str, hint: str) -> None:
+    told = Told()
+    told.answers = {A: ConfigurationError(said)}
+    with pytest.raises(ConfigurationError, match=hint) as caught:
+        Topology(read_address(url), 1.0, told).look()
+    assert "ERR" not in str(caught.value)
 
 
 def standalone(command: tuple[bytes, ...]) -> Any:

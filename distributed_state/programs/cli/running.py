@@ -65,7 +65,7 @@ def reencrypt(
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
-    done = distributed_state.Reencrypted()
+    done: distributed_state.Reencrypted | None = None  # None: nothing was looked at, as without keys
 
     def show(now: distributed_state.Reencrypted) -> None:
         nonlocal done
@@ -76,9 +76,10 @@ def reencrypt(
         with open_store(context) as store:
             done = store.reencrypt(dry_run=dry_run, progress=show)
     finally:
-        what = "to re-encrypt" if dry_run else "re-encrypted"
-        counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
-        typer.echo(f"{counts}, {done.failed} records unreadable")
+        if done is not None:
+            what = "to re-encrypt" if dry_run else "re-encrypted"
+            counts = f"{done.records} records: {done.values} values and {done.copies} copies in Redis {what}"
+            typer.echo(f"{counts}, {done.failed} records unreadable")
     if done.failed:
         raise typer.Exit(1)
 
@@ -228,4 +229,5 @@ def _progress(store: distributed_state.StateStore) -> str:
     except StateError as error:
         # An archiver goes on while its servers restart.
         return f"waiting: {error}"
-    return f"{stats['archived']} commits archived here, {stats['unarchived']} waiting"
+    archived = stats["archived"]
+    return f"{archived} commit{'s' * (archived != 1)} archived here, {stats['unarchived']} waiting"

@@ -43,8 +43,11 @@ STATUS: dict[type[BaseException], int] = {
     Backpressure: 429,
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
+    DurabilityUnknown: 503,  # applied, or perhaps: see _UNKNOWN
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
+# A repeated turn with a request id completes what it began; without one it would be a second turn.
+_UNKNOWN = "it may have been applied: read the conversation before it is sent again, with a request_id"
 _HTTP = {404: "NotFound", 405: "MethodNotAllowed"}
 
 
@@ -70,15 +73,16 @@ def refusal(error: Exception) -> Response:
         status = error.status_code
         return _refused(name, message, status, dict(error.headers or {}))
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
-    if isinstance(error, DurabilityUnknown) and error.request_id is not None:
-        status = 503  # applied in part: a retry under the same id completes it; without an id it must not be retried
     if not isinstance(error, StateError):
         # An unexpected error is for the log alone: its text may hold anything.
         log.error("a request failed", exc_info=error)
         return _refused("InternalError", "the worker failed; its log says how", 500, {})
     if status == 500:
         log.error("a request failed: %s: %s", type(error).__name__, error)
-    return _refused(type(error).__name__, str(error), status, {})
+    message = str(error)
+    if isinstance(error, DurabilityUnknown) and error.request_id is None:
+        message = f"{message}; {_UNKNOWN}"
+    return _refused(type(error).__name__, message, status, {})
 
 
 def _refused(name: str, message: str, status: int, headers: dict[str, str]) -> Response:

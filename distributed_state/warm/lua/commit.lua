@@ -78,7 +78,7 @@ if ops then
         end
         if dropped < 0 or #rest >= 200 and dropped <= 64 then
           mine, mine_oldest = rest, first
-        elseif oldest ~= sequence then
+        else
           for op, s in string.gmatch(rest, '( (%d+):%S+)') do
             if s - oldest >= 0 then mine = mine .. op end
           end
