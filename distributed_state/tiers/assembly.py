@@ -88,9 +88,7 @@ class Tiers:
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings)
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
-        self.stream = Stream(port, self.warm)
-        self.stream.archived = self._archived
-        self.stream.acknowledged = self.memory.remember_event
+        self.stream = Stream(port, self.warm, self._archived, self.memory.remember_event)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.start, self.figures)

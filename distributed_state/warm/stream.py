@@ -93,10 +93,15 @@ class Stream:
     entry of each that is written, its offset 0 if its answer was lost and came once more, with how far it is archived.
     """
 
-    archived: Callable[[int, str, int], Awaitable[Happened | None]]
-    acknowledged: Callable[[PartitionKeys, str, JournalEntry, int], Awaitable[None]]
-
-    def __init__(self, port: Port, warm: Warm) -> None:
+    def __init__(
+        self,
+        port: Port,
+        warm: Warm,
+        archived: Callable[[int, str, int], Awaitable[Happened | None]],
+        acknowledged: Callable[[PartitionKeys, str, JournalEntry, int], Awaitable[None]],
+    ) -> None:
+        self.archived = archived
+        self.acknowledged = acknowledged
         self._port = port
         self._warm = warm
         self.telemetry = warm.telemetry
