@@ -10,6 +10,7 @@ gaps, and what its Redis shows is made of it: its entries are preferred. Where o
 with the lower offset is taken, which is nearer to what is archived: fewer unknown ones can lie between. The rest of the
 order (time, event) is there so that every replica chooses alike.
 
+A journal may itself be another history than the one that was archived: then it goes on only where that had nothing.
 From the lowest offset on at which two histories are known (the fork) a record goes on only within the history of its
 last entry. Within the journal that is known. What writers remember is one history as long as no two of them disagree;
 if they do, a record goes on no further than to its first entry past that point. And where one entry of a record does
@@ -27,6 +28,8 @@ from math import inf
 
 from distributed_state.cold.values import Archived, Known
 from distributed_state.values.journal import JournalEntry, Op, Step, pack, unpack
+
+_ARCHIVED, _SURVIVED, _REMEMBERED = "archived", "survived", "remembered"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,13 @@ def reconcile(
     survived = sorted(journal.values(), key=_place)
     given = sorted((entry for event, entry in others.items() if event not in journal), key=_place)
     chains = _Chains(epoch, known.heads)
+    parting = _fork(archived_offset, known.heads, [], survived)  # where the journal is no more what SQL has
     for entry in survived:
-        chains.add(entry, inf, remembered=False)
-    fork = _fork(archived_offset, known.heads, survived, given)
-    dispute = _dispute(given)
+        chains.add(entry, {_ARCHIVED: parting}, _SURVIVED)
+    fork = min(parting, _fork(archived_offset, known.heads, survived, given))
+    limits = {_ARCHIVED: fork, _SURVIVED: fork, _REMEMBERED: _dispute(given)}
     for entry in given:
-        chains.add(entry, dispute if chains.head(entry.record).remembered else fork, remembered=True)
+        chains.add(entry, limits, _REMEMBERED)
     continued = sorted(chains.continued, key=_place)
     return Reconciled(_numbered(continued, set(journal), known.last_event), sorted(chains.diverged, key=_place))
 
@@ -70,7 +74,7 @@ class _Head:
 
     version: int = 0
     offset: int = 0
-    remembered: bool = False
+    origin: str = _ARCHIVED
     broken: bool = False  # one of its entries did not continue
 
 
@@ -93,10 +97,14 @@ class _Chains:
             self.heads[record] = found
         return found
 
-    def add(self, entry: JournalEntry, limit: float, *, remembered: bool) -> None:
-        """Add an entry if it continues its record, whose last entry lies below `limit`. An event alone always does."""
+    def add(self, entry: JournalEntry, limits: Mapping[str, float], origin: str) -> None:
+        """Add an entry if it continues its record, whose last entry lies below the limit for where that is from.
+
+        An event alone continues always.
+        """
         head = self.head(entry.record)
-        continues = entry.version == head.version + 1 and entry.offset > head.offset and head.offset < limit
+        below = head.offset < limits.get(head.origin, inf)
+        continues = entry.version == head.version + 1 and entry.offset > head.offset and below
         if entry.record and (head.broken or not continues):
             head.broken = True
             self.diverged.append(entry)
@@ -105,7 +113,7 @@ class _Chains:
         if entry.record:
             head.version = entry.version
             head.offset = entry.offset
-            head.remembered = remembered
+            head.origin = origin
 
 
 def _fork(
@@ -146,25 +154,23 @@ def _dispute(given: Sequence[JournalEntry]) -> float:
 def _numbered(entries: Sequence[JournalEntry], survived: Set[str], last_event: int) -> list[JournalEntry]:
     """The entries with another number for each lifecycle event whose number is taken; the journal's keep theirs."""
     ops = {entry.event: unpack(entry.data) for entry in entries}
-    taken = {_number(op) for event, some in ops.items() if event in survived for op in some if op.kind == b"e"}
     top = max([last_event, *(_number(op) for some in ops.values() for op in some if op.kind == b"e")])
-    found = []
-    for entry in entries:
+    taken = set[int]()
+    renamed: dict[str, JournalEntry] = {}
+    for entry in sorted(entries, key=lambda each: each.event not in survived):
         steps = list[Step]()
-        changed = False
-        for op in ops.get(entry.event, ()) if entry.event not in survived else ():
+        for op in ops[entry.event]:
             step: Step = op
             if op.kind == b"e":
                 number = _number(op)
                 if number in taken or number <= last_event:
-                    top += 1
-                    number = top
+                    number = top = top + 1
                     step = (b"e", b"%d %b" % (number, op.name.partition(b" ")[2]), op.value)
-                    changed = True
                 taken.add(number)
             steps.append(step)
-        found.append(replace(entry, data=pack(steps)) if changed else entry)
-    return found
+        data = pack(steps)
+        renamed[entry.event] = entry if data == entry.data else replace(entry, data=data)
+    return [renamed[entry.event] for entry in entries]
 
 
 def _number(op: Op) -> int:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distributed_state.cold.values import Archived, Known
+from distributed_state.tiers import reconcile as reconciling
 from distributed_state.tiers.reconcile import Reconciled, reconcile
 from distributed_state.values.journal import JournalEntry, pack, unpack
 
@@ -199,7 +202,7 @@ def test_of_two_histories_that_only_writers_know_none_goes_on_as_the_other(
         assert all(count == 1 for count in Counter(each.record for each in found.continued).values())
 
 
-def test_a_commit_of_another_history_does_not_count_on_from_this_one() -> None:
+def test_a_commit_of_another_history_does_not_count_on_from_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control for all of the above: by the numbers alone it would fit."""
     base, theirs = entry("C", 1, "a", 1), entry("B", 2, "a", 2)
     lost, after = entry("A", 2, "a", 2), entry("A", 3, "a", 3)
@@ -209,6 +212,9 @@ def test_a_commit_of_another_history_does_not_count_on_from_this_one() -> None:
     elsewhere = entry("A", 2, "b", 1)
     found = reconcile(EPOCH, 1, known_of([base], [theirs, elsewhere, after]), [theirs], [elsewhere, after])
     assert (found.continued, found.diverged) == ([elsewhere, theirs], [after])
+    monkeypatch.setattr(reconciling, "_fork", lambda *_: math.inf)
+    found = reconcile(EPOCH, 1, known_of([base], [theirs, elsewhere, after]), [theirs], [elsewhere, after])
+    assert after in found.continued
 
 
 def test_events_alone_are_put_back() -> None:
