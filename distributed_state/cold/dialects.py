@@ -68,7 +68,7 @@ def limit_postgresql(engine: Engine, seconds: float) -> None:
     def begin(connection: Connection) -> None:
         chosen = connection.get_execution_options()
         limits = long if chosen.get("long") else short
-        raw: Any = connection.connection.driver_connection
+        raw: Any = connection.connection.dbapi_connection  # also of one that is detached
         if engine.dialect.driver == "psycopg":
             # One text of several statements, which is one exchange, and cannot be prepared.
             settings = "; ".join(f"SET LOCAL {name} = {value}" for name, value in limits.items())

@@ -25,13 +25,14 @@ from distributed_state.cold import (
     recovery,
     reencrypt,
     registration,
+    remembered,
     schema,
 )
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.registration import Known
 from distributed_state.cold.tables import quarantine
-from distributed_state.cold.values import Batch, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
+from distributed_state.cold.values import Batch, Commits, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
 
@@ -127,11 +128,6 @@ class ColdStore:
         with self._database.read() as connection:
             return recovery.last_begun(connection, self.namespace, partition, epoch)
 
-    def recovery_facts(self, partition: int, entries: Sequence[JournalEntry]) -> recovery.Known:
-        """What the archive has of journal entries that came back with another life of Redis."""
-        with self._database.read() as connection:
-            return recovery.known(connection, self.namespace, partition, entries)
-
     def changed_since(self, partition: int, since_ms: int) -> recovery.Changed:
         """Which records of a partition changed since then, and which were erased."""
         with self._database.read() as connection:
@@ -141,11 +137,6 @@ class ColdStore:
         """The database's clock, in microseconds since 1970."""
         with self._database.read() as connection:
             return recovery.clock_us(connection)
-
-    def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str) -> None:
-        """Keep journal entries that continue nothing in quarantine."""
-        with self._database.write() as connection:
-            recovery.set_aside(connection, self.namespace, partition, epoch, entries, reason)
 
     def archive(self, batches: Sequence[Batch]) -> set[int]:
         """Archive in one transaction; return the partitions whose cursor was where the batch begins and moved.
@@ -159,6 +150,21 @@ class ColdStore:
         """Whether this very change was archived, or quarantined: at its version there may be another one."""
         with self._database.read() as connection:
             return history.holds(connection, self.namespace, record, version, event)
+
+    def lacking(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
+        """The events of those entries that are held nowhere, without those of records that were erased since."""
+        with self._database.read() as connection:
+            return remembered.lacking(connection, self.namespace, partition, epoch, entries)
+
+    def known(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> Commits:
+        """What SQL has of these entries of an epoch, and of their records."""
+        with self._database.read() as connection:
+            return remembered.known(connection, self.namespace, partition, epoch, entries)
+
+    def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
+        """Put into quarantine those of the entries that are held nowhere; how many that are."""
+        with self._database.write() as connection:
+            return remembered.set_aside(connection, self.namespace, partition, epoch, entries)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived, or quarantined: at its offset there may be another one."""

@@ -33,6 +33,31 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Archived:
+    """How far a record is archived: its last version, with the epoch, offset and event of the commit that made it.
+
+    The offset is 0 and the event '' if that commit was purged or erased.
+    """
+
+    version: int
+    epoch: str
+    offset: int
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """What SQL has of some entries of an epoch: the events of those it lacks, and the records' heads before them.
+
+    What it lacks of a record that was erased since is left out. `last_event` numbers the epoch's last lifecycle event.
+    """
+
+    lacking: set[str]
+    heads: dict[str, Archived]
+    last_event: int
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
     """One row of a listing. `cursor` continues the listing after this row."""
 

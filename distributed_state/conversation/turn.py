@@ -314,7 +314,9 @@ class AsyncTurn(Transaction):
             self._answered = before + 1
         with self._context.durable(self._durability):
             if self.repeated:
-                await ensure_version(self._tiers, self._context.keys, entry.epoch, self._answered)
+                # What a fork or an import was given names a version of where it comes from.
+                version = min(self._answered, entry.version)
+                await ensure_version(self._tiers, self._context.keys, entry.epoch, version)
             if effect:
                 await self._user.complete_earlier(effect, self.request_id, self.repeated)
 

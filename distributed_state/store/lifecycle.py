@@ -199,6 +199,7 @@ class StoreLifecycle:
         kept = self._tiers.setdefault(self._here(), tiers)
         if kept is tiers:
             tiers.presence.begin()
+            tiers.gathering.begin()
             if self._settings.archiver:
                 tiers.archiver.begin()
                 reaper = Reaper(tiers)

@@ -21,11 +21,13 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.branches import Branches
+from distributed_state.tiers.gathering import Gathering
+from distributed_state.tiers.memory import Memory
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
-from distributed_state.values.journal import Happened, unpack
+from distributed_state.values.journal import Happened, JournalEntry, unpack
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.warm.background_events import BackgroundEvents
 from distributed_state.warm.client import Warm
@@ -87,17 +89,21 @@ class Tiers:
             time_received=lambda *answer: self.clock.heard(*answer),
         )
         mark = partial(leave_mark, self.warm.command, keys, layout)
-        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark, self._diverged)
+        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
         self.absence = Absence()
         self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
-        self.stream = Stream(port, self.warm, self._archived, self.start)
+        self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
+        self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
+        self.gathering = Gathering(port, self.warm, keys, self.memory, active=settings.beat > 0)
+        self.recovery.connect(self.presence, self.gathering, self._diverged)
+        self.memory.late = self._late
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
@@ -195,6 +201,14 @@ class Tiers:
         self.branches.noted(kept)
         await self.branches.tell({each.record for each in kept})
 
+    async def _late(self, partition: int, epoch: str, entries: list[JournalEntry]) -> None:
+        """Keep what this replica was acknowledged under an epoch that ended without it."""
+        changes = [entry for entry in entries if entry.record]
+        await self.branches.keep(partition, epoch, changes, "its writer was not heard when Redis had lost it")
+        alone = [entry for entry in entries if not entry.record]
+        if alone:
+            await self.port.sql(self.cold.set_aside, partition, epoch, alone)
+
     async def _archived(self, partition: int, id: str, since_ms: int) -> Happened | None:
         """An event by its id, if it was written at this time or later."""
         await self.archiver.drain([partition])
@@ -238,6 +252,7 @@ class Tiers:
         closing = [each.close for each in (*self.handlings, *self.workers)]
         closing += [
             self.consumers.close,
+            self.gathering.close,
             self.archiver.close,
             self.leases.close,
             self.background_events.close,

@@ -58,6 +58,9 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     level = draft.level or asked(tiers)
     if level is not MEMORY:
         await admit(tiers, level)
+    memory = tiers.memory
+    if memory.bytes >= memory.limit:
+        await memory.make_room(names.ref.text)
     op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
@@ -67,6 +70,8 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
         done = answer
         if not isinstance(done, Committed):
             done = await _carry_through(tiers, names, draft, op, done, trailing_call)
+        if not memory.remember(names, draft, op, done):
+            await memory.recall(names, op)
         if last:
             last.release_answered(done.trailing)
     except BaseException as error:
@@ -136,6 +141,9 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     levels = [draft.level or asked(tiers) for _, draft in writes]
     for level in levels:
         await admit(tiers, level)
+    memory = tiers.memory
+    if memory.bytes >= memory.limit:
+        await memory.make_room(f"a batch of {len(writes)}")
     sent: list[Sent] = []
     try:
         for names, draft in writes:
@@ -166,6 +174,8 @@ async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError
         if isinstance(answer, StateError):
             raise answer
         done = await _carry_through(tiers, names, draft, op, answer)
+        if not tiers.memory.remember(names, draft, op, done):
+            await tiers.memory.recall(names, op)
         _update_cached(tiers, names, draft, done)
     except StateError as error:
         invalidate_cached(tiers, names, error)

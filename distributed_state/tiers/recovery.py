@@ -18,6 +18,7 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
@@ -27,12 +28,17 @@ from distributed_state.port import Port
 from distributed_state.port.facts import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
-from distributed_state.values.journal import JournalEntry
+from distributed_state.tiers.reconcile import reconcile
+from distributed_state.values.journal import JournalEntry, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
+from distributed_state.warm.presence import Presence
 from distributed_state.warm.stream import count
+
+if TYPE_CHECKING:
+    from distributed_state.tiers.gathering import Gathering
 
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal
@@ -45,7 +51,7 @@ _LONGEST = 0.25
 class Recovery:
     """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is.
 
-    `diverged` is told of the branches that were kept.
+    `presence` knows who is there, `gathering` asks them; `diverged` is told of the branches that were kept.
     """
 
     def __init__(
@@ -56,7 +62,6 @@ class Recovery:
         keys: Keys,
         settings: Settings,
         leave_mark: Callable[[], Awaitable[object]],
-        diverged: Callable[[Sequence[Kept]], Awaitable[None]],
     ) -> None:
         self._port = port
         self._warm = warm
@@ -65,10 +70,17 @@ class Recovery:
         self._keys = keys
         self._limit = settings.timeout + settings.retry_for
         self._leave_mark = leave_mark
-        self._diverged = diverged
         self._kept: list[Kept] = []
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
+
+    def connect(
+        self, presence: Presence, gathering: Gathering, diverged: Callable[[Sequence[Kept]], Awaitable[None]]
+    ) -> None:
+        """Name those who need partitions that start, and are needed for it."""
+        self._presence = presence
+        self._gathering = gathering
+        self._diverged = diverged
 
     async def start(self, partition: int) -> None:
         """Have a partition start. Many may try; one succeeds, all return. Raises RecoveryInProgress if it lasts."""
@@ -131,16 +143,21 @@ class Recovery:
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
         fits = False
-        if seen and cursor is not None:
-            fits = await self._fits(keys, cursor)
-            if fits:
-                cursor = await self._carry(keys, token, cursor)
-            elif fits := await self._is_carried(keys, seen):
-                log.info("partition %d: another replica began this, and went away", partition)
-            else:
-                cursor = await self._leave_out(keys, token, seen, cursor)
-            if cursor is None:
+        if cursor is not None:
+            strange: list[JournalEntry] | None = []
+            if seen:
+                fits = await self._fits(keys, cursor)
+                if fits:
+                    cursor = await self._carry(keys, token, cursor)
+                elif not (fits := await self._is_carried(keys, seen)):
+                    strange = await self._leave_out(keys, token, seen)
+            if cursor is None or strange is None:
                 return False
+            back = await self._put_back(keys, token, seen, cursor, strange)
+            if back is None:
+                return False
+            cursor, events = back
+            fits = fits and not events
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
@@ -153,7 +170,12 @@ class Recovery:
             self._kept = []
             await self._diverged(kept)
             self.count += 1
-            log.warning("partition %d: Redis began another life; epoch %s after %s", partition, minted.epoch, seen)
+            # Whoever remembers more may have ended with the server.
+            text = (
+                "partition %d: Redis began another life; epoch %s after %s; what was acknowledged behind offset %d, and "
+                "only a process knew that has ended since, is lost"
+            )
+            log.warning(text, partition, minted.epoch, seen, cursor.offset if cursor else 0)
         elif word == "ok":
             log.info("partition %d starts under epoch %s", partition, minted.epoch)
         return word != "lost"
@@ -172,45 +194,80 @@ class Recovery:
     async def _carry(self, keys: PartitionKeys, token: str, cursor: Cursor) -> Cursor | None:
         """Bring to SQL what its journal has behind the cursor; None if somebody else does."""
         while entries := await self._partitions.entries(keys, cursor.offset, _PAGE):
-            batch = Batch(keys.partition, cursor.epoch, cursor.offset, entries, cursor.event)
-            if not await self._port.sql(self._cold.archive, [batch]) or not await self._may(keys, token):
+            carried = await self._archive(keys, token, cursor, entries)
+            if carried is None:
                 return None
-            cursor = replace(cursor, offset=entries[-1].offset, event=entries[-1].event)
+            cursor = carried
         return cursor
 
-    async def _leave_out(self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor) -> Cursor | None:
-        """Keep in branches what the journal has and SQL does not, and take out of Redis what SQL has newer."""
+    async def _archive(
+        self, keys: PartitionKeys, token: str, cursor: Cursor, entries: Sequence[JournalEntry]
+    ) -> Cursor | None:
+        for at in range(0, len(entries), _PAGE):
+            page = list(entries[at : at + _PAGE])
+            batch = Batch(keys.partition, cursor.epoch, cursor.offset, page, cursor.event)
+            if not await self._port.sql(self._cold.archive, [batch]) or not await self._may(keys, token):
+                return None
+            cursor = replace(cursor, offset=page[-1].offset, event=page[-1].event)
+        return cursor
+
+    async def _leave_out(self, keys: PartitionKeys, token: str, seen: str) -> list[JournalEntry] | None:
+        """Take out of Redis what SQL has newer; what the journal has and SQL lacks. None if another one is at it."""
         after = since_ms = 0
         common = True  # whether SQL has all so far
-        changed: set[str] = set()
+        strange: list[JournalEntry] = []
         while entries := await self._partitions.entries(keys, after, _PAGE):
-            known = await self._port.sql(self._cold.recovery_facts, keys.partition, entries)
-            others = [entry for entry in entries if entry.event not in known.archived]
-            strange = [entry for entry in others if entry.event not in known.kept | known.gone]
-            if strange:
-                await self._keep(keys, seen, strange, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}")
+            lacking = await self._port.sql(self._cold.lacking, keys.partition, seen, entries)
+            strange += [entry for entry in entries if entry.event in lacking]
             for entry in entries:
-                common = common and entry.event in known.archived
+                common = common and entry.event not in lacking
                 since_ms = entry.time_ms if common else since_ms
-            changed.update(entry.record for entry in others if entry.record)
             after = entries[-1].offset
             if not await self._may(keys, token):
                 return None
         newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - _CLOCKS_MS))
+        changed = {entry.record for entry in strange if entry.record}
         names = {self._keys.of(Ref.parse(text)) for text in changed.union(newer.records)}
         if newer.erased:
             names |= await self._erased(keys, token, newer.erased)
-        return cursor if await self._discard(keys, token, seen, names) else None
+        return strange if await self._discard(keys, token, seen, names) else None
 
-    async def _keep(self, keys: PartitionKeys, seen: str, entries: Sequence[JournalEntry], cause: str) -> None:
+    async def _put_back(
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, strange: list[JournalEntry]
+    ) -> tuple[Cursor, bool] | None:
+        """Archive what goes on from SQL of what writers remember and the journal has; the rest diverged.
+
+        With whether lifecycle events are among it, which the stream in Redis lacks.
+        """
+        partition = keys.partition
+        replicas = await self._presence.known()
+        gathered = await self._gathering.gather(partition, cursor.epoch, replicas)
+        own = strange if seen == cursor.epoch else []
+        known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *gathered.entries])
+        plan = reconcile(cursor.epoch, cursor.offset, known, own, gathered.entries)
+        for epoch, entries in ((seen, [] if own else strange), (cursor.epoch, plan.diverged)):
+            if entries:
+                await self._keep(keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}")
+        if gathered.silent:
+            log.warning("partition %d: %d replicas do not say what they remember", partition, len(gathered.silent))
+        if not plan.continued:
+            return cursor, False
+        carried = await self._archive(keys, token, cursor, plan.continued)
+        names = {self._keys.of(Ref.parse(entry.record)) for entry in plan.continued if entry.record}
+        if carried is None or not await self._discard(keys, token, seen, names):
+            return None
+        log.warning("partition %d: %d commits were put back", partition, len(plan.continued))
+        return carried, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
+
+    async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> None:
         """Keep what SQL does not continue: changes of records in branches, events that were written alone aside."""
         text = "partition %d: %d entries of epoch %s continue nothing that SQL has"
-        log.error(text, keys.partition, len(entries), seen)
+        log.error(text, keys.partition, len(entries), epoch)
         changes = [entry for entry in entries if entry.record]
         alone = [entry for entry in entries if not entry.record]
-        self._kept += await self._port.sql(self._cold.branches.keep, keys.partition, seen, changes, cause)
+        self._kept += await self._port.sql(self._cold.branches.keep, keys.partition, epoch, changes, cause)
         if alone:
-            await self._port.sql(self._cold.set_aside, keys.partition, seen, alone, cause)
+            await self._port.sql(self._cold.set_aside, keys.partition, epoch, alone)
 
     async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
         records = list(names)

@@ -110,6 +110,13 @@ class JournalEntry:
     total_bytes: int
     next_message: int = 0
 
+    @property
+    def head(self) -> bytes:
+        """All but its steps, as the scripts write it into the stream; of the time the milliseconds."""
+        time = f"{self.time_ms // 1000} {self.time_ms % 1000 * 1000}"
+        lines = (self.event, self.record, self.version, time, self.kind, self.actor, self.token)
+        return "\n".join(map(str, (*lines, self.total_bytes, self.next_message))).encode()
+
     @classmethod
     def read(cls, identity: bytes, pairs: list[bytes]) -> JournalEntry:
         """From its id and its fields in the stream."""
@@ -129,6 +136,25 @@ class JournalEntry:
             total_bytes=int(total),
             next_message=int(following),
         )
+
+
+def pack_entries(entries: Iterable[JournalEntry]) -> bytes:
+    """Write entries as canonical bytes: steps of kind `j`, named by the offset and the head."""
+    return pack((b"j", b"%d-0\n%b" % (entry.offset, entry.head), entry.data) for entry in entries)
+
+
+def unpack_entries(data: bytes) -> list[JournalEntry]:
+    """Read back what `pack_entries` wrote. Raises CorruptState if the bytes are anything else."""
+    entries = []
+    for kind, name, value in unpack(data):
+        identity, _, head = name.partition(b"\n")
+        try:
+            if kind != b"j":
+                raise ValueError(f"a step of kind {kind!r}")
+            entries.append(JournalEntry.read(identity, [b"h", head, b"d", value]))
+        except ValueError as error:
+            raise CorruptState(f"an entry of {len(head)} bytes cannot be read: {error}", data=data) from error
+    return entries
 
 
 class Journal(NamedTuple):

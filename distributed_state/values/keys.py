@@ -45,6 +45,7 @@ class PartitionKeys:
     events: bytes
     events_channel: bytes
     lifetimes: bytes
+    gathering: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,7 @@ class Keys:
         # With the events of partition 0, which say who is lost.
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()
+        self.gatherings = f"{self._fleet}:gatherings".encode()
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 
@@ -115,8 +117,12 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        named = ("journal", "meta", "mint", "archiver", "events", "e", "lifetimes")
+        named = ("journal", "meta", "mint", "archiver", "events", "e", "lifetimes", "gathering")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
+
+    def gathered(self, partition: int, token: str) -> bytes:
+        """What replicas answer who gathers what they remember of a partition; one key for each time that is asked."""
+        return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:gathered:{token}".encode()
 
     def team(self, group: str) -> bytes:
         """Who is in a group of consumers."""

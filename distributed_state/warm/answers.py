@@ -45,6 +45,7 @@ class Committed(NamedTuple):
     """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
 
     `time_ms` is None as well if it was repeated; `trailing` is the answer of the script that was sent after it.
+    `archived`: up to which offset its partition is archived under this epoch; `said` as commit.lua says it.
     """
 
     version: int
@@ -54,6 +55,8 @@ class Committed(NamedTuple):
     offset: int
     time_ms: int | None = None
     trailing: Any = None
+    archived: int = 0
+    said: bytes = b""
 
     def applied(self, steps: Iterable[Step]) -> list[Step] | None:
         """The steps that were sent as the journal has them; None if the answer does not say what came of them."""

@@ -17,7 +17,7 @@ from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Call, Port
 from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
-from distributed_state.values.journal import Loaded
+from distributed_state.values.journal import Loaded, Step
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME
 from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
@@ -63,7 +63,7 @@ class Warm(Patience):
         self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
-        draft.sent_events = events_of(names, draft)
+        draft.sent_events = self._sealed_events(names, draft, op)
         try:
             answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
         except WarmUnavailable as error:
@@ -89,8 +89,8 @@ class Warm(Patience):
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
     ) -> list[Committed | Cold | Swap | Uninitialised | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
-        for names, draft, _, _ in writes:
-            draft.sent_events = events_of(names, draft)
+        for names, draft, op, _ in writes:
+            draft.sent_events = self._sealed_events(names, draft, op)
         ops = [op for _, _, op, _ in writes]
         answers: list[Any] = []
         sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
@@ -130,12 +130,22 @@ class Warm(Patience):
             arguments += step
         if not events:
             return COMMIT, names.commit_keys, arguments
-        codec = self.codec_of(names.ref.text)
-        writer = f"{self.replica}.{op.sequence}"
-        for kind, type, data in events:
-            # Only now the op id is known, which is part of what an event's data is authenticated with.
-            arguments += (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
+        for event in events:
+            arguments += event
         return COMMIT, (*names.commit_keys, *names.event_keys), arguments
+
+    def _sealed_events(self, names: RecordKeys, draft: Draft, op: OpId) -> Sequence[Step]:
+        """The steps beside a change as they are sent, and sent again: who remembers the commit has the same bytes."""
+        events = events_of(names, draft)
+        if not events:
+            return events
+        codec = self.codec_of(names.ref.text)
+        # Only now the op id is known, which is part of what an event's data is authenticated with.
+        writer = f"{self.replica}.{op.sequence}"
+        return [
+            (kind, type, codec.seal_event(data, type.decode(), writer) if kind in b"eE" else data)
+            for kind, type, data in events
+        ]
 
     def _committed(
         self, names: RecordKeys, draft: Draft, answer: Any, trailing: Any = None
@@ -146,8 +156,13 @@ class Warm(Patience):
             sums = tuple(map(int, results.split(b","))) if results else ()
             if draft.sent_events:
                 self.emitted += sum(step in (b"e", b"E") for step, _, _ in draft.sent_events)
-            time_ms = int(time[0]) * 1000 + int(time[1]) // 1000 if time else None
-            return Committed(int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing)
+            if not time:
+                return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing)
+            seconds, micros, archived, said = time
+            time_ms = int(seconds) * 1000 + int(micros) // 1000
+            return Committed(
+                int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), said
+            )
         word = answer[0]
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())

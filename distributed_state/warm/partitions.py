@@ -23,6 +23,7 @@ from distributed_state.warm.scripts import DISCARD, INSTALL, MARK, MINT, RENAME,
 
 log = logging.getLogger(__name__)
 _MINTING_MS = 10_000  # whoever starts a partition and is not heard of for so long has died
+_PAGE = 256
 
 
 class Partitions:
@@ -128,6 +129,21 @@ class Partitions:
         epoch, end, *_ = written.split(b" ")
         entries = [[JournalEntry.read(*row) for row in rows] for rows in (before, onward)]
         return Journal(epoch.decode(), int(end), *entries)
+
+    async def find(self, keys: PartitionKeys | RecordKeys, event: str) -> tuple[str, JournalEntry | None]:
+        """The entry of a journal that has this event, with the epoch; None if there is none, or not any more."""
+        head = b"%b\n" % event.encode()
+        until = b"+"
+        rows: list[Any] = [None] * _PAGE
+        while len(rows) == _PAGE:
+            written, rows = await self._patience.commands(
+                [(b"HGET", keys.meta, b"epoch"), (b"XREVRANGE", keys.journal, until, b"-", b"COUNT", _PAGE)]
+            )
+            for identity, pairs in rows:
+                if pairs[1].startswith(head):
+                    return (written or b"").decode(), JournalEntry.read(identity, pairs)
+            until = b"(" + rows[-1][0] if rows else until
+        return "", None
 
     async def settle(
         self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry, Sequence[tuple[RecordKeys, int, int]]]]

@@ -29,6 +29,7 @@ from distributed_state.warm.stream import Stream
 log = logging.getLogger(__name__)
 MAX_STATUS_BYTES = 16 * 1024
 _BEATS = 3  # after so many missed beats a replica counts as lost
+_ROLL_BEATS = 2  # the roll is read again after so many
 _KEPT_MS = 3_600_000
 
 
@@ -63,6 +64,8 @@ class Presence:
         self._status: dict[str, Any] = {}
         self._reached = True
         self.lost = 0
+        self._seen: dict[str, float] = {}  # who was on the roll, and when last, by the monotonic clock
+        self._roll_at = 0.0
         self._job: Job | None = None
 
     def begin(self) -> None:
@@ -92,11 +95,35 @@ class Presence:
         found = [_read(id, card, due[id] - now) for id, card in zip(due, cards, strict=True)]
         return sorted(found, key=lambda each: (each.started, each.id))
 
+    async def known(self) -> set[str]:
+        """Those who are there, as the roll says and as it said lately: Redis may have lost it with the rest.
+
+        Never raises: without an answer it is those of before. Without beats this replica alone is known.
+        """
+        if self._every:
+            try:
+                await self._read_roll()
+            except StateError as error:
+                log.warning("beat: the roll cannot be read: %s", error)
+        after = self._port.monotonic() - self._every * (_BEATS + _ROLL_BEATS)
+        return {id for id, seen in list(self._seen.items()) if seen >= after} | {self._warm.replica}
+
+    async def _read_roll(self) -> None:
+        listed = await self._port.command(b"ZRANGE", self._keys.roll, 0, -1)
+        now = self._roll_at = self._port.monotonic()
+        self._seen.update((each.decode(), now) for each in listed)
+        for id, seen in list(self._seen.items()):
+            # Kept beyond its end on the roll, which is a long time after its last beat.
+            if seen < now - self._every * (_BEATS + _ROLL_BEATS):
+                self._seen.pop(id, None)
+
     async def _run(self) -> None:
         while True:
             try:
                 for each in await self._beat():
                     await self._publish_loss(each)
+                if self._port.monotonic() >= self._roll_at + self._every * _ROLL_BEATS:
+                    await self._read_roll()
                 self._reached = True
             except StateError as error:
                 log.log(logging.WARNING if self._reached else logging.DEBUG, "beat: %s", error)

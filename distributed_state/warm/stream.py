@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from distributed_state.errors import Backpressure, ColdUnavailable, DurabilityUnknown, StateError, WarmUnavailable
 from distributed_state.port import Port, Words
-from distributed_state.values.journal import Happened
+from distributed_state.values.journal import Happened, JournalEntry, pack
 from distributed_state.values.keys import PartitionKeys
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import LOST, OpId
@@ -102,6 +102,8 @@ class Stream:
     """Writes events that belong to no commit, and reads all.
 
     `archived` finds one in SQL by its partition and id, among those since a time. `start` has a partition start.
+    `acknowledged` is given the journal's entry of each that is written, its offset 0 if its answer was lost and came
+    once more, with how far it is archived.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class Stream:
         warm: Warm,
         archived: Callable[[int, str, int], Awaitable[Happened | None]],
         start: Callable[[int], Awaitable[None]],
+        acknowledged: Callable[[PartitionKeys, str, JournalEntry, int], Awaitable[None]],
     ) -> None:
+        self._acknowledged = acknowledged
         self._port = port
         self._warm = warm
         self._archived = archived
@@ -159,7 +163,15 @@ class Stream:
             entries = int(answer[1])
             size = int(answer[2])
             raise Backpressure(f"{subject[:200]}: {entries} commits, {size} bytes of its partition are not archived")
-        _, epoch, offset, time_ms = answer if answer[0] == b"ok" else (b"", b"", b"0", b"0")
+        _, epoch, offset, time_ms, *journaled = answer if answer[0] == b"ok" else (b"", b"", b"0", b"0")
+        if int(offset):
+            name = b"%b %b %b" % (offset, type.encode(), subject.encode())
+            at, archived = map(int, journaled or (b"0", b"0"))
+            entry = JournalEntry(
+                at, f"{self._warm.replica}.{op.sequence}.emit", "", 0, int(time_ms), "emit", actor, 0,
+                pack([(b"e", name, data)]), 0,
+            )  # fmt: skip
+            await self._acknowledged(keys, epoch.decode(), entry, archived)
         return epoch.decode(), int(offset), int(time_ms), _id(self._warm, op)
 
     async def _look(self, keys: PartitionKeys, op: OpId, subject: str) -> Happened | None:

@@ -161,3 +161,18 @@ def test_one_asyncio_store_serves_several_loops(redis_url: str, tmp_path: Path, 
     for thread in threads:
         thread.join()
     assert asyncio.run(closing()) == 6
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_child_remembers_nothing_of_its_parents_commits(redis_url: str, archive_url: str, namespace: str) -> None:
+    """It could not let go of them, and its parent remembers them; what it commits itself it remembers."""
+    with StateStore.open(redis_url, archive=archive_url, namespace=namespace, archiver=False) as store:
+        store.session("s").set("n", 1)
+
+        def child() -> list[int]:
+            before = len(store._twin.tiers().memory)
+            store.session("s").set("n", 2)
+            return [before, len(store._twin.tiers().memory)]
+
+        assert in_child(child) == [0, 1]
+        assert len(store._twin.tiers().memory) == 1

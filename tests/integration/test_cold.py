@@ -57,9 +57,10 @@ class Journal:
         self.renew()
 
     def renew(self) -> None:
-        self.cursor = self.store.mint(self.partition, self.cursor)
+        self.cursor = None
+        while self.cursor is None:  # somebody archived since the cursor was read
+            self.cursor = self.store.mint(self.partition, self.store.cursor(self.partition))
         self.offset = 0
-        assert self.cursor
 
     @property
     def epoch(self) -> str:

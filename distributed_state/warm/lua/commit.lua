@@ -20,9 +20,11 @@
         expectations, then that many pairs: field, '=' .. raw value | '-'
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
-  Returns 'ok version epoch first_message results offset seconds microseconds'
+  Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
           one text, because each element of an answer costs as much as a step: the first message's number, the sums of
-          increments joined by ',', the journal's offset, the server's time, which is missing if it was applied before
+          increments joined by ',', the journal's offset, the server's time; how far the journal is archived; what else
+          its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'e' and the
+          number of the first event. From the time on all is missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
@@ -231,7 +233,9 @@ for i = first_step, #words, 3 do
 end
 if growth > 0 and size + growth > record_bytes + 0 then return {'toolarge', format('%d', size + growth)} end
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
+local said = ''
 if owner ~= '' and not call('HGET', record, '#owner') then
+  said = 'o'
   n = n + 2
   fields[n - 1], fields[n] = '#owner', owner
   changes = changes or {change}
@@ -276,7 +280,9 @@ local entry_id = replica .. '.' .. sequence .. '.' .. digest
 if types then
   local op, subject = replica .. '.' .. sequence, text
   -- @include events
+  said = said .. 'e' .. format('%d', event + 1 - #types)
 end
+if head[3] then said = 'b' .. said end
 -- The writer needs no message. Whether it listens only the server knows: its link may have ended without a word.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
@@ -284,3 +290,4 @@ if not listening or listening[2] > listening[4] then
   call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and data or ''))
 end
 return 'ok ' .. version .. ' ' .. epoch .. ' ' .. first_message .. ' ' .. results .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]
+  .. ' ' .. archived_offset .. ' ' .. said

@@ -10,7 +10,9 @@
         journal_entries, journal_bytes     limits
         kept_events         how many events stay in the stream
         member              '' = always; else only if this member of the roll is due, which is taken off it
-  Returns {'ok', epoch, offset, time_ms} | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
+  Returns {'ok', epoch, offset, time_ms, journal_offset, archived_offset}
+          the last two, of the journal, are missing if it was written before
+        | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
         | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
 ]]
 local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -58,4 +60,4 @@ data = 'e' .. #name .. ':' .. #data .. ':' .. name .. data -- a step, as in comm
 -- No record, version 0: the archiver takes the event only.
 local entry_id, text, kind, token_held, last_message = op .. '.emit', '', 'emit', '0', '0'
 -- @include journal
-return {'ok', epoch, number, format('%d', now_ms)}
+return {'ok', epoch, number, format('%d', now_ms), offset, archived_offset}

@@ -1,0 +1,193 @@
+"""What this replica was acknowledged and SQL may not have yet. Law: nothing is forgotten that SQL is not known to have.
+
+Redis can come back older than an acknowledgment: from a file, or as a replica that was behind. Then the writers that
+live still know what was lost. So each commit is noted here on its way back to the caller, as what was sent and what was
+answered; nothing of it is computed or copied before somebody asks.
+
+**Identity, never numbers.** An answer says how far its partition is archived under its epoch. That drops what is kept
+of the same epoch, and says nothing about another one. Of an epoch that is over, SQL is asked for each commit by its
+event. An epoch never spans two lives of the data: a changed life begins another one before anything is committed in it.
+
+The memory is bounded in bytes. At the bound a writer archives, or waits for who does, and is refused in the end.
+
+Design: section 14.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import Backpressure, StateError
+from distributed_state.port import Mutex, Port
+from distributed_state.settings import Settings
+from distributed_state.tiers.archiver import Archiver
+from distributed_state.values.journal import JournalEntry
+from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
+from distributed_state.warm.answers import Committed, Draft, PartitionState
+from distributed_state.warm.client import Warm
+from distributed_state.warm.op_ids import OpId
+from distributed_state.warm.remembered import Remembered, of_commit, of_entry
+from distributed_state.warm.stream import count as ordinal
+
+log = logging.getLogger(__name__)
+Late = Callable[[int, str, list[JournalEntry]], Awaitable[None]]
+
+
+class Memory:
+    """The acknowledged commits of one replica, by partition, each until it is archived.
+
+    `late(partition, epoch, entries)` keeps what was acknowledged under an epoch that is over, and that SQL lacks; it is
+    called again with the same entries if it raises. `limit` is in bytes; infinite if nothing is remembered at all.
+    """
+
+    late: Late
+
+    def __init__(
+        self, port: Port, warm: Warm, cold: ColdStore, archiver: Archiver, keys: Keys, settings: Settings
+    ) -> None:
+        self.bytes = 0
+        # What an embedded server loses, its process lost with it.
+        self.remembers = settings.memory_bytes > 0 and settings.url is not None
+        self.limit = settings.memory_bytes if self.remembers else float("inf")
+        self._port = port
+        self._warm = warm
+        self._cold = cold
+        self._archiver = archiver
+        self._keys = keys
+        self._wait = settings.retry_for
+        # Plain tuples, as `Remembered` has them.
+        self._kept: dict[int, deque[tuple[Any, ...]]] = {}
+        self._mutex = Mutex()
+        self._driving = False
+
+    def __len__(self) -> int:
+        with self._mutex:
+            return sum(map(len, self._kept.values()))
+
+    # On the way of a commit
+
+    def remember(self, names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> bool:
+        """Note a commit that is being acknowledged, and let go of those that its answer shows to be archived.
+
+        False if it does not say enough: its answer was lost and came once more. Then it is to be recalled.
+        """
+        if not self.remembers or not done.offset:
+            return True  # it is from SQL that we know it
+        if done.time_ms is None:
+            return False
+        self._append(names.partition, of_commit(names, draft, op, done), done.archived)
+        return True
+
+    def _append(self, partition: int, commit: tuple[Any, ...], archived: int) -> None:
+        with self._mutex:
+            kept = self._kept.get(partition)
+            if kept is None:
+                kept = self._kept[partition] = deque()
+            kept.append(commit)
+            self.bytes += commit[2]
+            while kept and kept[0][0] <= archived and kept[0][1] == commit[1]:
+                self.bytes -= kept.popleft()[2]
+
+    async def remember_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
+        """Note an event that was written alone, as `remember` does a commit."""
+        if not self.remembers:
+            return
+        if entry.offset:
+            self._append(keys.partition, of_entry(epoch, entry), archived)
+        else:
+            await self._recall(keys, entry.event)
+
+    async def recall(self, names: RecordKeys, op: OpId) -> None:
+        """Note a commit by its entry in the journal.
+
+        Raises WarmUnavailable if Redis cannot be asked: then its answer is as good as lost again.
+        """
+        await self._recall(names, self._warm.ops.event(op))
+
+    async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> None:
+        epoch, entry = await self._warm.partitions.find(keys, event)
+        if entry is not None:  # else it was trimmed, so it is archived
+            self._append(keys.partition, of_entry(epoch, entry), 0)
+
+    def archived(self, partition: int, epoch: str, offset: int) -> None:
+        """Let go of what a partition committed under this epoch, up to this offset: SQL has that."""
+        kept = self._kept.get(partition)
+        with self._mutex:
+            while kept and kept[0][0] <= offset and kept[0][1] == epoch:
+                self.bytes -= kept.popleft()[2]
+
+    async def make_room(self, text: str) -> None:
+        """Wait until less is remembered than may be. Raises Backpressure if that lasts for `retry_for` seconds."""
+        deadline = self._port.monotonic() + self._wait
+        problem: StateError | None = None
+        while self.bytes >= self.limit:
+            if not self._driving:
+                self._driving = True
+                try:
+                    await self._archiver.drain(self.partitions())
+                    await self.look()
+                    problem = None
+                except StateError as error:
+                    problem = error
+                finally:
+                    self._driving = False
+                if self.bytes < self.limit:
+                    return
+            if self._port.monotonic() >= deadline:
+                why = f": {problem}" if problem else ""
+                kept = f"{self.bytes} bytes of acknowledged commits are not archived, memory_bytes={self.limit}"
+                raise Backpressure(f"{text[:200]}: {kept}{why}") from problem
+            await self._port.sleep(0.02)
+
+    # For who recovers a partition
+
+    def entries(self, partition: int, epoch: str) -> list[JournalEntry]:
+        """What is remembered of a partition's commits under an epoch, in the order of their answers."""
+        with self._mutex:
+            kept = [each for each in self._kept.get(partition, ()) if each[1] == epoch]
+        return self._entries(kept)
+
+    def _entries(self, kept: Sequence[tuple[Any, ...]]) -> list[JournalEntry]:
+        return [Remembered(*each).entry(self._warm.replica) for each in kept]
+
+    # In the background
+
+    async def look(self) -> None:
+        """Let go of what is archived; asks nobody if nothing is remembered."""
+        partitions = self.partitions()
+        if partitions:
+            states = await self._warm.partitions.reachable_states([self._keys.partition(each) for each in partitions])
+            for partition, state in states.items():
+                self.archived(partition, state.epoch, state.archived)
+                await self._settle_closed(partition, state)
+
+    def partitions(self) -> list[int]:
+        """Those of which anything is remembered."""
+        with self._mutex:
+            return [partition for partition, kept in self._kept.items() if kept]
+
+    async def _settle_closed(self, partition: int, state: PartitionState) -> None:
+        """Let go of what was acknowledged under epochs that are over: SQL has it, or it came too late."""
+        # SQL closes an epoch before Redis begins the next one, so SQL has whatever it will ever have of it.
+        with self._mutex:
+            closed = [each for each in self._kept[partition] if ordinal(each[1]) < ordinal(state.epoch)]
+        if not closed:
+            return
+        for epoch, some in groupby(sorted(closed, key=lambda each: ordinal(each[1])), key=lambda each: str(each[1])):
+            entries = self._entries(list(some))
+            lacking = await self._port.sql(self._cold.lacking, partition, epoch, entries)
+            late = [entry for entry in entries if entry.event in lacking]
+            if late:
+                await self.late(partition, epoch, late)
+        gone = set(map(id, closed))
+        with self._mutex:
+            kept = self._kept[partition]
+            left = [each for each in kept if id(each) not in gone]
+            self.bytes -= sum(each[2] for each in kept if id(each) in gone)
+            kept.clear()
+            kept.extend(left)

@@ -1,0 +1,205 @@
+"""What living writers remember is gathered by who recovers a partition; what comes late is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from below import names, redis_of, tiers, until
+
+from distributed_state.tiers import gathering
+from distributed_state.tiers.memory import Memory
+
+pytestmark = [pytest.mark.replicas, pytest.mark.only(warm="real")]
+LONG = 60.0  # seconds: whoever lives has answered by then
+
+
+async def writing(opener: Any, **settings: Any) -> Any:
+    return await opener(archiver=False, partitions=1, **settings)
+
+
+def lost(store: Any) -> str:
+    """Empty Redis of what the namespace holds; the epoch that was there."""
+    home = tiers(store)
+    with redis_of(store) as client:
+        epoch: str = client.hget(home.keys.partition(0).meta, "epoch").decode()
+        for key in client.scan_iter(f"{home.settings.namespace}:*"):
+            client.delete(key)
+    return epoch
+
+
+async def test_all_that_living_writers_were_acknowledged_is_gathered(opener: Any) -> None:
+    """After Redis lost everything, with what each of them knows: the union, each commit once."""
+    recoverer, *writers = [await writing(opener) for _ in range(3)]
+    for n in range(5):
+        for at, store in enumerate([recoverer, *writers]):
+            await store.session("s").set(f"{at}", n)
+    epoch = lost(recoverer)
+    found = await tiers(recoverer).gathering.gather(0, epoch, [each.replica for each in writers], silence=LONG)
+    assert not found.silent
+    assert sorted(entry.version for entry in found.entries) == list(range(1, 16))
+    assert len({entry.event for entry in found.entries}) == 15
+    with redis_of(recoverer) as client:
+        assert not list(client.scan_iter(f"{opener.namespace}:*gather*")), "what was asked is over"
+
+
+async def test_nothing_is_gathered_of_writers_that_remember_nothing(opener: Any) -> None:
+    """The control: they answer, and have nothing to give."""
+    recoverer, writer = await writing(opener, memory_bytes=0), await writing(opener)
+    other = await writing(opener, memory_bytes=0)
+    await recoverer.session("s").set("n", 1)
+    await other.session("s").set("n", 2)
+    epoch = lost(recoverer)
+    found = await tiers(recoverer).gathering.gather(0, epoch, [writer.replica], silence=LONG)
+    assert found == ([], set())
+
+
+async def test_another_epoch_is_not_gathered(opener: Any) -> None:
+    recoverer, writer = await writing(opener), await writing(opener)
+    await writer.session("s").set("n", 1)
+    found = await tiers(recoverer).gathering.gather(0, "7-other", [writer.replica], silence=LONG)
+    assert found == ([], set())
+
+
+async def test_who_does_not_answer_is_silent(opener: Any) -> None:
+    """One that holds still, and one that was never there; the others are heard out."""
+    recoverer, writer, still = [await writing(opener) for _ in range(3)]
+    for store in (writer, still):
+        await store.session("s").set("n", 1)
+    await tiers(still).gathering.close()
+    wanted = [writer.replica, still.replica, "0123456789ab"]
+    epoch = lost(recoverer)
+    found = await tiers(recoverer).gathering.gather(0, epoch, wanted, silence=5.0)
+    assert found.silent == {still.replica, "0123456789ab"}
+    assert [entry.version for entry in found.entries] == [1]
+
+
+async def test_much_is_given_in_pieces(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_PIECE_BYTES", 500)
+    monkeypatch.setattr(gathering, "_PAGE", 2)
+    recoverer, writer = await writing(opener), await writing(opener)
+    for n in range(20):
+        await writer.session("s").set("n", "x" * n * 20)
+    epoch = lost(recoverer)
+    found = await tiers(recoverer).gathering.gather(0, epoch, [writer.replica], silence=LONG)
+    assert ([entry.version for entry in found.entries], found.silent) == (list(range(1, 21)), set())
+    assert found.entries == tiers(writer).memory.entries(0, epoch)
+
+
+async def test_requests_are_found_where_the_list_of_them_cannot_be_reached(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cluster's servers the one with the list may be the one that is away."""
+    recoverer, writer = await writing(opener), await writing(opener)
+    await writer.session("s").set("n", 1)
+    epoch = lost(recoverer)
+    port = tiers(writer).port
+    command = type(port).command
+
+    async def away(self: Any, *words: Any) -> Any:
+        if words[0] == b"HGETALL":
+            raise gathering.WarmUnavailable("away")
+        return await command(self, *words)
+
+    monkeypatch.setattr(type(port), "command", away)
+    found = await tiers(recoverer).gathering.gather(0, epoch, [writer.replica], silence=LONG)
+    assert ([entry.version for entry in found.entries], found.silent) == ([1], set())
+
+
+async def test_who_is_there_is_known_when_redis_lost_the_roll(opener: Any) -> None:
+    first, second = await opener(beat=1.0), await opener(beat=1.0)
+    presence = tiers(first).presence
+
+    async def both() -> bool:
+        return {first.replica, second.replica} <= await presence.known()
+
+    await until(both, LONG)
+    with redis_of(first) as client:
+        client.delete(tiers(first).keys.roll)
+    assert {first.replica, second.replica} <= await presence.known()
+    await second.close()
+
+    async def gone() -> bool:
+        return await presence.known() == {first.replica}
+
+    await until(gone, LONG)
+
+
+def epochs(store: Any) -> set[str]:
+    """Those of which the replica remembers anything."""
+    return {each[1] for each in list(tiers(store).memory._kept[0])}
+
+
+async def test_what_was_lost_with_an_epoch_is_handed_over_and_let_go(opener: Any) -> None:
+    """What SQL has of it is not: it is looked up by its event."""
+    store = await writing(opener)
+    memory = tiers(store).memory
+    late = []
+
+    async def take(partition: int, epoch: str, entries: list[Any]) -> None:
+        late.append((partition, epoch, [entry.version for entry in entries]))
+
+    memory.late = take
+    session = store.session("s")
+    await session.set("n", 1)
+    with redis_of(store) as client:
+        kept = client.hget(names(store, "s").meta, "journal")
+        await store.archive()
+        client.hset(names(store, "s").meta, "journal", kept)  # no answer says that it is archived
+    await session.set("n", 2)
+    assert len(memory) == 2
+    epoch = lost(store)
+    await store.session("t").set("n", 1)
+    await until(lambda: epoch not in epochs(store), LONG)
+    assert late == [(0, epoch, [2])]
+    assert (len(memory), memory.bytes) == (1, memory._kept[0][0][2])
+
+
+async def test_what_nobody_takes_is_in_quarantine_once(opener: Any) -> None:
+    store = await writing(opener)
+    session = store.session("s")
+    await session.set("secret", "lost")
+    epoch = lost(store)
+    entries = tiers(store).memory.entries(0, epoch)
+    await store.session("t").set("n", 1)
+    await until(lambda: epoch not in epochs(store), LONG)
+    home = tiers(store)
+    assert await home.port.sql(home.cold.set_aside, 0, epoch, entries) == 0
+    (row,) = await home.port.sql(home.cold.quarantined)
+    assert (row.record, row.version, row.event, row.data) == (
+        "session:s", 1, entries[0].event, entries[0].data,
+    )  # fmt: skip
+
+
+async def test_what_was_erased_does_not_come_back_from_a_memory(opener: Any) -> None:
+    """A writer remembers a commit of a record that is erased meanwhile: it is neither handed over nor put back."""
+    store, other = await writing(opener), await writing(opener)
+    await store.session("s", user="u").set("n", 1)
+    await store.session("s").set("n", 2)
+    home = tiers(store)
+    epoch = home.epoch(0)
+    entries = home.memory.entries(0, epoch)
+    assert len(entries) == 2
+    assert (await home.port.sql(home.cold.known, 0, epoch, entries)).lacking == {entry.event for entry in entries}
+    await other.forget("u")
+    known = await home.port.sql(home.cold.known, 0, epoch, entries)
+    assert not known.lacking
+    assert known.heads["session:s"].version >= 2
+
+
+async def test_a_failed_hand_over_is_made_again(opener: Any) -> None:
+    store = await writing(opener)
+    memory: Memory = tiers(store).memory
+    tries = []
+
+    async def refuse(partition: int, epoch: str, entries: list[Any]) -> None:
+        tries.append([entry.version for entry in entries])
+        if len(tries) < 3:
+            raise gathering.WarmUnavailable("not now")
+
+    memory.late = refuse
+    await store.session("s").set("n", 1)
+    epoch = lost(store)
+    await store.session("t").set("n", 1)
+    await until(lambda: epoch not in epochs(store), LONG)
+    assert tries == [[1]] * 3
