@@ -72,22 +72,7 @@ class Tiers:
         self.warm = Warm(port, settings, replica, codec_of)
         self.clock = self.warm.clock
         self.telemetry = self.warm.telemetry
-        self.hot = Hot(
-            port,
-            entries=settings.hot_entries,
-            size=settings.hot_bytes,
-            recent=settings.recent_messages,
-            evicted=self._stop_listening,
-        )
-        self.link = Link(
-            port,
-            keys,
-            replica,
-            max_staleness=settings.max_staleness,
-            lost=self._lost,
-            epoch_heard=self.see,
-            time_received=lambda *answer: self.clock.heard(*answer),
-        )
+        self.hot, self.link = self._local_and_link()
         mark = partial(leave_mark, self.warm.command, keys, layout)
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
@@ -102,7 +87,7 @@ class Tiers:
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.memory, active=settings.beat > 0)
-        self.recovery.connect(self.presence, self.gathering, self._diverged)
+        self.recovery.connect(self._gather, self._diverged)
         self.memory.late = self._late
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
@@ -110,6 +95,26 @@ class Tiers:
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
         self._mutex = port.mutex()
+
+    def _local_and_link(self) -> tuple[Hot, Link]:
+        settings = self.settings
+        hot = Hot(
+            self.port,
+            entries=settings.hot_entries,
+            size=settings.hot_bytes,
+            recent=settings.recent_messages,
+            evicted=self._stop_listening,
+        )
+        link = Link(
+            self.port,
+            self.keys,
+            self.replica,
+            max_staleness=settings.max_staleness,
+            lost=self._lost,
+            epoch_heard=self.see,
+            time_received=lambda *answer: self.clock.heard(*answer),
+        )
+        return hot, link
 
     def within(self, text: str, max_staleness: float) -> bool:
         """Whether what hot holds of this record is at most this old."""
@@ -196,6 +201,9 @@ class Tiers:
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
+
+    async def _gather(self, partition: int, epoch: str) -> tuple[list[JournalEntry], set[str]]:
+        return await self.gathering.gather(partition, epoch, await self.presence.known())
 
     async def _diverged(self, kept: Sequence[Kept]) -> None:
         self.branches.noted(kept)

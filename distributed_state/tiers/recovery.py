@@ -18,7 +18,6 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
@@ -32,13 +31,10 @@ from distributed_state.tiers.reconcile import reconcile
 from distributed_state.values.journal import JournalEntry, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
+from distributed_state.warm import scanning
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
-from distributed_state.warm.presence import Presence
 from distributed_state.warm.stream import count
-
-if TYPE_CHECKING:
-    from distributed_state.tiers.gathering import Gathering
 
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal
@@ -46,12 +42,14 @@ _AT_ONCE = 200  # records
 _CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
 _MARGIN_US = 2_000_000  # and those of SQL and Redis
 _LONGEST = 0.25
+Gather = Callable[[int, str], Awaitable[tuple[list[JournalEntry], set[str]]]]
 
 
 class Recovery:
     """Starts the partitions of one replica. `leave_mark` notes in Redis whose store it is.
 
-    `presence` knows who is there, `gathering` asks them; `diverged` is told of the branches that were kept.
+    `gather` asks all replicas what they remember of a partition under an epoch, and says who did not answer.
+    `diverged` is told of the branches that were kept.
     """
 
     def __init__(
@@ -74,12 +72,9 @@ class Recovery:
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
 
-    def connect(
-        self, presence: Presence, gathering: Gathering, diverged: Callable[[Sequence[Kept]], Awaitable[None]]
-    ) -> None:
-        """Name those who need partitions that start, and are needed for it."""
-        self._presence = presence
-        self._gathering = gathering
+    def connect(self, gather: Gather, diverged: Callable[[Sequence[Kept]], Awaitable[None]]) -> None:
+        """Name who needs partitions that start, and is needed for it."""
+        self._gather = gather
         self._diverged = diverged
 
     async def start(self, partition: int) -> None:
@@ -144,20 +139,10 @@ class Recovery:
         cursor = await self._port.sql(self._cold.cursor, partition)
         fits = False
         if cursor is not None:
-            strange: list[JournalEntry] | None = []
-            if seen:
-                fits = await self._fits(keys, cursor)
-                if fits:
-                    cursor = await self._carry(keys, token, cursor)
-                elif not (fits := await self._is_carried(keys, seen)):
-                    strange = await self._leave_out(keys, token, seen)
-            if cursor is None or strange is None:
+            together = await self._put_together(keys, token, seen, cursor)
+            if together is None:
                 return False
-            back = await self._put_back(keys, token, seen, cursor, strange)
-            if back is None:
-                return False
-            cursor, events = back
-            fits = fits and not events
+            cursor, fits = together
         # By the clock of SQL: that of a worker may be anything, and this server's may be behind the former one's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
@@ -172,13 +157,29 @@ class Recovery:
             self.count += 1
             # Whoever remembers more may have ended with the server.
             text = (
-                "partition %d: Redis began another life; epoch %s after %s; what was acknowledged behind offset %d, and "
-                "only a process knew that has ended since, is lost"
+                "partition %d: Redis began another life; epoch %s after %s; what was acknowledged behind offset %d "
+                "and known only to a process that has ended since is lost"
             )
             log.warning(text, partition, minted.epoch, seen, cursor.offset if cursor else 0)
         elif word == "ok":
             log.info("partition %d starts under epoch %s", partition, minted.epoch)
         return word != "lost"
+
+    async def _put_together(
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor
+    ) -> tuple[Cursor, bool] | None:
+        """What SQL has then, and whether the stream of events lacks nothing of it. None: it is to be tried again."""
+        strange: list[JournalEntry] | None = []
+        moved: Cursor | None = cursor
+        fits = bool(seen) and await self._fits(keys, cursor)
+        if fits:
+            moved = await self._carry(keys, token, cursor)
+        elif seen and not (fits := await self._is_carried(keys, seen)):
+            strange = await self._leave_out(keys, token, seen)
+        if moved is None or strange is None:
+            return None
+        back = await self._put_back(keys, token, seen, moved, strange)
+        return None if back is None else (back[0], fits and not back[1])
 
     async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
         (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
@@ -240,16 +241,15 @@ class Recovery:
         With whether lifecycle events are among it, which the stream in Redis lacks.
         """
         partition = keys.partition
-        replicas = await self._presence.known()
-        gathered = await self._gathering.gather(partition, cursor.epoch, replicas)
+        remembered, silent = await self._gather(partition, cursor.epoch)
         own = strange if seen == cursor.epoch else []
-        known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *gathered.entries])
-        plan = reconcile(cursor.epoch, cursor.offset, known, own, gathered.entries)
+        known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *remembered])
+        plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
         for epoch, entries in ((seen, [] if own else strange), (cursor.epoch, plan.diverged)):
             if entries:
                 await self._keep(keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}")
-        if gathered.silent:
-            log.warning("partition %d: %d replicas do not say what they remember", partition, len(gathered.silent))
+        if silent:
+            log.warning("partition %d: %d replicas do not say what they remember", partition, len(silent))
         if not plan.continued:
             return cursor, False
         carried = await self._archive(keys, token, cursor, plan.continued)
@@ -280,30 +280,20 @@ class Recovery:
 
     async def _erased(self, keys: PartitionKeys, token: str, hashes: set[str]) -> set[RecordKeys]:
         """The records of the partition in Redis that were erased: SQL has only a hash of each one's name."""
-        prefix = keys.meta.removesuffix(b"meta") + b"r:"
-        node = self._port.node_of(keys.meta)
         found: set[RecordKeys] = set()
-        cursor: bytes | int = 0
+        cursor, texts = await scanning.page(self._warm, keys, 0)
         while True:
-            scan = (b"SCAN", cursor, b"MATCH", _literally(prefix) + b"*", b"COUNT", _PAGE)
-            cursor, page = await self._warm.patiently(self._port.command_with, node, *scan)
-            for key in page:
-                text = key.removeprefix(prefix).decode()
-                if hashed(self._keys.namespace, text) in hashes:
-                    found.add(self._keys.of(Ref.parse(text)))
-            if int(cursor) == 0:
+            mine = (text for text in texts if hashed(self._keys.namespace, text) in hashes)
+            found.update(self._keys.of(Ref.parse(text)) for text in mine)
+            if not cursor:
                 return found
             await self._may(keys, token)
+            cursor, texts = await scanning.page(self._warm, keys, cursor)
 
     async def _may(self, keys: PartitionKeys, token: str) -> bool:
         """Whether this replica still has the right to start the partition, which it keeps for longer."""
         word, _ = await self._partitions.mint(keys, token)
         return word == "ok"
-
-
-def _literally(prefix: bytes) -> bytes:
-    """A pattern of SCAN that stands for these very bytes."""
-    return b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
 
 
 def _sql_is_older(cursor: Cursor | None, place: PartitionState) -> bool:

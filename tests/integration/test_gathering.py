@@ -18,9 +18,16 @@ async def writing(opener: Any, **settings: Any) -> Any:
     return await opener(archiver=False, partitions=1, **settings)
 
 
-def lost(store: Any) -> str:
-    """Empty Redis of what the namespace holds; the epoch that was there."""
+async def unasked(partition: int, epoch: str) -> tuple[list[Any], set[str]]:
+    """Who recovers hears nobody, not even itself."""
+    return [], set()
+
+
+def lost(store: Any, *, heard: bool = False) -> str:
+    """Empty Redis of what the namespace holds; the epoch that was there. What comes of it is late, unless `heard`."""
     home = tiers(store)
+    if not heard:
+        home.recovery._gather = unasked
     with redis_of(store) as client:
         epoch: str = client.hget(home.keys.partition(0).meta, "epoch").decode()
         for key in client.scan_iter(f"{home.settings.namespace}:*"):
@@ -155,20 +162,43 @@ async def test_what_was_lost_with_an_epoch_is_handed_over_and_let_go(opener: Any
     assert (len(memory), memory.bytes) == (1, memory._kept[0][0][2])
 
 
-async def test_what_nobody_takes_is_in_quarantine_once(opener: Any) -> None:
+async def test_what_comes_late_is_kept_in_a_branch(opener: Any) -> None:
     store = await writing(opener)
     session = store.session("s")
-    await session.set("secret", "lost")
+    await session.set("n", 1)
+    await store.archive()
+    await session.set("n", 2)
     epoch = lost(store)
-    entries = tiers(store).memory.entries(0, epoch)
-    await store.session("t").set("n", 1)
+    assert await session.set("other", 1) == 2
     await until(lambda: epoch not in epochs(store), LONG)
-    home = tiers(store)
-    assert await home.port.sql(home.cold.set_aside, 0, epoch, entries) == 0
-    (row,) = await home.port.sql(home.cold.quarantined)
-    assert (row.record, row.version, row.event, row.data) == (
-        "session:s", 1, entries[0].event, entries[0].data,
-    )  # fmt: skip
+    (branch,) = await session.branches()
+    assert (branch.epoch, branch.base, branch.commits) == (epoch, 1, 1)
+    assert (await session.at(branch=branch.id)).fields == {"n": 2}
+
+
+async def everything_is_put_back(opener: Any, **settings: Any) -> None:
+    """Nothing was archived, Redis loses all, and the writers live."""
+    stores = [await writing(opener, **settings) for _ in range(3)]
+    for n in range(4):
+        for at, store in enumerate(stores):
+            session = store.session("s")
+            await session.write(set={f"{at}": n}, increment={"count": 1})
+    lost(stores[0], heard=True)
+    session = stores[1].session("s")
+    assert await session.get_all(fresh=True) == {"0": 3, "1": 3, "2": 3, "count": 12}
+    assert await session.increment("count") == 13
+    assert [change.version for change in await session.history()] == list(range(1, 14))
+    assert not await session.branches()
+
+
+async def test_all_that_was_acknowledged_is_put_back_by_those_who_live(opener: Any) -> None:
+    await everything_is_put_back(opener)
+
+
+async def test_who_remembers_nothing_puts_nothing_back(opener: Any) -> None:
+    """The control."""
+    with pytest.raises(AssertionError):
+        await everything_is_put_back(opener, memory_bytes=0)
 
 
 async def test_what_was_erased_does_not_come_back_from_a_memory(opener: Any) -> None:

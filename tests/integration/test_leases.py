@@ -536,7 +536,7 @@ async def test_nobody_overtakes_among_many_waiters_of_several_replicas(opener: A
             if script is ACQUIRE and answer[0] == b"wait":
                 stood[arguments[1]] = int(answer[3])
             elif script is ACQUIRE and answer[0] == b"ok":
-                granted[arguments[1]] = int(answer[1][1:].split(b":")[0])
+                granted[arguments[1]] = int(answer[1][1:].split(b"@")[0])
             return answer
 
         port.script = script
