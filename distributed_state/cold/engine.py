@@ -124,7 +124,8 @@ class Database:
         `prepare` does in it what is to be done.
         """
         with self._translated(), self._attempt():
-            connection = self._engine.connect()
+            # As one that writes: a transaction that reads would see old rows for as long as it lasts.
+            connection = self._engine.connect().execution_options(writes=True)
             raw: Any = connection.connection.driver_connection
             try:
                 connection.detach()

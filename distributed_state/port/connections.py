@@ -58,6 +58,14 @@ class _Asked(CredentialProvider):
         return self.get_credentials()
 
 
+async def _answer(connection: Any) -> Any:
+    """The answer to what was sent, an error like any other."""
+    try:
+        return await connection.read_response()
+    except driver.NoPermissionError as error:
+        return ReplyError(f"NOPERM {error}")
+
+
 class Connections:
     """Makes connections of one URL, and knows which servers it means now; shared by all ports of a store."""
 
@@ -128,7 +136,7 @@ class Connections:
                     await connection.send_command(*_ROLE)
                     self._require_primary(node, await connection.read_response())
                 await connection.send_command(*lives.INFO)
-                life = self.met(node, lives.read(await connection.read_response()))
+                life = self.met(node, lives.read(await _answer(connection)))
         except (TimeoutError, *BROKEN) as error:
             await connection.disconnect(nowait=True)
             raise translate(error, self.place) from error

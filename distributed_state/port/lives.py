@@ -11,22 +11,28 @@ Design: section 14.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 from distributed_state.port import LIFE, Words
 from distributed_state.port.facts import Life
 
+log = logging.getLogger(__name__)
 INFO: Words = (b"INFO", b"server", b"replication")
 _NOBODY = "0" * 40
 
 
 EMBEDDED = Life("embedded", "embedded", True)
+UNKNOWN = Life("", "", True)  # of a server that does not let us ask: what it loses is not noticed, unless it is all
 
 
 def read(answer: Any) -> Life:
     """Read the answer to `INFO`, or raise the error that it is."""
     if isinstance(answer, Exception):
+        if str(answer).startswith("NOPERM"):
+            log.warning("the user lacks the right to INFO, so that older data of Redis would not be noticed")
+            return UNKNOWN
         raise answer
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
     facts = dict(line.partition(":")[::2] for line in text.splitlines())

@@ -6,6 +6,7 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
@@ -39,6 +40,8 @@ from distributed_state.warm.stream import Stream
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
+_SILENCE = 1.0  # seconds without a word after which a replica is not there
+_SILENT_SECONDS = 10.0
 
 
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
@@ -87,6 +90,7 @@ class Tiers:
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.memory, active=settings.beat > 0)
+        self._silent: dict[str, float] = {}  # who did not say what they remember, and when
         self.recovery.connect(self._gather, self._diverged)
         self.memory.late = self._late
         self.handlings: list[HandlerWorker] = []
@@ -203,7 +207,13 @@ class Tiers:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
     async def _gather(self, partition: int, epoch: str) -> tuple[list[JournalEntry], set[str]]:
-        return await self.gathering.gather(partition, epoch, await self.presence.known())
+        now = self.port.monotonic()
+        known = await self.presence.known()
+        # One that was silent a moment ago is not waited for in every partition.
+        waited = {each for each in known if now - self._silent.get(each, -math.inf) > _SILENT_SECONDS}
+        found, silent = await self.gathering.gather(partition, epoch, waited, silence=_SILENCE)
+        self._silent.update(dict.fromkeys(silent, now))
+        return found, silent | (known - waited)
 
     async def _diverged(self, kept: Sequence[Kept]) -> None:
         self.branches.noted(kept)

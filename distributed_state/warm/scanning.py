@@ -18,6 +18,6 @@ async def page(patience: Patience, keys: PartitionKeys, cursor: int) -> tuple[in
     """
     prefix = keys.meta.removesuffix(b"meta") + b"r:"
     pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
-    words = (b"SCAN", cursor, b"MATCH", pattern + b"*", b"COUNT", _PAGE)
+    words = (b"SCAN", cursor, b"match", pattern + b"*", b"COUNT", _PAGE)
     following, found = await patience.patiently(patience.port.command_with, patience.port.node_of(keys.meta), *words)
     return int(following), [key.removeprefix(prefix).decode() for key in found]

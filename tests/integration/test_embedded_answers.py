@@ -123,6 +123,10 @@ NOT_COMPARED = {
     "TIME": "another each time",
     "INFO": "asked of real servers alone, by `doctor`",
     **dict.fromkeys(
+        ("LRANGE", "RPUSH", "SCAN", "WAIT", "WAITAOF", "CONFIG"),
+        "asked of real servers alone, about what they may lose",
+    ),
+    **dict.fromkeys(
         ("HELLO", "ROLE", "CLUSTER", "ASKING", "SENTINEL", "MASTER", "SUBSCRIBE"), "asked where a server is, or of it"
     ),
     "SSUBSCRIBE": "below",

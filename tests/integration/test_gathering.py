@@ -183,6 +183,15 @@ async def everything_is_put_back(opener: Any, **settings: Any) -> None:
         for at, store in enumerate(stores):
             session = store.session("s")
             await session.write(set={f"{at}": n}, increment={"count": 1})
+    home = tiers(stores[1])
+
+    async def all_known() -> bool:
+        return len(await home.presence.known()) == 3
+
+    await until(all_known, LONG)
+    if home.memory.remembers:
+        gather = home.gathering.gather
+        home.gathering.gather = lambda *given, silence: gather(*given, silence=LONG)
     lost(stores[0], heard=True)
     session = stores[1].session("s")
     assert await session.get_all(fresh=True) == {"0": 3, "1": 3, "2": 3, "count": 12}
