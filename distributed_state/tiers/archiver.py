@@ -256,7 +256,7 @@ class Archiver:
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
         # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
-        for partition, answer in zip(passed, await self._partitions.trim(trims), strict=True):
+        for partition, answer in zip(passed, await self._partitions.trim(trims), strict=False):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
             elif answer[0] == b"epoch":

@@ -95,15 +95,19 @@ class Recovery:
             pause = min(pause * 1.5, _LONGEST)
 
     async def heal(self, partition: int) -> bool:
-        """Start a partition anew whose journal does not fit SQL; False if SQL is what is older.
+        """Start a partition anew whose journal does not fit SQL; False if SQL is what is older, or entries are missing.
 
-        Then nobody knows what SQL had; what Redis has is served, and not archived.
+        Then nobody knows what they were; what Redis has is served, and not archived.
         """
         keys = self._keys.partition(partition)
         place = (await self._partitions.states([keys]))[partition]
         cursor = await self._port.sql(self._cold.cursor, partition)
-        if not place.epoch or _sql_is_older(cursor, place):
+        if not place.epoch or cursor is None or _sql_is_older(cursor, place):
             return False
+        if cursor.epoch == place.epoch:
+            (journal,) = await self._partitions.journals([(keys, cursor.offset)], 1)
+            if not cursor.offset or [entry.event for entry in journal.onward] == [cursor.event]:
+                return False  # it goes on from SQL, with a gap
         await self._partitions.rename(keys, place.epoch, place.life, doubt=True)
         await self.start(partition)
         return True
