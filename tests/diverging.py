@@ -13,8 +13,8 @@ from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import RecordKeys
 
 CAUSE = "failover"
-# A store in which nothing is archived behind a test's back.
-QUIET = {"archiver": False, "durability": "memory"}
+# A store in which nothing is archived behind a test's back, and nobody remembers what was lost.
+QUIET = {"archiver": False, "durability": "memory", "memory_bytes": 0}
 
 
 @dataclass(frozen=True)
