@@ -207,6 +207,8 @@ class Tiers:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
     async def _gather(self, partition: int, epoch: str) -> tuple[list[JournalEntry], set[str]]:
+        if not self.memory.remembers:
+            return [], set()
         now = self.port.monotonic()
         known = await self.presence.known()
         # One that was silent a moment ago is not waited for in every partition.

@@ -166,7 +166,9 @@ def test_one_asyncio_store_serves_several_loops(redis_url: str, tmp_path: Path, 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_remembers_nothing_of_its_parents_commits(redis_url: str, archive_url: str, namespace: str) -> None:
     """It could not let go of them, and its parent remembers them; what it commits itself it remembers."""
-    with StateStore.open(redis_url, archive=archive_url, namespace=namespace, archiver=False) as store:
+    with StateStore.open(
+        redis_url, archive=archive_url, namespace=namespace, archiver=False, memory_bytes=2**20
+    ) as store:
         store.session("s").set("n", 1)
 
         def child() -> list[int]:

@@ -15,7 +15,7 @@ LONG = 60.0  # seconds: whoever lives has answered by then
 
 
 async def writing(opener: Any, **settings: Any) -> Any:
-    return await opener(archiver=False, partitions=1, **settings)
+    return await opener(**{"archiver": False, "partitions": 1, "memory_bytes": 64 * 2**20} | settings)
 
 
 async def unasked(partition: int, epoch: str) -> tuple[list[Any], set[str]]:

@@ -21,6 +21,7 @@ from distributed_state.warm.scripts import COMMIT, EMIT
 single = pytest.mark.only(warm="single")
 real = pytest.mark.only(warm="real")
 KEYS = KeyRing({"new": b"n" * 32})
+MEMORY = 64 * 2**20  # bytes
 
 
 def message(text: str) -> dict[str, Any]:
@@ -88,7 +89,7 @@ async def every_kind_of_commit(store: Any, *, encrypted: bool = False) -> None:
 @real
 async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypted: bool) -> None:
     """Every kind of step, byte for byte: events with their numbers, lifetimes, owners, dates of messages."""
-    store = await opener(archiver=False, encryption=Encryption(KEYS) if encrypted else None)
+    store = await opener(archiver=False, memory_bytes=MEMORY, encryption=Encryption(KEYS) if encrypted else None)
 
     async def kept(calls: Any) -> list[Any]:
         return [[b"ok"] for _ in calls]
@@ -109,7 +110,7 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
 
 @real
 async def test_entries_travel_as_they_are(opener: Any) -> None:
-    store = await opener(archiver=False)
+    store = await opener(archiver=False, memory_bytes=MEMORY)
     await every_kind_of_commit(store)
     found = remembered(store)
     assert found
@@ -119,7 +120,7 @@ async def test_entries_travel_as_they_are(opener: Any) -> None:
 @real
 async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
     """By the answer to the next commit; and who writes no more lets go of it as well."""
-    store = await opener(archiver=False)
+    store = await opener(archiver=False, memory_bytes=MEMORY)
     memory = tiers(store).memory
     session = store.session("s")
     for n in range(5):
@@ -135,7 +136,7 @@ async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
 
 @real
 async def test_who_remembers_nothing_asks_nobody(opener: Any) -> None:
-    store = await opener(archiver=False, beat=0)
+    store = await opener(archiver=False, memory_bytes=MEMORY, beat=0)
     await store.session("s").set("n", 1)
     await store.archive()
     await until(lambda: not len(tiers(store).memory), 60.0)
@@ -147,7 +148,7 @@ async def test_who_remembers_nothing_asks_nobody(opener: Any) -> None:
 
 @real
 async def test_a_batch_and_many_tasks_are_remembered_whole(opener: Any) -> None:
-    store = await opener(archiver=False)
+    store = await opener(archiver=False, memory_bytes=MEMORY)
 
     async def write(me: int) -> None:
         for n in range(10):
@@ -166,9 +167,9 @@ async def test_a_batch_and_many_tasks_are_remembered_whole(opener: Any) -> None:
 @single
 async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: Any) -> None:
     """With the offset and the time at which it was applied, not those of the repetition."""
-    other = await opener(archiver=False)
+    other = await opener(archiver=False, memory_bytes=MEMORY)
     with Proxy(opener.url) as proxy:
-        store = await opener(url=proxy.url, archiver=False)
+        store = await opener(url=proxy.url, archiver=False, memory_bytes=MEMORY)
         session = store.session("s")
         await session.set("n", 1)
         loss = proxy.lose(COMMIT.sha)
@@ -185,7 +186,7 @@ async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: An
 
 @real
 async def test_events_that_were_written_alone_are_remembered(opener: Any) -> None:
-    store = await opener(archiver=False, encryption=Encryption(KEYS))
+    store = await opener(archiver=False, memory_bytes=MEMORY, encryption=Encryption(KEYS))
     await store.emit("shop.opened", {"n": 1})
     with store.acting_as("ada"):
         await store.emit("shop.closed", {"n": 2}, subject=store.session("s"))
@@ -197,7 +198,7 @@ async def test_events_that_were_written_alone_are_remembered(opener: Any) -> Non
 @single
 async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
-        store = await opener(url=proxy.url, archiver=False)
+        store = await opener(url=proxy.url, archiver=False, memory_bytes=MEMORY)
         await store.emit("shop.opened")
         loss = proxy.lose(EMIT.sha)
         task = asyncio.ensure_future(store.emit("shop.closed", {"n": 2}))
@@ -217,7 +218,7 @@ async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: An
 @pytest.mark.only(warm="single", face="blocking")
 async def test_what_is_remembered_is_counted_truthfully(opener: Any) -> None:
     """By what is freed when it is let go: at least that much was counted, and not many times as much."""
-    store = await opener(archiver=False, beat=0, max_staleness=0)
+    store = await opener(archiver=False, memory_bytes=MEMORY, beat=0, max_staleness=0)
     memory = tiers(store).memory
     await tiers(store).gathering.close()  # looks at nothing meanwhile
     session = store.session("s")
