@@ -17,7 +17,7 @@ import pytest
 from below import ROOT
 
 from distributed_state import StateStore, port
-from distributed_state.cold import engine, forking
+from distributed_state.cold import dialects, forking
 from distributed_state.cold.engine import Database
 from distributed_state.port import Script
 from distributed_state.programs.servers import redis_server
@@ -177,7 +177,8 @@ def test_a_fork_that_waited_for_no_transaction_would_leave_the_child_a_locked_da
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forking, "_PATIENCE", 0.0)
-    monkeypatch.setattr(engine, "_BUSY_SECONDS", 0.1)
+    prepare = dialects.prepare_sqlite
+    monkeypatch.setattr(dialects, "prepare_sqlite", lambda engine, seconds: prepare(engine, 0.1))
     with pytest.raises(AssertionError):
         written_in_a_child(tmp_path / "a.db")
 

@@ -149,6 +149,7 @@ SESSION: dict[str, Case] = {
     "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "branches": (lambda s: s.branches(), [("read", None)]),
+    "confirm": (lambda s: s.confirm(), [("read", V)]),
     "drop_branch": (_dropped, [("admin", None)]),
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
     "checkpoints": (lambda s: s.checkpoints(), [("read", V)]),
@@ -200,6 +201,7 @@ async def _edit(session: Any) -> None:
 
 # What a typed handle has besides, and what it does another way.
 TYPED: dict[str, Case] = {
+    "confirm": (lambda s: s.confirm(), [("read", V)]),
     "load": (lambda s: s.load(), [("read", None), ("read", "a")]),
     "edit": (_edit, [("read", None), ("read", "a"), ("write", "b")]),
     "modify": (lambda s: s.modify(lambda trip: Trip(b=2, a=trip.a)), [("read", None), ("read", "a"), ("write", "b")]),
@@ -319,7 +321,9 @@ HANDLE, WRITING, STORE_USER = (
 # Who has nobody to ask, and why. These and the rows above are one table: what each public method asks of the policy.
 UNASKED: dict[str, dict[str, str]] = {
     "STORE": dict.fromkeys(("session", "user", "app", "task"), HANDLE)
-    | dict.fromkeys(("open", "close", "off", "ready", "invalidate", "acting_as", "settings", "replica"), LOCAL)
+    | dict.fromkeys(
+        ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
+    )
     | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
     "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL),
     "TYPED": {},

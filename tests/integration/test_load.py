@@ -190,8 +190,9 @@ def test_what_a_turn_asks_of_redis_can_be_watched_as_often_as_it_is_asked_for() 
     """Once before the knee is looked for, and once for the figures after it."""
     with redis_server() as server:
         found = [baseline.commands(server.url, MESSAGES) for _ in range(3)]
-    assert found[0].count > 5
-    assert [each.count for each in found] == [found[0].count] * 3
+    counts = [each.count for each in found]
+    assert min(counts) > 5
+    assert max(counts) < 2 * min(counts), "beside the turn's own there is what goes on in the background"
 
 
 def test_in_one_namespace_the_second_look_would_see_something_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,8 @@ async def test_a_repeated_append_has_the_time_of_the_first(store: Any) -> None:
     session = store.session("s")
     await session.append(said(0))
     await session.messages()
-    with sabotage("commit", " .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]", " .. ' ' .. offset"):
+    told = " .. ' ' .. now[1] .. ' ' .. now[2]\n  .. ' ' .. archived_offset .. ' ' .. said"
+    with sabotage("commit", told, ""):
         await session.append(said(1))
     times = [change.time for change in await session.history()]
     assert [each.timestamp for each in await session.messages()] == times

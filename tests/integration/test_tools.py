@@ -610,7 +610,7 @@ async def test_what_is_not_archived_yet_is_completed_all_the_same(opener: Any, m
         await reach(*arguments)
 
     monkeypatch.setattr(tiers(store).archiver, "reach", away)
-    with pytest.raises(DurabilityUnknown, match="not archived yet"):
+    with pytest.raises(DurabilityUnknown, match="not archived"):
         async with session.turn() as turn:
             await turn.call(visit, {"city": "Oslo"})
     assert await store.user("u1").get("visits", fresh=True) == 1
