@@ -13,7 +13,6 @@ from distributed_state.port import Port
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import SLOTS
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
-from distributed_state.warm.scripts import MINT
 
 _FLOOR = (7, 0)
 _ELECTION = 2.0  # seconds until a replica has been chosen and is known to have been
@@ -198,7 +197,7 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     )
     keys = tiers.keys.partition(0)
     try:
-        await tiers.warm.script(MINT, [keys.meta, keys.mint], ["doctor", 1])
+        await tiers.warm.partitions.tail(keys)
         findings.append(Finding("scripts", True, "Lua runs"))
     except StateError as error:
         findings.append(Finding("scripts", False, str(error), "allow EVAL and EVALSHA"))

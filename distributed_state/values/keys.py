@@ -40,7 +40,6 @@ class PartitionKeys:
     partition: int
     journal: bytes
     meta: bytes
-    mint: bytes
     archiver: bytes
     events: bytes
     events_channel: bytes
@@ -117,7 +116,7 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        named = ("journal", "meta", "mint", "archiver", "events", "e", "lifetimes", "gathering")
+        named = ("journal", "meta", "archiver", "events", "e", "lifetimes", "gathering")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:

@@ -38,7 +38,7 @@ class Partitions:
 
     async def mint(self, keys: PartitionKeys, token: str) -> tuple[str, str]:
         """Ask to start a partition, or to go on starting it: 'ok', 'busy' or 'live', and the epoch that it holds."""
-        word, *epoch = await self._patience.script(MINT, [keys.meta, keys.mint], [token, _MINTING_MS])
+        word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS])
         return word.decode(), epoch[0].decode() if epoch else ""
 
     async def install(
@@ -48,7 +48,7 @@ class Partitions:
 
         `seen` is the epoch before. `continued`: the stream of events goes on. Fencing tokens are above `floor`.
         """
-        names = [keys.meta, keys.mint, keys.journal, keys.events]
+        names = [keys.meta, keys.journal, keys.events]
         return _word(await self._patience.script(INSTALL, names, [token, seen, epoch, int(continued), floor]))
 
     async def rename(self, keys: PartitionKeys, epoch: str, life: str, *, doubt: bool = False) -> bool:
@@ -60,7 +60,7 @@ class Partitions:
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
         """Take records out of Redis, if this is still who may recover the partition."""
-        calls = [(DISCARD, [keys.mint, keys.meta, each.record, each.hydration], [token, seen]) for each in records]
+        calls = [(DISCARD, [keys.meta, each.record, each.hydration], [token, seen]) for each in records]
         answers = await self._patience.scripts(calls)
         for answer in answers:
             if isinstance(answer, StateError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -341,8 +342,26 @@ def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound
         keys = store._twin.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
             client.delete(keys.meta)
-            assert client.eval(MINT.text, 2, keys.meta, keys.mint, "", "token", "1000") == [b"busy"]
-            assert not client.exists(keys.mint)
+            assert client.eval(MINT.text, 1, keys.meta, "", "token", "1000") == [b"busy"]
+            assert not client.exists(keys.meta)
+
+
+def test_the_right_to_start_is_not_what_a_full_redis_evicts(rewound: Rewound, archive: str) -> None:
+    with opened(rewound.server, archive) as store:
+        life, keys = b"1", store._twin.tiers().keys.partition(0)
+        with redis.Redis.from_url(rewound.server.url) as client:
+
+            def asked(token: str, ms: int) -> object:
+                return client.eval(MINT.text, 1, keys.meta, life, token, ms)
+
+            client.flushall()
+            assert asked("first", 60_000) == [b"ok", b""]
+            assert client.info("keyspace")["db0"]["expires"] == 0
+            assert asked("second", 60_000) == [b"busy"]
+            assert asked("first", 1) == [b"ok", b""]
+            time.sleep(0.01)
+            assert asked("second", 60_000) == [b"ok", b""]
+            client.flushall()
 
 
 # SQL is what is older

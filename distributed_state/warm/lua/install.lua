@@ -1,7 +1,7 @@
 --[[
   Start a partition under a new epoch, which SQL knows already. Offsets of the journal begin anew. What was written
   under the epoch before stays, as far as it is not discarded.
-  KEYS  meta  mint  journal  events
+  KEYS  meta  journal  events
   ARGV  life       of the connection: see port/lives.py
         token      of the right to mint
         seen       the epoch before, as it was when the right was given; '' = none
@@ -10,25 +10,25 @@
         floor      fencing tokens are greater than this
   Returns {'ok'} | {'live', epoch} | {'lost'}
 ]]
-local meta, mint, journal, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local meta, journal, events = KEYS[1], KEYS[2], KEYS[3]
 local life, token, seen, epoch, continued, floor = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 -- @include epoch
 if current then return {'live', current} end
-if life == '' or redis.call('GET', mint) ~= token then return {'lost'} end
-local before = redis.call('HMGET', meta, 'epoch', 'event', 'event_floor', 'event_floor_ms', 'token')
-if (before[1] or '') ~= seen then return {'lost'} end
+-- @include mint_right
+if life == '' or not may then return {'lost'} end
+local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token')
 -- @include clock
 -- DEL first: after it even a full Redis lets the rest be done.
-redis.call('DEL', mint, journal)
-local event, event_floor, floor_ms, from = before[2] or '0', before[3] or '0', before[4] or '0', seen
+redis.call('DEL', journal)
+local event, event_floor, floor_ms, from = before[1] or '0', before[2] or '0', before[3] or '0', seen
 if continued ~= '1' or seen == '' then
   redis.call('DEL', events)
   event, event_floor, floor_ms, from = '0', '0', format('%d', now_ms), ''
 end
 -- Every lease of before is over, and every holder of one has a smaller token than who comes now.
-floor = format('%d', math.max(floor + 0, (before[5] or '0') + 0))
+floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
 -- `fresh`: what was written before this is not here: see commit.lua and emit.lua. `lifetimes` are looked through anew.
-redis.call('HDEL', meta, 'lifetimes')
+redis.call('HDEL', meta, 'mint', 'lifetimes')
 redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life, 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continued', from, 'continued_to', event,
   'fresh', format('%d', now_ms))
