@@ -20,9 +20,9 @@ from typing import Any, Protocol, TypeVar
 from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
 
 T = TypeVar("T")
-Words = tuple[Any, ...]
+Filled = tuple[Any, ...]
+Words = Filled | list[Any]  # a list is a call that is told the life of the connection it is sent on: see `lives`
 Mutex = Lock  # for what all threads and event loops of a process share
-LIFE: Any = object()  # stands in a call for the life of the connection that it is sent on: see `lives`
 
 
 _INCLUDE = re.compile(rb"^[ \t]*--+[ \t]*@include(.*)$", re.MULTILINE)
@@ -75,12 +75,13 @@ class Script:
     def call(self, keys: Sequence[bytes], arguments: Sequence[Any]) -> Words:
         """The words of one EVALSHA."""
         if self.living:
-            return (b"EVALSHA", self.sha, len(keys), *keys, LIFE, *arguments)
+            return [b"EVALSHA", self.sha, len(keys), *keys, b"", *arguments]
         return (b"EVALSHA", self.sha, len(keys), *keys, *arguments)
 
     def first_call(self, words: Words) -> Words:
         """The same call for a server that does not know the script yet."""
-        return (b"EVAL", self.text, *words[2:])
+        first = [b"EVAL", self.text, *words[2:]]
+        return first if isinstance(words, list) else tuple(first)
 
 
 Call = tuple[Script, Sequence[bytes], Sequence[Any]]

@@ -22,7 +22,7 @@ from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.port import Words, lives
+from distributed_state.port import Filled, lives
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.errors import BROKEN, ReplyError, translate
@@ -32,7 +32,7 @@ from distributed_state.port.sentinels import SentinelWatch, hear
 from distributed_state.port.sockets import Socket, nothing, pack
 from distributed_state.port.topology import Topology
 
-_ROLE: Words = (b"ROLE",)
+_ROLE: Filled = (b"ROLE",)
 log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
 
@@ -233,7 +233,7 @@ class Connections:
         except BROKEN as error:
             raise translate(error, self.place) from error
 
-    def ask(self, node: str, *commands: Words, timeout: float, sentinel: bool = False) -> list[Any]:
+    def ask(self, node: str, *commands: Filled, timeout: float, sentinel: bool = False) -> list[Any]:
         """Ask a server, on a connection of its own, where keys are. Raises as `connect`, and for an error's answer."""
         # Without the database: what a cluster says of one that it does not have differs from server to server.
         options = self.address.sentinel_options if sentinel else self._options | {"db": 0}

@@ -15,11 +15,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_state.port import LIFE, Words
+from distributed_state.port import Filled, Words
 from distributed_state.port.facts import Life
 
 log = logging.getLogger(__name__)
-INFO: Words = (b"INFO", b"server", b"replication")
+INFO: Filled = (b"INFO", b"server", b"replication")
 _NOBODY = "0" * 40
 
 
@@ -41,15 +41,14 @@ def read(answer: Any) -> Life:
     return Life(data, facts.get("run_id", ""), facts.get("role", "master") == "master", former)
 
 
-def filled(words: Words, life: str) -> Words:
+def filled(words: Words, life: str) -> Filled:
     """A command as it is sent on a connection of this life."""
-    if words[0] in (b"EVALSHA", b"EVAL"):
-        at = 3 + int(words[2])
-        if at < len(words) and words[at] is LIFE:
-            return (*words[:at], life, *words[at + 1 :])
-    return words
+    if type(words) is tuple:
+        return words
+    words[3 + words[2]] = life  # type: ignore[index]  # a list: what stood there was of an earlier sending
+    return tuple(words)
 
 
-def all_filled(commands: Sequence[Words], life: str) -> list[Words]:
+def all_filled(commands: Sequence[Words], life: str) -> list[Filled]:
     """The same of many."""
     return [filled(words, life) for words in commands]

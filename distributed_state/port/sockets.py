@@ -19,7 +19,7 @@ import redis.exceptions as driver
 from hiredis import Reader, pack_command
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port import Words
+from distributed_state.port import Filled
 from distributed_state.port.errors import LOST, ReplyError
 
 _READ = 65_536
@@ -35,7 +35,7 @@ def reader(make_error: Callable[[str], Exception]) -> Any:
     return Reader(protocolError=driver.InvalidResponse, replyError=make_error, errors="replace")
 
 
-def pack(commands: Sequence[Words]) -> bytes:
+def pack(commands: Sequence[Filled]) -> bytes:
     """The bytes of commands."""
     return b"".join(map(pack_command, commands))
 

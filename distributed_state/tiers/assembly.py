@@ -89,13 +89,14 @@ class Tiers:
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
-        self.gathering = Gathering(port, self.warm, keys, self.memory, active=settings.beat > 0)
+        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
+        link = self.link if self._uses_hot else None
+        self.gathering = Gathering(port, self.warm, keys, self.memory, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # who did not say what they remember, and when
         self.recovery.connect(self._gather, self._diverged)
         self.memory.late = self._late
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
-        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
         self._mutex = port.mutex()

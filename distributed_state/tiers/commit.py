@@ -70,7 +70,7 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
         done = answer
         if not isinstance(done, Committed):
             done = await _carry_through(tiers, names, draft, op, done, trailing_call)
-        if not memory.remember(names, draft, op, done):
+        if not memory.remember(names, op, done, draft.sent_events):
             await memory.recall(names, op)
         if last:
             last.release_answered(done.trailing)
@@ -174,7 +174,7 @@ async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError
         if isinstance(answer, StateError):
             raise answer
         done = await _carry_through(tiers, names, draft, op, answer)
-        if not tiers.memory.remember(names, draft, op, done):
+        if not tiers.memory.remember(names, op, done, draft.sent_events):
             await tiers.memory.recall(names, op)
         _update_cached(tiers, names, draft, done)
     except StateError as error:

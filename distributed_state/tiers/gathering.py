@@ -1,9 +1,10 @@
 """What living writers remember of a partition, gathered by who recovers it. Law: what was given in time is whole.
 
 Who gathers leaves a request, with a token and the epoch that is asked for, and reads a list to which each replica adds
-what it remembers, in pieces, and then its end. A replica looks for requests several times a second, so one that says
-nothing for half a second is not there, or holds still: it counts as silent, and what it remembers comes late. A request
-lies in one hash of the fleet, which is cheap to look at, and in its partition, for those who cannot reach the other.
+what it remembers, in pieces, and then its end. A replica hears of requests through its link, and looks for them when
+that begins to hear, and several times a second while it does not. So one that says nothing for a while is not there, or
+holds still: it counts as silent, and what it remembers comes late. A request lies in one hash of the fleet, and in its
+partition, for those who cannot reach the other.
 
 Design: section 14.
 """
@@ -21,9 +22,10 @@ from distributed_state.tiers.memory import Memory
 from distributed_state.values.journal import JournalEntry, pack, pack_entries, unpack, unpack_entries
 from distributed_state.values.keys import Keys
 from distributed_state.warm.client import Warm
+from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
-_EVERY = 0.2  # seconds between two looks for requests
+_EVERY = 0.2  # seconds between two looks for requests, while they are not heard
 _LOOK = 1.0  # seconds between two looks for what is archived
 _KEPT_MS = b"60000"
 _PIECE_BYTES = 256 * 1024
@@ -39,14 +41,19 @@ class Gathered(NamedTuple):
 
 
 class Gathering:
-    """Asks other replicas what they remember, and answers them. `active`: this one is on the roll of replicas."""
+    """Asks other replicas what they remember, and answers them.
 
-    def __init__(self, port: Port, warm: Warm, keys: Keys, memory: Memory, *, active: bool) -> None:
+    `active`: this one is on the roll of replicas. `link`: through which requests are heard, None to look for them.
+    """
+
+    def __init__(self, port: Port, warm: Warm, keys: Keys, memory: Memory, link: Link | None, *, active: bool) -> None:
         self._port = port
         self._warm = warm
         self._keys = keys
         self._memory = memory
+        self._hearing = link if active else None  # nobody waits for the answer of one that is not on the roll
         self._active = active
+        self._asked = port.signal()
         self._answered: dict[str, None] = {}
         self._job: Job | None = None
 
@@ -77,7 +84,11 @@ class Gathering:
         keys = self._keys
         await self._warm.command(b"SET", keys.partition(partition).gathering, request, b"PX", _KEPT_MS)
         try:
-            fleet = [(b"HSET", keys.gatherings, partition, request), (b"PEXPIRE", keys.gatherings, _KEPT_MS)]
+            fleet = [
+                (b"HSET", keys.gatherings, partition, request),
+                (b"PEXPIRE", keys.gatherings, _KEPT_MS),
+                (b"SPUBLISH", keys.gatherings_channel, request),
+            ]
             await self._try(fleet)
             wanted -= await self._read(keys.gathered(partition, token), wanted, found, silence)
         finally:
@@ -128,9 +139,15 @@ class Gathering:
     async def _run(self) -> None:
         looked = 0.0
         said = ""
+        asked = True
+        if self._hearing is not None:
+            self._hearing.watch(self._keys.gatherings_channel, lambda _: self._asked.set())
         while True:
             try:
-                await self.answer()
+                if asked or not self._hears():
+                    self._asked.clear()
+                    await self.answer()
+                    asked = False
                 now = self._port.monotonic()
                 if now - looked >= _LOOK:
                     looked = now
@@ -139,7 +156,10 @@ class Gathering:
             except StateError as error:
                 log.log(logging.DEBUG if said else logging.WARNING, "memory: %s", error)
                 said = str(error)
-            await self._port.sleep(_EVERY)
+            asked = await self._asked.wait(_LOOK if self._hears() and not asked else _EVERY) or asked
+
+    def _hears(self) -> bool:
+        return self._hearing is not None and self._hearing.confirmed(self._keys.gatherings_channel)
 
     async def answer(self) -> None:
         """Answer whoever asks now what this replica remembers."""

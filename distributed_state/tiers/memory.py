@@ -26,9 +26,9 @@ from distributed_state.errors import Backpressure, StateError
 from distributed_state.port import Mutex, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
-from distributed_state.values.journal import JournalEntry
+from distributed_state.values.journal import JournalEntry, Step
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
-from distributed_state.warm.answers import Committed, Draft, PartitionState
+from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import OpId
 from distributed_state.warm.remembered import Remembered, of_commit, of_entry
@@ -71,16 +71,17 @@ class Memory:
 
     # On the way of a commit
 
-    def remember(self, names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> bool:
+    def remember(self, names: RecordKeys, op: OpId, done: Committed, events: Sequence[Step]) -> bool:
         """Note a commit that is being acknowledged, and let go of those that its answer shows to be archived.
 
+        `events` are the steps that were sent beside its own.
         False if it does not say enough: its answer was lost and came once more. Then it is to be recalled.
         """
         if not self.remembers or not done.offset:
             return True  # it is from SQL that we know it
         if done.time_ms is None:
             return False
-        self._append(names.partition, of_commit(names, draft, op, done), done.archived)
+        self._append(names.partition, of_commit(op, done, events), done.archived)
         return True
 
     def _append(self, partition: int, commit: tuple[Any, ...], archived: int) -> None:
@@ -153,7 +154,7 @@ class Memory:
         return self._entries(kept)
 
     def _entries(self, kept: Sequence[tuple[Any, ...]]) -> list[JournalEntry]:
-        return [Remembered(*each).entry(self._warm.replica) for each in kept]
+        return [Remembered(*each).entry() for each in kept]
 
     # In the background
 
@@ -175,9 +176,10 @@ class Memory:
         """Let go of what was acknowledged under epochs that are over: SQL has it, or it came too late."""
         # SQL closes an epoch before Redis begins the next one, so SQL has whatever it will ever have of it.
         with self._mutex:
-            closed = [each for each in self._kept[partition] if ordinal(each[1]) < ordinal(state.epoch)]
-        if not closed:
-            return
+            kept = self._kept[partition]
+            if not kept or kept[0][1] == state.epoch:
+                return  # those of before were first, and are gone
+            closed = [each for each in kept if ordinal(each[1]) < ordinal(state.epoch)]
         for epoch, some in groupby(sorted(closed, key=lambda each: ordinal(each[1])), key=lambda each: str(each[1])):
             entries = self._entries(list(some))
             lacking = await self._port.sql(self._cold.lacking, partition, epoch, entries)

@@ -86,6 +86,7 @@ class Keys:
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()
         self.gatherings = f"{self._fleet}:gatherings".encode()
+        self.gatherings_channel = f"{self._fleet}:gather".encode()
         self._partitions = lru_cache(maxsize=None)(self._partition)
         self.of = lru_cache(maxsize=8192)(self._record)
 

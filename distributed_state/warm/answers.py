@@ -45,7 +45,7 @@ class Committed(NamedTuple):
     """A write that was applied. `first_message`, `results` are None and `offset` is 0 if only SQL remembers it.
 
     `time_ms` is None as well if it was repeated; `trailing` is the answer of the script that was sent after it.
-    `archived`: up to which offset its partition is archived under this epoch; `said` as commit.lua says it.
+    `archived`: up to which offset its partition is archived under this epoch; `text`: all of the answer.
     """
 
     version: int
@@ -56,7 +56,7 @@ class Committed(NamedTuple):
     time_ms: int | None = None
     trailing: Any = None
     archived: int = 0
-    said: bytes = b""
+    text: bytes = b""
 
     def applied(self, steps: Iterable[Step]) -> list[Step] | None:
         """The steps that were sent as the journal has them; None if the answer does not say what came of them."""
@@ -80,6 +80,19 @@ class Committed(NamedTuple):
                 each = (b"w", b"", b"%d" % self.first_message)
             applied.append(each)
         return applied
+
+
+def committed(text: bytes, trailing: Any = None) -> Committed:
+    """What commit.lua answered of a write that was applied, and the answer of the script that was sent after it."""
+    _, version, epoch, first, results, offset, *time = text.split(b" ")
+    sums = tuple(map(int, results.split(b","))) if results else ()
+    if not time:
+        return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing)
+    seconds, micros, archived, _ = time
+    time_ms = int(seconds) * 1000 + int(micros) // 1000
+    return Committed(
+        int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text
+    )
 
 
 @dataclass(frozen=True, slots=True)

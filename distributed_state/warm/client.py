@@ -20,7 +20,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Loaded, Step
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME
-from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
+from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, committed
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.op_ids import OpId, OpIds, Unsure
 from distributed_state.warm.partitions import Partitions
@@ -63,11 +63,14 @@ class Warm(Patience):
         self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
-        draft.sent_events = self._sealed_events(names, draft, op)
+        events = events_of(names, draft)
+        draft.sent_events = self._sealed(names, events, op) if events else events
         try:
             answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
         except WarmUnavailable as error:
             answer, trailing = await self.again(error, self._attempt, names, draft, op, listening, trailing_call)
+        if type(answer) is bytes and not draft.sent_events:
+            return committed(answer, trailing)  # the short way
         return self._committed(names, draft, answer, trailing)
 
     async def _attempt(
@@ -90,7 +93,8 @@ class Warm(Patience):
     ) -> list[Committed | Cold | Swap | Uninitialised | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         for names, draft, op, _ in writes:
-            draft.sent_events = self._sealed_events(names, draft, op)
+            events = events_of(names, draft)
+            draft.sent_events = self._sealed(names, events, op) if events else events
         ops = [op for _, _, op, _ in writes]
         answers: list[Any] = []
         sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
@@ -126,6 +130,7 @@ class Warm(Patience):
         ]  # fmt: skip
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
+        op.sent = arguments
         for step in draft.steps:
             arguments += step
         if not events:
@@ -134,11 +139,8 @@ class Warm(Patience):
             arguments += event
         return COMMIT, (*names.commit_keys, *names.event_keys), arguments
 
-    def _sealed_events(self, names: RecordKeys, draft: Draft, op: OpId) -> Sequence[Step]:
+    def _sealed(self, names: RecordKeys, events: Sequence[Step], op: OpId) -> Sequence[Step]:
         """The steps beside a change as they are sent, and sent again: who remembers the commit has the same bytes."""
-        events = events_of(names, draft)
-        if not events:
-            return events
         codec = self.codec_of(names.ref.text)
         # Only now the op id is known, which is part of what an event's data is authenticated with.
         writer = f"{self.replica}.{op.sequence}"
@@ -152,17 +154,9 @@ class Warm(Patience):
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Read the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
-            _, version, epoch, first, results, offset, *time = answer.split(b" ")
-            sums = tuple(map(int, results.split(b","))) if results else ()
             if draft.sent_events:
                 self.emitted += sum(step in (b"e", b"E") for step, _, _ in draft.sent_events)
-            if not time:
-                return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing)
-            seconds, micros, archived, said = time
-            time_ms = int(seconds) * 1000 + int(micros) // 1000
-            return Committed(
-                int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), said
-            )
+            return committed(answer, trailing)
         word = answer[0]
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())

@@ -40,7 +40,8 @@ class OpId:
 
     `first` is when it was first sent, by the monotonic clock. `since_ms`: before then, by the server's clock, it was
     surely not applied. `doubted`: an answer was lost, so that it may have been applied since. `eased_ms`: that
-    time, when it was last put back because another server's clock may count.
+    time, when it was last put back because another server's clock may count. `size`: of its steps, in bytes. `sent`:
+    the arguments with which it was last sent, as commit.lua has them.
     """
 
     sequence: int
@@ -50,6 +51,8 @@ class OpId:
     since_ms: int = 0
     doubted: bool = False
     eased_ms: int = -1
+    size: int = 0
+    sent: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +81,15 @@ class OpIds:
 
     def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]]) -> OpId:
         """Name a write. `end` must follow, whatever comes of it."""
-        digest = 0
+        digest = size = 0
         for step, name, value in steps:
             digest = crc32(value, crc32(name, crc32(step, digest)))
+            size += len(name) + len(value)
         with self._mutex:
             sequence = next(self._count)
             self._unanswered[sequence] = None
             oldest = next(iter(self._unanswered))
-        return OpId(sequence, oldest, f"{digest:x}", self._port.monotonic())
+        return OpId(sequence, oldest, f"{digest:x}", self._port.monotonic(), size=size)
 
     def end(self, op: OpId) -> None:
         """The caller will not send this write again."""

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from distributed_state.values.journal import JournalEntry, Step, pack
-from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME, OWNER
-from distributed_state.warm.answers import Committed, Draft
+from distributed_state.warm.answers import Committed, committed
 from distributed_state.warm.op_ids import OpId
 
 _TOKEN = re.compile(r"[A-Za-z](\d+)")
@@ -22,94 +21,89 @@ _FIRST_EVENT = re.compile(rb"e(\d+)$")
 # What is held for one commit, and for one of its steps, beside the bytes of names and values. Measured with tracemalloc
 # on CPython 3.11 (tests/integration/test_memory.py does it anew).
 _EACH_BYTES = 520
-_STEP_BYTES = 160
+_WORD_BYTES = 50
+_EXPECTATIONS = 21  # where commit.lua is sent how many there are
+_BESIDE = (b"e", b"E", b"x", b"X")  # steps that change no record
 
 
 class Remembered(NamedTuple):
     """A commit that was acknowledged: what was sent and what was answered, of which nothing is computed or copied.
 
-    `known` is the entry itself, where the writer does not know all of it: its answer was lost and came once more.
+    `sent` is the entry itself, where the writer does not know all of it: its answer was lost and came once more.
     """
 
     offset: int
     epoch: str
     size: int
-    record: bytes
-    known: JournalEntry | None
-    version: int = 0
-    time_ms: int = 0
-    first_message: int = 0
-    results: tuple[int, ...] = ()
-    said: bytes = b""
-    sequence: int = 0
-    digest: str = ""
-    kind: str = ""
-    actor: str = ""
-    owner: str = ""
-    lock_value: str = ""
-    steps: Sequence[Step] = ()
-    events: Sequence[Step] = ()
+    sent: Sequence[Any] | JournalEntry
+    answer: bytes = b""
 
-    def entry(self, replica: str) -> JournalEntry:
-        """As it stands in the journal, if this replica wrote it."""
-        if self.known is not None:
-            return self.known
-        token = _TOKEN.match(self.lock_value)
+    def entry(self) -> JournalEntry:
+        """As it stands in the journal."""
+        if isinstance(self.sent, JournalEntry):
+            return self.sent
+        (_, replica, sequence, _, digest, _, lock_value, *_), (kind, actor, owner, record, *_) = (
+            self.sent[:10], self.sent[10:]
+        )  # fmt: skip
+        token = _TOKEN.match(lock_value)
+        done = committed(self.answer)
+        steps = _steps(self.sent)
         return JournalEntry(
             offset=self.offset,
-            event=f"{replica}.{self.sequence}.{self.digest}",
-            record=self.record.decode(),
-            version=self.version,
-            time_ms=self.time_ms,
-            kind=self.kind,
-            actor=self.actor,
+            event=f"{replica}.{sequence}.{digest}",
+            record=record.decode(),
+            version=done.version,
+            time_ms=done.time_ms or 0,
+            kind=kind,
+            actor=actor,
             token=int(token[1]) if token else 0,
-            data=pack(self._written()),
+            data=pack(_written(done, steps, record, owner)),
             total_bytes=0,
-            next_message=self.first_message + sum(step == b"m" for step, _, _ in self.steps),
+            next_message=(done.first_message or 0) + sum(step == b"m" for step, _, _ in steps),
         )
 
-    def _written(self) -> Iterator[Step]:
-        """The steps as commit.lua wrote them."""
-        done = Committed(self.version, self.epoch, self.first_message, self.results, self.offset, self.time_ms)
-        yield from done.applied(self.steps) or ()
-        begins = self.version == 1 or b"b" in self.said
-        found = _FIRST_EVENT.search(self.said)
-        number = int(found[1]) if found else 0
-        for step, name, value in self.events:
-            if step in (b"E", b"X") and not begins:
-                continue
-            if step in (b"e", b"E"):
-                yield b"e", b"%d %b %b" % (number, name, self.record), value
-                number += 1
-            elif int(name) or int(value):
-                limit = self.time_ms + int(value) if int(value) > 0 else 0
-                yield b"s", LIFETIME, b"%b %d" % (name, limit)
-        if b"o" in self.said:
-            yield b"s", OWNER, self.owner.encode()
+
+def _steps(sent: Sequence[Any]) -> list[Step]:
+    """The triples at the end of what commit.lua was sent."""
+    first = _EXPECTATIONS + 1 + 2 * sent[_EXPECTATIONS]
+    return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3)]
 
 
-def of_commit(names: RecordKeys, draft: Draft, op: OpId, done: Committed) -> tuple[Any, ...]:
+def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
+    """The steps as commit.lua wrote them."""
+    said = done.text.rpartition(b" ")[2]
+    yield from done.applied(each for each in sent if each[0] not in _BESIDE) or ()
+    begins = done.version == 1 or b"b" in said
+    found = _FIRST_EVENT.search(said)
+    number = int(found[1]) if found else 0
+    for step, name, value in sent:
+        if step not in _BESIDE or (step in (b"E", b"X") and not begins):
+            continue
+        if step in (b"e", b"E"):
+            yield b"e", b"%d %b %b" % (number, name, record), value
+            number += 1
+        elif int(name) or int(value):
+            limit = (done.time_ms or 0) + int(value) if int(value) > 0 else 0
+            yield b"s", LIFETIME, b"%b %d" % (name, limit)
+    if b"o" in said:
+        yield b"s", OWNER, owner.encode()
+
+
+def of_commit(op: OpId, done: Committed, events: Sequence[Step]) -> tuple[Any, ...]:
     """A commit as `Remembered` has it, as a plain tuple.
 
     Python's garbage collector goes through lists and objects as long as they live, again and again, but takes tuples
     of plain values out of its account. Keeping the draft itself cost three times as much as all of the rest.
     """
-    version, epoch, first_message, results, offset, time_ms, _, _, said = done
-    steps = tuple(draft.steps)
-    events = tuple(draft.sent_events)
-    size = _EACH_BYTES
-    for _, name, value in steps:
-        size += _STEP_BYTES + len(name) + len(value)
+    size = _EACH_BYTES + op.size
+    sent = tuple(op.sent)
+    size += _WORD_BYTES * len(sent)
     for _, name, value in events:
-        size += _STEP_BYTES + len(name) + len(value)
-    return (
-        offset, epoch, size, names.text, None, version, time_ms, first_message, results, said, op.sequence, op.digest,
-        draft.kind, draft.actor, draft.owner, draft.lock_value, steps, events,
-    )  # fmt: skip
+        size += len(name) + len(value)
+    return done.offset, done.epoch, size, sent, done.text
 
 
 def of_entry(epoch: str, entry: JournalEntry) -> tuple[Any, ...]:
     """The same of an entry that is known as it stands in the journal."""
     size = _EACH_BYTES + len(entry.data) + len(entry.record)
-    return entry.offset, epoch, size, entry.record.encode(), entry
+    return entry.offset, epoch, size, entry
