@@ -68,7 +68,6 @@ class Recovery:
         self._keys = keys
         self._limit = settings.timeout + settings.retry_for
         self._leave_mark = leave_mark
-        self._kept: list[Kept] = []
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
 
@@ -142,8 +141,9 @@ class Recovery:
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
         fits = False
+        kept: list[Kept] = []
         if cursor is not None:
-            together = await self._put_together(keys, token, seen, cursor)
+            together = await self._put_together(keys, token, seen, cursor, kept)
             if together is None:
                 return False
             cursor, fits = together
@@ -155,8 +155,6 @@ class Recovery:
         await self._leave_mark()
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
         if word == "ok" and seen:
-            kept = self._kept
-            self._kept = []
             await self._diverged(kept)
             self.count += 1
             # Whoever remembers more may have ended with the server.
@@ -170,9 +168,12 @@ class Recovery:
         return word != "lost"
 
     async def _put_together(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, kept: list[Kept]
     ) -> tuple[Cursor, bool] | None:
-        """What SQL has then, and whether the stream of events lacks nothing of it. None: it is to be tried again."""
+        """What SQL has then, and whether the stream of events lacks nothing of it. None: it is to be tried again.
+
+        The branches that were made of the rest are added to `kept`.
+        """
         strange: list[JournalEntry] | None = []
         moved: Cursor | None = cursor
         fits = bool(seen) and await self._fits(keys, cursor)
@@ -182,7 +183,7 @@ class Recovery:
             strange = await self._leave_out(keys, token, seen)
         if moved is None or strange is None:
             return None
-        back = await self._put_back(keys, token, seen, moved, strange)
+        back = await self._put_back(keys, token, seen, moved, strange, kept)
         return None if back is None else (back[0], fits and not back[1])
 
     async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
@@ -238,7 +239,7 @@ class Recovery:
         return strange if await self._discard(keys, token, seen, names) else None
 
     async def _put_back(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, strange: list[JournalEntry]
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, strange: list[JournalEntry], kept: list[Kept]
     ) -> tuple[Cursor, bool] | None:
         """Archive what goes on from SQL of what writers remember and the journal has; the rest diverged.
 
@@ -251,7 +252,9 @@ class Recovery:
         plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
         for epoch, entries in ((seen, [] if own else strange), (cursor.epoch, plan.diverged)):
             if entries:
-                await self._keep(keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}")
+                kept += await self._keep(
+                    keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}"
+                )
         if silent:
             log.warning("partition %d: %d replicas do not say what they remember", partition, len(silent))
         if not plan.continued:
@@ -263,15 +266,16 @@ class Recovery:
         log.warning("partition %d: %d commits were put back", partition, len(plan.continued))
         return carried, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
 
-    async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> None:
+    async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
         """Keep what SQL does not continue: changes of records in branches, events that were written alone aside."""
         text = "partition %d: %d entries of epoch %s continue nothing that SQL has"
         log.error(text, keys.partition, len(entries), epoch)
         changes = [entry for entry in entries if entry.record]
         alone = [entry for entry in entries if not entry.record]
-        self._kept += await self._port.sql(self._cold.branches.keep, keys.partition, epoch, changes, cause)
+        kept: list[Kept] = await self._port.sql(self._cold.branches.keep, keys.partition, epoch, changes, cause)
         if alone:
             await self._port.sql(self._cold.set_aside, keys.partition, epoch, alone)
+        return kept
 
     async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
         records = list(names)

@@ -19,11 +19,7 @@ from distributed_state.programs.servers.binaries import postgres_binaries
 
 PATH = f"{postgres_binaries()}:{os.environ['PATH']}"
 MISSING = [tool for tool in ("pg_dump", "pg_restore", "psql", "redis-cli") if shutil.which(tool, path=PATH) is None]
-pytestmark = [
-    pytest.mark.wide,
-    pytest.mark.timeout(240),
-    pytest.mark.skipif(bool(MISSING), reason=f"this machine has no {', '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.wide, pytest.mark.timeout(240)]
 NAMESPACE = {"namespace": "backup", "partitions": 4}
 
 
@@ -56,6 +52,9 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
+    if MISSING:
+        assert os.environ.get("CI") != "true", f"CI carries out what the manual says: install {', '.join(MISSING)}"
+        pytest.skip(f"this machine has no {', '.join(MISSING)}")
     folder = tmp_path / "operator"
     folder.mkdir()
     valkey = redis_server("--appendonly", "yes", binary=server_binary("valkey"), directory=tmp_path / "warm")
