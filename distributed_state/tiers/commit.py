@@ -43,6 +43,7 @@ from distributed_state.warm.telemetry import observed
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
+_REPLACED = 0.05  # seconds until a server that was replaced is asked no more
 Answer = Committed | Cold | Swap | Uninitialised | Unsure
 Sent = tuple[RecordKeys, Draft, OpId, bytes]
 
@@ -71,7 +72,7 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
         if not isinstance(done, Committed):
             done = await _carry_through(tiers, names, draft, op, done, trailing_call)
         if not memory.remember(names, op, done, draft.sent_events):
-            await memory.recall(names, op)
+            done = await _recalled(tiers, names, draft, op, done, trailing_call)
         if last:
             last.release_answered(done.trailing)
     except BaseException as error:
@@ -175,7 +176,7 @@ async def _carried_through(tiers: Tiers, sent: Sent, answer: Answer | StateError
             raise answer
         done = await _carry_through(tiers, names, draft, op, answer)
         if not tiers.memory.remember(names, op, done, draft.sent_events):
-            await tiers.memory.recall(names, op)
+            done = await _recalled(tiers, names, draft, op, done)
         _update_cached(tiers, names, draft, done)
     except StateError as error:
         invalidate_cached(tiers, names, error)
@@ -217,6 +218,24 @@ async def _carry_through(
             names, draft, op, listening=tiers.link.heard_on(names.channel), trailing_call=trailing_call
         )
     raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be changed")
+
+
+async def _recalled(
+    tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done: Committed, trailing_call: Call | None = None
+) -> Committed:
+    """Have a commit remembered whose answer was lost and came once more; sent again if nobody has it now.
+
+    A primary that was held up answered, and was replaced: its successor never had the commit, which is not lost yet.
+    """
+    for _ in range(ROUNDS):
+        if await tiers.memory.recall(names, op, done):
+            return done
+        await tiers.port.sleep(_REPLACED)
+        answer = await tiers.warm.commit(names, draft, op, listening=b"", trailing_call=trailing_call)
+        done = await _carry_through(tiers, names, draft, op, answer, trailing_call)
+        if tiers.memory.remember(names, op, done, draft.sent_events):
+            return done
+    raise WarmUnavailable(f"{names.ref.text[:200]}: it is said to be applied, and no server has it")
 
 
 def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:

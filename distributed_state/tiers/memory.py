@@ -22,10 +22,11 @@ from itertools import groupby
 from typing import Any
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import Backpressure, StateError
+from distributed_state.errors import Backpressure, StateError, WarmUnavailable
 from distributed_state.port import Mutex, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archiver import Archiver
+from distributed_state.tiers.recovery import CLOCKS_MS
 from distributed_state.values.journal import JournalEntry, Step
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Committed, PartitionState
@@ -100,20 +101,30 @@ class Memory:
             return
         if entry.offset:
             self._append(keys.partition, of_entry(epoch, entry), archived)
-        else:
-            await self._recall(keys, entry.event)
+        elif not await self._recall(keys, entry.event):
+            id = f"{entry.event.removesuffix('emit')}0"
+            if await self._port.sql(self._cold.event, keys.partition, id, entry.time_ms - CLOCKS_MS) is not None:
+                return
+            raise WarmUnavailable(f"partition {keys.partition}: the server that said it has an event was replaced")
 
-    async def recall(self, names: RecordKeys, op: OpId) -> None:
+    async def recall(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
         """Note a commit by its entry in the journal.
 
-        Raises WarmUnavailable if Redis cannot be asked: then its answer is as good as lost again.
+        False if neither that nor SQL has it: the server that said so was replaced meanwhile by one without it. Raises
+        WarmUnavailable or ColdUnavailable if they cannot be asked: then its answer is as good as lost again.
         """
-        await self._recall(names, self._warm.ops.event(op))
+        event = self._warm.ops.event(op)
+        if await self._recall(names, event):
+            return True
+        # It was trimmed, so it is archived; unless this is another server's journal.
+        entry = JournalEntry(done.offset, event, names.ref.text, done.version, 0, "", "", 0, b"", 0)
+        return not await self._port.sql(self._cold.lacking, names.partition, done.epoch, [entry])
 
-    async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> None:
-        epoch, entry = await self._warm.partitions.find(keys, event)
-        if entry is not None:  # else it was trimmed, so it is archived
-            self._append(keys.partition, of_entry(epoch, entry), 0)
+    async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> bool:
+        epoch, found = await self._warm.partitions.find(keys, event)
+        if found is not None:
+            self._append(keys.partition, of_entry(epoch, found), 0)
+        return found is not None
 
     def archived(self, partition: int, epoch: str, offset: int) -> None:
         """Let go of what a partition committed under this epoch, up to this offset: SQL has that."""

@@ -39,7 +39,7 @@ from distributed_state.warm.stream import count
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal
 _AT_ONCE = 200  # records
-_CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
+CLOCKS_MS = 60_000  # how far the clocks of two servers may be apart that wrote one history, one after the other
 _MARGIN_US = 2_000_000  # and those of SQL and Redis
 _LONGEST = 0.25
 Gather = Callable[[int, str], Awaitable[tuple[list[JournalEntry], set[str]]]]
@@ -140,6 +140,7 @@ class Recovery:
         """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again."""
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
+        before = cursor
         fits = False
         kept: list[Kept] = []
         if cursor is not None:
@@ -154,7 +155,7 @@ class Recovery:
             return False
         await self._leave_mark()
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
-        if word == "ok" and seen:
+        if word == "ok" and before is not None:
             await self._diverged(kept)
             self.count += 1
             # Whoever remembers more may have ended with the server.
@@ -162,7 +163,7 @@ class Recovery:
                 "partition %d: Redis began another life; epoch %s after %s; what was acknowledged behind offset %d "
                 "and known only to a process that has ended since is lost"
             )
-            log.warning(text, partition, minted.epoch, seen, cursor.offset if cursor else 0)
+            log.warning(text, partition, minted.epoch, seen or before.epoch, cursor.offset if cursor else 0)
         elif word == "ok":
             log.info("partition %d starts under epoch %s", partition, minted.epoch)
         return word != "lost"
@@ -231,7 +232,7 @@ class Recovery:
             after = entries[-1].offset
             if not await self._may(keys, token):
                 return None
-        newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - _CLOCKS_MS))
+        newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - CLOCKS_MS))
         changed = {entry.record for entry in strange if entry.record}
         names = {self._keys.of(Ref.parse(text)) for text in changed.union(newer.records)}
         if newer.erased:

@@ -27,6 +27,7 @@ from distributed_state.warm.subscription import Link
 log = logging.getLogger(__name__)
 _CHECK = 3.0
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds until what could not be read is tried again
+_REPLACED = 5.0  # seconds: a server that answers under an older epoch for so long was not replaced
 _AT_ONCE = 400
 _HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
@@ -49,6 +50,7 @@ class Consumers:
         self._resyncs = self._replayed = 0  # of consumers that have left
         self.past: Counter[str] = Counter()  # of handlers that have left
         self._stirred = port.signal()
+        self._older: dict[int, float] = {}  # partitions that showed an epoch that is over, and since when
         self._job: Job | None = None
         self.watching: list[Callable[[], None]] = []  # called now and then
 
@@ -213,7 +215,24 @@ class Consumers:
         return missed
 
     async def _heads(self, partitions: Iterable[int]) -> dict[int, Head]:
-        return await self._stream.reachable_heads([self._keys.partition(each) for each in sorted(partitions)])
+        heads = await self._stream.reachable_heads([self._keys.partition(each) for each in sorted(partitions)])
+        places = [each.taken() for each in list(self._subscriptions)]
+        return {
+            at: head
+            for at, head in heads.items()
+            if not self._is_over(at, head, max((count(each[at].epoch) for each in places if at in each), default=0))
+        }
+
+    def _is_over(self, partition: int, head: Head, reached: int) -> bool:
+        """Whether a server answered that was replaced, and does not know it yet: its epoch is over.
+
+        Unless it goes on like that: then SQL was emptied too, and counts epochs anew.
+        """
+        if not head.epoch or count(head.epoch) >= reached:
+            self._older.pop(partition, None)
+            return False
+        now = self._port.monotonic()
+        return now - self._older.setdefault(partition, now) < _REPLACED
 
     @staticmethod
     def _lost(at: Position, head: Head) -> str:

@@ -217,6 +217,52 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             assert by_partition(each.heard[41:]) == expected
 
 
+async def a_replaced_server_answers_once_more(opener: Any) -> None:
+    """The partition is in its second epoch; for a while heads come from a server that is still in the first."""
+    with own_server(opener) as server:
+        opener.url = server.url
+        store = await opener(partitions=1, archiver=False, memory_bytes=0)
+        listener = Listener(store)
+        await store.ready()
+        for n in range(3):
+            await store.emit("first", {"n": n}, subject="s")
+        await until(lambda: len(listener.heard) == 3)
+        stream = tiers(store).stream
+        former = (await stream.heads([tiers(store).keys.partition(0)]))[0]
+        with redis.Redis.from_url(server.url) as client:
+            client.flushall()
+        for n in range(3):
+            await store.emit("second", {"n": n}, subject="s")
+        await until(lambda: [each.type for each in listener.heard].count("second") == 3)
+        heads, asked = stream.reachable_heads, list[int]()
+
+        async def of_the_former(partitions: Any) -> Any:
+            asked.append(1)
+            return dict.fromkeys((each.partition for each in partitions), former)
+
+        stream.reachable_heads = of_the_former
+        tiers(store).consumers.stir([0])
+        await until(lambda: len(asked) >= 3)
+        stream.reachable_heads = heads
+        tiers(store).consumers.stir([0])
+        await store.emit("second", {"n": 3}, subject="s")
+        await until(lambda: listener.heard[-1].data.get("n") == 3)
+        assert [each.type for each in listener.heard] == ["first"] * 3 + [RESYNC] + ["second"] * 4
+
+
+@single
+async def test_a_server_that_was_replaced_is_not_believed(opener: Any) -> None:
+    await a_replaced_server_answers_once_more(opener)
+
+
+@single
+async def test_if_it_were_believed_events_would_be_heard_twice(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    monkeypatch.setattr(consumers, "_REPLACED", 0.0)
+    with pytest.raises(AssertionError):
+        await a_replaced_server_answers_once_more(opener)
+
+
 @single
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("remembered", [0, 2**20], ids=["forgotten", "remembered"])

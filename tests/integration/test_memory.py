@@ -184,6 +184,30 @@ async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: An
         assert all(written[event] == entry for event, entry in mine.items())
 
 
+@single
+async def test_a_commit_that_only_a_replaced_server_had_is_sent_again(opener: Any) -> None:
+    """A primary that was held up says that it applied the write, and is replaced before its journal is read."""
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False, memory_bytes=MEMORY)
+        session = store.session("s")
+        await session.set("n", 1)
+        partitions = tiers(store).warm.partitions
+        find, asked = partitions.find, list[str]()
+
+        async def elsewhere(keys: Any, event: str) -> Any:
+            asked.append(event)
+            return ("", None) if len(asked) == 1 else await find(keys, event)
+
+        partitions.find = elsewhere
+        loss = proxy.lose(COMMIT.sha)
+        task = asyncio.ensure_future(session.set("n", 2))
+        await until(loss.happened.is_set, 60.0)
+        loss.go.set()
+        assert await task == 2
+        assert len(asked) == 2
+        assert [entry.version for entry in remembered(store)] == [1, 2]
+
+
 @real
 async def test_events_that_were_written_alone_are_remembered(opener: Any) -> None:
     store = await opener(archiver=False, memory_bytes=MEMORY, encryption=Encryption(KEYS))

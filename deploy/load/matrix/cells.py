@@ -43,7 +43,7 @@ class Cell:
         """What has to survive here although its writer does not."""
         return Required(
             failover=any(each.failover for each in self.faults),
-            same_data=all(each.same_data for each in self.faults),
+            same_data=all(each.same_data and not each.failover for each in self.faults),
             fsync_always="always" in self.options,
         )
 
