@@ -14,6 +14,7 @@ from below import ROOT
 DYING = Path(__file__).with_name("dying_agent.py")
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real")
 @pytest.mark.parametrize("deaths", [20, pytest.param(400, marks=pytest.mark.soak)])

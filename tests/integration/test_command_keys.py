@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from distributed_state import Encryption, KeyRing, StateStore
 
 KEY = base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
@@ -51,6 +53,7 @@ def test_the_command_line_reads_writes_and_replaces_keys(tmp_path: Path) -> None
         assert "123-45" not in each.stdout + each.stderr
 
 
+@pytest.mark.wide
 def test_replacing_keys_ends_cleanly_at_ctrl_c(tmp_path: Path) -> None:
     """What is done is said and stays; the next run does the rest."""
     one, two = KeyRing.parse(f"one:{KEY}"), f"one:{KEY},two:{base64.b64encode(b'2' * 32).decode()}"

@@ -60,6 +60,7 @@ def test_each_replica_sees_all_the_killed_one_too(tmp_path: Path) -> None:
     assert len(done.stdout.splitlines()) == len(report["events"])
 
 
+@pytest.mark.wide
 def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
     servers: Any, archive_url: str, tmp_path: Path
 ) -> None:

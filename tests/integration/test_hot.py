@@ -790,6 +790,7 @@ async def filled(store: Any, kind: str) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="redis")
 @pytest.mark.parametrize("kind", ["fields", "messages"])
 async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> None:
@@ -798,6 +799,7 @@ async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> No
     assert 0.6 * 2**21 <= found <= 1.5 * 2**21
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="redis")
 async def test_without_compact_values_hot_would_take_many_times_what_it_says(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(codec, "compact", lambda data: data)

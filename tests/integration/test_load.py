@@ -174,6 +174,7 @@ def test_a_run_that_is_interrupted_while_it_is_prepared_ends_in_order() -> None:
     assert "interrupted" in output
 
 
+@pytest.mark.wide
 def test_a_report_that_cannot_be_written_is_shown_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "report.json").symlink_to("/dev/full")
     with forgetful({}) as url:

@@ -239,6 +239,7 @@ async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: An
         assert lacking <= found.keys()
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="single", face="blocking")
 async def test_what_is_remembered_is_counted_truthfully(opener: Any) -> None:
     """By what is freed when it is let go: at least that much was counted, and not many times as much."""

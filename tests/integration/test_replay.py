@@ -65,6 +65,7 @@ def test_nothing_acknowledged_is_lost_when_workers_are_killed(tmp_path: Path) ->
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("kills", [0, 2])
 def test_the_servers_that_are_named_are_used(redis_url: str, archive_url: str, namespace: str, kills: int) -> None:
     plan = Plan(SAMPLE[:8], url=redis_url, archive=archive_url, namespace=namespace, workers=3, kills=kills)
