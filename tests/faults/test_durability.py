@@ -213,12 +213,12 @@ async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_
             async with batch:
                 batch.on(session).set("c", 2)
                 batch.on(store.session("t")).set("c", 2)
+        assert tiers(store).confirming.missed["replicated"] == 7
         replica.resume()
         assert await kept(session.confirm) == await session.version(fresh=True)
         async with session.turn(request_id="r") as turn:
             assert turn.repeated
         assert held(replica, store) == held(replica, store, field="b") == "1"
-        assert tiers(store).confirming.missed["replicated"] == 7
         await store.close()
 
 

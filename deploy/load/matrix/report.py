@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from deploy.load.matrix.cells import LEVELS, Cell
 from deploy.load.matrix.run import Outcome
 
+_ADDRESS = re.compile(r"^[\d.]+:\d+: ")
 _COLUMNS = (
     "fault", "topology", "acknowledged", "lost", "doubled", "hidden", "branched", "quarantined", "detected", "seconds",
     "errors", "kept",
@@ -64,7 +66,8 @@ def not_reached(outcomes: Iterable[Outcome]) -> Iterator[str]:
     found: dict[tuple[str, str], list[str]] = {}
     for outcome in outcomes:
         for level, why in outcome.not_reached.items():
-            found.setdefault((level, why), []).append(f"{outcome.cell.name}/{outcome.cell.topology}")
+            reason = _ADDRESS.sub("", why)  # each cell has servers of its own
+            found.setdefault((level, reason), []).append(f"{outcome.cell.name}/{outcome.cell.topology}")
     for (level, why), cells in found.items():
         where = f"{len(cells)} cells" if len(cells) > 1 else cells[0]
         yield f"{level} in {where}: {why}"
