@@ -95,12 +95,18 @@ def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[l
             words = [_unescaped(word) for word in _WORD.findall(line)]
             if marker.encode() in words:
                 # A fleet works beside us.
-                return [call for call in calls if any(word.startswith(WATCHED.encode()) for word in call[0])]
+                return [call for call in calls if _is_watched(call[0])]
             if b" lua] " in line[:60]:
                 calls[-1][1].append(words)
             elif words and words[0].upper() == b"EVALSHA":
                 calls.append((words, []))
+            elif words and words[0].upper() == b"EVAL" and not _is_watched(words):
+                calls.append((words, []))  # a probe of others; one of ours repeats an EVALSHA, whose it is
     raise RuntimeError("the server stopped telling what it executes")
+
+
+def _is_watched(words: list[bytes]) -> bool:
+    return any(word.startswith(WATCHED.encode()) for word in words)
 
 
 def commands(url: str, messages: Messages) -> Commands:
