@@ -250,13 +250,24 @@ class Consumers:
         for partition, (at, head) in places.items():
             reason = self._lost(at, head)
             if reason:
-                offset = head.offset if reason == "rewound" else head.floor
-                gaps[partition] = at, (Position(head.epoch, offset) if head.epoch else Position.behind(count(at.epoch)))
+                gaps[partition] = at, self._next(at, head, reason)
                 reasons.add(reason)
         if gaps:
             log.warning("events of %d partitions were missed (%s)", len(gaps), ", ".join(sorted(reasons)))
             subscription.lose(gaps, "+".join(sorted(reasons)))
             self.stir(gaps)
+
+    @staticmethod
+    def _next(at: Position, head: Head, reason: str) -> Position:
+        """Where a consumer goes on that lost something there."""
+        if not head.epoch:
+            return Position.behind(count(at.epoch))
+        if reason == "rewound":
+            return Position(head.epoch, head.offset)
+        if at.epoch == head.continued and at.offset > head.continued_to:
+            # The stream goes on from before where the consumer was: it has heard all of that.
+            return Position(head.epoch, max(head.floor, head.continued_to))
+        return Position(head.epoch, head.floor)
 
     async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> set[int]:
         """Read on from where a consumer is; the partitions where that could not be done."""

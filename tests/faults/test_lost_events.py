@@ -217,6 +217,37 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             assert by_partition(each.heard[41:]) == expected
 
 
+@single
+@pytest.mark.timeout(180)
+async def test_what_was_heard_before_older_data_is_not_heard_again(opener: Any) -> None:
+    """Another worker recovers before the listener looks: the stream goes on from before where that was."""
+    with own_server(opener) as server:
+        opener.url = server.url
+        store, other = [await opener(partitions=1, archiver=False, memory_bytes=0) for _ in range(2)]
+        listener = Listener(store)
+        await store.ready()
+        for n in range(4):
+            await store.emit("kept", {"n": n}, subject="s")
+        with redis.Redis.from_url(server.url) as client:
+            client.save()
+        for n in range(2):
+            await store.emit("lost", {"n": n}, subject="s")
+        await until(lambda: len(listener.heard) == 6)
+        stream = tiers(store).stream
+        heads = stream.reachable_heads
+
+        async def away(_: Any) -> Any:
+            raise WarmUnavailable("away")
+
+        stream.reachable_heads = away
+        await restarted(server, "older")
+        await other.emit("new", {"n": 0}, subject="s")
+        stream.reachable_heads = heads
+        await until(lambda: listener.heard[-1].type == "new", 20)
+        assert [each.type for each in listener.heard] == ["kept"] * 4 + ["lost"] * 2 + [RESYNC, "new"]
+        assert listener.heard[6].data["reason"] == "epoch"
+
+
 async def a_replaced_server_answers_once_more(opener: Any) -> None:
     """The partition is in its second epoch; for a while heads come from a server that is still in the first."""
     with own_server(opener) as server:
