@@ -224,7 +224,7 @@ class Consumers:
         }
 
     def _is_over(self, partition: int, head: Head, reached: int) -> bool:
-        """Whether a server answered that was replaced: its epoch is over. Not if that lasts: SQL was emptied as well."""
+        """Whether a server answered that was replaced: its epoch is over. Not if that lasts: SQL was emptied too."""
         if not head.epoch or count(head.epoch) >= reached:
             self._older.pop(partition, None)
             return False
