@@ -217,6 +217,17 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             assert by_partition(each.heard[41:]) == expected
 
 
+async def heard_before_and_after_a_save(listener: Listener, url: str, kept: int, lost: int) -> None:
+    """So many events that a file of Redis has, and so many that it lacks, all of them heard."""
+    for n in range(kept):
+        await listener.store.emit("kept", {"n": n}, subject="s")
+    with redis.Redis.from_url(url) as client:
+        client.save()
+    for n in range(lost):
+        await listener.store.emit("lost", {"n": n}, subject="s")
+    await until(lambda: len(listener.heard) == kept + lost)
+
+
 @single
 @pytest.mark.timeout(180)
 async def test_what_was_heard_before_older_data_is_not_heard_again(opener: Any) -> None:
@@ -226,13 +237,7 @@ async def test_what_was_heard_before_older_data_is_not_heard_again(opener: Any) 
         store, other = [await opener(partitions=1, archiver=False, memory_bytes=0) for _ in range(2)]
         listener = Listener(store)
         await store.ready()
-        for n in range(4):
-            await store.emit("kept", {"n": n}, subject="s")
-        with redis.Redis.from_url(server.url) as client:
-            client.save()
-        for n in range(2):
-            await store.emit("lost", {"n": n}, subject="s")
-        await until(lambda: len(listener.heard) == 6)
+        await heard_before_and_after_a_save(listener, server.url, 4, 2)
         stream = tiers(store).stream
         heads = stream.reachable_heads
 
@@ -307,13 +312,7 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
         store = await opener(partitions=1, archiver=False, memory_bytes=remembered)
         listener = Listener(store)
         await store.ready()
-        for n in range(10):
-            await store.emit("kept", {"n": n}, subject="s")
-        with redis.Redis.from_url(server.url) as client:
-            client.save()
-        for n in range(5):
-            await store.emit("lost", {"n": n}, subject="s")
-        await until(lambda: len(listener.heard) == 15)
+        await heard_before_and_after_a_save(listener, server.url, 10, 5)
         await restarted(server, "older")
         await until(lambda: listener.resyncs, 20)
         for n in range(8):
