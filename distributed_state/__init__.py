@@ -69,6 +69,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "store.blocking_records": ("Record", "Session", "TypedRecord", "TypedSession"),
     "store.doctor": ("Finding",),
     "store.reencryption": ("Reencrypted",),
+    "store.repair": ("LostMessages", "Repaired"),
     "store.upcasting": ("Upcast",),
     "values.encryption": ("Encryption", "KeyRing"),
     "values.model": ("Message",),

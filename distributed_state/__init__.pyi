@@ -65,6 +65,7 @@ from distributed_state.store.blocking_contexts import Lease, Turn
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
 from distributed_state.store.doctor import Finding
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.repair import LostMessages, Repaired
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
@@ -128,12 +129,14 @@ __all__ = [
     "LogLevel",
     "Locked",
     "Lifetime",
+    "LostMessages",
     "Message",
     "NotFound",
     "Policy",
     "Record",
     "RecoveryInProgress",
     "Reencrypted",
+    "Repaired",
     "Replica",
     "Request",
     "Role",

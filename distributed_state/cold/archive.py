@@ -62,7 +62,7 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
 def archive(connection: Connection, namespace: str, batches: Iterable[Batch], snapshot_every: int) -> set[int]:
     """Archive the batches whose cursor is where they begin; return their partitions."""
     moved = _moved(connection, namespace, [batch for batch in batches if batch.entries])
-    _Intake(connection, namespace).take(moved, snapshot_every)
+    Intake(connection, namespace).take(moved, snapshot_every)
     return {batch.partition for batch in moved}
 
 
@@ -93,7 +93,7 @@ def _moved(connection: Connection, namespace: str, batches: Sequence[Batch]) -> 
     return moved
 
 
-class _Intake:
+class Intake:
     """The entries of one transaction on their way into the tables."""
 
     def __init__(self, connection: Connection, namespace: str) -> None:

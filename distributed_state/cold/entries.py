@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from distributed_state.errors import CorruptState
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import JournalEntry, Op, Segment, unpack
+from distributed_state.values.journal import Happened, JournalEntry, Op, Segment, unpack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEGMENTS, escape, unescape
 
 LARGEST = 2**63 - 1
@@ -65,6 +65,20 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
         elif op.name[:1] == b"#":
             _read_reserved(parsed, op)
     return parsed
+
+
+def happened(entry: JournalEntry, partition: int, epoch: str) -> list[Happened]:
+    """The events of an entry as `events` has them, none if it cannot be read."""
+    try:
+        found = parse(entry, partition, epoch).events
+    except (ValueError, CorruptState):
+        return []
+    e = entry
+    place = (partition, epoch)
+    return [
+        Happened(*place, each.offset, each.id, each.type, each.subject, e.time_ms, e.actor, e.version, each.data)
+        for each in found
+    ]
 
 
 def label_text(stored: str) -> str:

@@ -98,14 +98,13 @@ def _alone(
 
 
 def set_aside(
-    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry]
+    connection: Connection, namespace: str, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str
 ) -> int:
-    """Put entries that SQL lacks into quarantine; how many those are."""
+    """Put entries that SQL lacks into quarantine, with the reason; how many those are."""
     # Who erases a record holds these rows, too: then it is seen here to be erased, and its entries stay away.
     named = {entry.record for entry in entries}
     record_index.lock(connection, namespace, named | {record_index.hashed(namespace, each) for each in named})
     lost = lacking(connection, namespace, partition, epoch, entries)
-    reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
     rows = [
         {
             "namespace": namespace, "partition": partition, "epoch": epoch, "offset": entry.offset,

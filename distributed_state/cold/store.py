@@ -14,6 +14,7 @@ from typing import Unpack
 from distributed_state.cold import (
     archive,
     auditing,
+    backfill,
     erasure,
     exclusive,
     history,
@@ -28,6 +29,7 @@ from distributed_state.cold import (
     remembered,
     schema,
 )
+from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.registration import Known
@@ -163,8 +165,27 @@ class ColdStore:
 
     def set_aside(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
         """Put into quarantine those of the entries that are held nowhere; how many that are."""
+        reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
         with self._database.write() as connection:
-            return remembered.set_aside(connection, self.namespace, partition, epoch, entries)
+            return remembered.set_aside(connection, self.namespace, partition, epoch, entries, reason)
+
+    def backfill(self, held: Held, after: Cursor | None, *, keep: bool) -> Backfilled | None:
+        """Bring to SQL what Redis has of these records and SQL lacks, if a partition's cursor still is `after`.
+
+        `keep`: change nothing, only say what would be done. None: the cursor moved.
+        """
+        with self._database.long_write() as connection:
+            return backfill.backfill(connection, self.namespace, held, after, self.snapshot_every, keep=keep)
+
+    def add_events(self, happened: Sequence[Happened], *, keep: bool) -> int:
+        """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
+        with self._database.write() as connection:
+            return backfill.add_events(connection, self.namespace, happened, keep=keep)
+
+    def reach(self, after: Cursor | None, to: Cursor) -> bool:
+        """Note that SQL has all of a partition up to there, if its cursor still is `after`."""
+        with self._database.write() as connection:
+            return backfill.reach(connection, self.namespace, after, to)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived, or quarantined: at its offset there may be another one."""
@@ -259,6 +280,11 @@ class ColdStore:
         """The records of a user in any scope, deleted ones too, and transitively all their forks."""
         with self._database.read() as connection:
             return listing.owned(connection, self.namespace, user)
+
+    def forks(self, record: str) -> list[str]:
+        """The records that were forked from this one, or show its messages."""
+        with self._database.read() as connection:
+            return sorted(listing.forks(connection, self.namespace, [record]))
 
     def request_owned(self, user: str) -> list[Erasure]:
         """Note what `owned` finds as to be erased; what is pending for the user, from earlier requests too."""

@@ -36,10 +36,12 @@ from distributed_state.records.store_context import itself
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
+from distributed_state.store import repair as repairing
 from distributed_state.store.fleet import Fleet
 from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.repair import Repaired
 from distributed_state.store.upcasting import Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
@@ -451,6 +453,19 @@ class AsyncStateStore:
         """
         self._context.allow("admin")
         return await reencryption.reencrypt(self._context.tiers(), dry_run, progress)
+
+    async def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
+        """Bring SQL up to Redis where a backup of SQL was restored that is older: `doctor` names those partitions.
+
+        Until then Redis serves them and nothing of them is archived. Commits that the journal still holds come one by
+        one; other records that Redis has newer come whole, at their present version, and the versions between are
+        missing in their history. What neither has is lost, and named: messages older than the recent ones that Redis
+        keeps, and whatever is in Redis no more. Partition by partition: its reads and writes wait meanwhile, its
+        leases end, and it begins a new epoch. It may be broken off and repeated. `dry_run` only counts; `progress` is
+        called with the counts after each partition.
+        """
+        self._context.allow("admin")
+        return await repairing.repair(self._context.tiers(), dry_run, progress)
 
     async def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history and events older than this many seconds; the present state of live records stays readable.

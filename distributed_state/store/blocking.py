@@ -31,6 +31,7 @@ from distributed_state.store.blocking_records import Record, Session, TypedRecor
 from distributed_state.store.doctor import Finding
 from distributed_state.store.lifecycle import resolve
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.repair import Repaired
 from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
@@ -413,6 +414,18 @@ class StateStore:
         Redis and SQL, and of what was plain once a checksum of 32 bits in the id of its event: `purge` removes those.
         """
         return finish(self._twin.reencrypt(dry_run=dry_run, progress=progress))
+
+    def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
+        """Bring SQL up to Redis where a backup of SQL was restored that is older: `doctor` names those partitions.
+
+        Until then Redis serves them and nothing of them is archived. Commits that the journal still holds come one by
+        one; other records that Redis has newer come whole, at their present version, and the versions between are
+        missing in their history. What neither has is lost, and named: messages older than the recent ones that Redis
+        keeps, and whatever is in Redis no more. Partition by partition: its reads and writes wait meanwhile, its
+        leases end, and it begins a new epoch. It may be broken off and repeated. `dry_run` only counts; `progress` is
+        called with the counts after each partition.
+        """
+        return finish(self._twin.repair(dry_run=dry_run, progress=progress))
 
     def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history and events older than this many seconds; the present state of live records stays readable.

@@ -214,9 +214,19 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         findings.append(Finding("archive lag", False, str(error), "see the message"))
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
     findings.append(Finding("layout", True, layout))  # compared with Redis and SQL when the store was opened
-    for partition, why in tiers.archiver.diverged.items():
-        findings.append(Finding(f"partition {partition}", False, why, "journal and archive do not belong together"))
-    return findings + await _archive(tiers)
+    return findings + await _diverged(tiers) + await _archive(tiers)
+
+
+async def _diverged(tiers: Tiers) -> list[Finding]:
+    """The partitions of which nothing is archived, because journal and archive do not fit."""
+    found = dict(tiers.archiver.diverged)
+    try:
+        behind = await tiers.recovery.behind()
+    except StateError:
+        behind = []  # whichever server is away is named elsewhere
+    found.update({each: found.get(each, "SQL is older than Redis, or the journal has a gap") for each in behind})
+    advice = "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
+    return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
 
 
 async def _archive(tiers: Tiers) -> list[Finding]:

@@ -150,6 +150,9 @@ class Archiver:
         return self._behind(await self._partitions.states(self._keys_of(partitions)))
 
     def _behind(self, places: dict[int, PartitionState]) -> dict[int, PartitionState]:
+        for partition in self.diverged.keys() & places.keys() & self.places.keys():
+            if self.places[partition].epoch != places[partition].epoch:
+                del self.diverged[partition]  # it was repaired
         self.places.update(places)
         return {partition: place for partition, place in places.items() if place.offset > place.archived}
 
@@ -256,7 +259,7 @@ class Archiver:
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
         # In an exchange of its own: whatever became of settling, it is over when the journal is trimmed.
-        for partition, answer in zip(passed, await self._partitions.trim(trims), strict=False):
+        for partition, answer in zip(passed, await self._partitions.trim(trims), strict=True):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
             elif answer[0] == b"epoch":

@@ -18,7 +18,9 @@ import random
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
+from distributed_state.cold.backfill import Backfilled
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Kept
@@ -27,8 +29,9 @@ from distributed_state.port import Port
 from distributed_state.port.facts import Life
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
+from distributed_state.tiers.backfill import Backfill
 from distributed_state.tiers.reconcile import reconcile
-from distributed_state.values.journal import JournalEntry, unpack
+from distributed_state.values.journal import Journal, JournalEntry, unpack
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm import scanning
@@ -78,13 +81,17 @@ class Recovery:
 
     async def start(self, partition: int) -> None:
         """Have a partition start. Many may try; one succeeds, all return. Raises RecoveryInProgress if it lasts."""
+        await self._until_started(partition)
+
+    async def _until_started(self, partition: int, over: str = "", brought: Backfilled | None = None) -> None:
+        """Have it start; an epoch that is `over` ends, though it is of this life. `brought`: see `_start`."""
         token = secrets.token_hex(8)
         deadline = self._port.monotonic() + self._limit
         pause = 0.02
         while True:
             held_up: StateError = RecoveryInProgress(f"partition {partition}: another replica is starting it")
             try:
-                if await self._port.shield(self._attempt(self._keys.partition(partition), token)):
+                if await self._port.shield(self._attempt(self._keys.partition(partition), token, over, brought)):
                     return
             except WarmUnavailable as error:
                 held_up = error
@@ -96,22 +103,63 @@ class Recovery:
     async def heal(self, partition: int) -> bool:
         """Start a partition anew whose journal does not fit SQL; False if SQL is what is older, or entries are missing.
 
-        Then nobody knows what they were; what Redis has is served, and not archived.
+        Then nobody knows what they were; what Redis has is served, and not archived until it is repaired.
         """
         keys = self._keys.partition(partition)
         place = (await self._partitions.states([keys]))[partition]
         cursor = await self._port.sql(self._cold.cursor, partition)
-        if not place.epoch or cursor is None or _sql_is_older(cursor, place):
+        if not place.epoch or cursor is None or await self._is_behind(keys, place, cursor):
             return False
-        if cursor.epoch == place.epoch:
-            (journal,) = await self._partitions.journals([(keys, cursor.offset)], 1)
-            if not cursor.offset or [entry.event for entry in journal.onward] == [cursor.event]:
-                return False  # it goes on from SQL, with a gap
-        await self._partitions.rename(keys, place.epoch, place.life, doubt=True)
-        await self.start(partition)
+        await self._until_started(partition, place.epoch)
         return True
 
-    async def _attempt(self, keys: PartitionKeys, token: str) -> bool:
+    async def behind(self) -> list[int]:
+        """The partitions that are to be repaired: SQL lacks what Redis cannot hand over any more."""
+        every = [self._keys.partition(each) for each in range(self._keys.partitions)]
+        cursors = await self._port.sql(self._cold.cursors)
+        places = await self._partitions.states(every)
+        found = []
+        for keys in every:
+            place = places[keys.partition]
+            if place.epoch and await self._is_behind(keys, place, cursors.get(keys.partition)):
+                found.append(keys.partition)
+        return found
+
+    async def repair(self, partition: int, *, dry_run: bool) -> Backfilled | None:
+        """Bring SQL up to a Redis that is newer, or whose journal has a gap, and begin a new epoch; else None.
+
+        Reads and writes of the partition wait meanwhile. With `dry_run` nothing is changed, and nobody waits.
+        """
+        keys = self._keys.partition(partition)
+        place = (await self._partitions.states([keys]))[partition]
+        cursor = await self._port.sql(self._cold.cursor, partition)
+        if not place.epoch or not await self._is_behind(keys, place, cursor):
+            return None
+        if dry_run:
+            return await self._backfill(None).run(place, keys, cursor)
+        brought = Backfilled()
+        await self._until_started(partition, place.epoch, brought)
+        return brought
+
+    def _backfill(self, discard: Callable[[list[RecordKeys]], Awaitable[bool]] | None) -> Backfill:
+        return Backfill(self._port, self._warm, self._cold, self._keys, discard=discard)
+
+    async def _is_behind(self, keys: PartitionKeys, place: PartitionState, cursor: Cursor | None) -> bool:
+        """Whether SQL lacks what Redis cannot hand over any more: it was restored, or the journal has a gap."""
+        if _sql_is_older(cursor, place):
+            return True
+        if cursor is None or cursor.epoch != place.epoch:
+            return False
+        journal = Journal(
+            place.epoch, place.offset, [], await self._partitions.entries(keys, max(0, cursor.offset - 1), 2)
+        )
+        begins = not cursor.offset or [entry.event for entry in journal.onward[:1]] == [cursor.event]
+        if not begins or not misfit(cursor, journal):
+            return False
+        # Else it was archived and trimmed between the two looks.
+        return bool(await self._port.sql(self._cold.cursor, keys.partition) == cursor)
+
+    async def _attempt(self, keys: PartitionKeys, token: str, over: str, brought: Backfilled | None) -> bool:
         """Try once; whether the partition has started."""
         node = self._port.node_of(keys.meta)
         life = await self._port.life_of(node)
@@ -119,16 +167,18 @@ class Recovery:
             await self._port.relocate()
             raise WarmUnavailable(f"{node} is a replica")
         place = (await self._warm.partitions.states([keys]))[keys.partition]
-        if place.epoch and await self._is_same(place, life, node):
+        if place.epoch and place.epoch != over and await self._is_same(place, life, node):
             return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
         # Before the right is asked for: from then on nobody can write, and SQL may be away.
         cursor = await self._port.sql(self._cold.cursor, keys.partition)
-        if place.epoch and _sql_is_older(cursor, place):
+        if place.epoch and brought is None and _sql_is_older(cursor, place):
             text = "partition %d: SQL is older than Redis, which goes on under epoch %s; archiving stops there"
-            log.error(text, keys.partition, place.epoch)
-            return await self._partitions.rename(keys, place.epoch, place.life)
-        word, seen = await self._partitions.mint(keys, token)
-        return word == "live" or (word == "ok" and await self._start(keys, token, seen))
+            renamed = await self._partitions.rename(keys, place.epoch, place.life)
+            if renamed:
+                log.error(text, keys.partition, place.epoch)
+            return renamed
+        word, seen = await self._partitions.mint(keys, token, over)
+        return word == "live" or (word == "ok" and await self._start(keys, token, seen, brought))
 
     async def _is_same(self, place: PartitionState, life: Life, node: str) -> bool:
         """Whether a partition was written in the server's life by another name, or in that of its former server."""
@@ -136,13 +186,18 @@ class Recovery:
             return True
         return not life.follows(place.life) and await self._port.lives_elsewhere(place.life, node)
 
-    async def _start(self, keys: PartitionKeys, token: str, seen: str) -> bool:
-        """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again."""
+    async def _start(self, keys: PartitionKeys, token: str, seen: str, brought: Backfilled | None) -> bool:
+        """Put SQL and Redis together and begin an epoch; `seen` is Redis' one before. False: to be tried again.
+
+        What is `brought` to a SQL that is older is counted there; None: nothing is.
+        """
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
         before = cursor
         fits = False
         kept: list[Kept] = []
+        if brought is not None and seen:
+            cursor = await self._catch_up(keys, token, cursor, brought)
         if cursor is not None:
             together = await self._put_together(keys, token, seen, cursor, kept)
             if together is None:
@@ -155,7 +210,9 @@ class Recovery:
             return False
         await self._leave_mark()
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
-        if word == "ok" and before is not None:
+        if word == "ok" and brought is not None:
+            log.warning("partition %d: SQL has what Redis had of epoch %s; epoch %s", partition, seen, minted.epoch)
+        elif word == "ok" and before is not None:
             await self._diverged(kept)
             self.count += 1
             # Whoever remembers more may have ended with the server.
@@ -186,6 +243,19 @@ class Recovery:
             return None
         back = await self._put_back(keys, token, seen, moved, strange, kept)
         return None if back is None else (back[0], fits and not back[1])
+
+    async def _catch_up(
+        self, keys: PartitionKeys, token: str, cursor: Cursor | None, brought: Backfilled
+    ) -> Cursor | None:
+        """Bring SQL up to Redis, if it is older; where it is then."""
+        place = (await self._partitions.states([keys]))[keys.partition]
+        if await self._is_behind(keys, place, cursor):
+            discard = partial(self._discard, keys, token, place.epoch)
+            done = await self._backfill(discard).run(place, keys, cursor)
+            if done is None:
+                raise RecoveryInProgress(f"partition {keys.partition}: another replica is starting it")
+            brought.add(done)
+        return await self._port.sql(self._cold.cursor, keys.partition)
 
     async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
         (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
@@ -280,7 +350,7 @@ class Recovery:
 
     async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
         records = list(names)
-        for at in range(0, len(records), _AT_ONCE):
+        for at in range(0, len(records) or 1, _AT_ONCE):
             if not await self._partitions.discard(keys, token, seen, records[at : at + _AT_ONCE]):
                 return False
             if not await self._may(keys, token):

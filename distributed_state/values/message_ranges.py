@@ -8,6 +8,7 @@ Design: section 11.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 
@@ -31,14 +32,19 @@ def parse(data: bytes) -> list[Segment]:
         raise CorruptState(text, field="#segments", data=data) from error
 
 
+def joined(runs: Iterable[Segment]) -> list[Segment]:
+    """The same runs; those that continue one another become one."""
+    found: list[Segment] = []
+    for run in runs:
+        if found and found[-1].source == run.source and found[-1].stop == run.start:
+            run = Segment(run.source, found.pop().start, run.stop)
+        found.append(run)
+    return found
+
+
 def dump(runs: Iterable[Segment]) -> bytes:
     """The JSON that `parse` reads; runs that continue one another become one."""
-    joined: list[Segment] = []
-    for run in runs:
-        if joined and joined[-1].source == run.source and joined[-1].stop == run.start:
-            run = Segment(run.source, joined.pop().start, run.stop)
-        joined.append(run)
-    return orjson.dumps([[run.source, run.start, run.stop] for run in joined])
+    return orjson.dumps([[run.source, run.start, run.stop] for run in joined(runs)])
 
 
 def close(record: str, fields: Mapping[bytes, bytes]) -> bytes:
@@ -68,6 +74,23 @@ def between(runs: Iterable[Segment], after: int | None, before: int | None) -> l
     end = 2**63 if before is None else before
     cut = (Segment(run.source, max(run.start, first), min(run.stop, end)) for run in runs)
     return [run for run in cut if run.start < run.stop]
+
+
+def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
+    """The runs without what these have of the same source."""
+    left = list(runs)
+    for gap in gone:
+        cut = [
+            part
+            for run in left
+            for part in (
+                [replace(run, stop=min(run.stop, gap.start)), replace(run, start=max(run.start, gap.stop))]
+                if run.source == gap.source
+                else [run]
+            )
+        ]
+        left = [run for run in cut if run.start < run.stop]
+    return left
 
 
 def part(runs: Sequence[Segment], start: int, stop: int) -> list[Segment]:

@@ -36,9 +36,12 @@ class Partitions:
         self._count = count
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
-    async def mint(self, keys: PartitionKeys, token: str) -> tuple[str, str]:
-        """Ask to start a partition, or to go on starting it: 'ok', 'busy' or 'live', and the epoch that it holds."""
-        word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS])
+    async def mint(self, keys: PartitionKeys, token: str, over: str = "") -> tuple[str, str]:
+        """Ask to start a partition, or to go on starting it: 'ok', 'busy' or 'live', and the epoch that it holds.
+
+        The epoch `over` is to end, though it is of this life of the data.
+        """
+        word, *epoch = await self._patience.script(MINT, [keys.meta], [token, _MINTING_MS, over])
         return word.decode(), epoch[0].decode() if epoch else ""
 
     async def install(
@@ -51,12 +54,9 @@ class Partitions:
         names = [keys.meta, keys.journal, keys.events]
         return _word(await self._patience.script(INSTALL, names, [token, seen, epoch, int(continued), floor]))
 
-    async def rename(self, keys: PartitionKeys, epoch: str, life: str, *, doubt: bool = False) -> bool:
-        """Note that the life in which a partition was seen has another name now; False if it is seen otherwise.
-
-        With `doubt` nobody can read or write the partition from then on, until it is recovered.
-        """
-        return _word(await self._patience.script(RENAME, [keys.meta], [epoch, life, int(doubt)])) == "ok"
+    async def rename(self, keys: PartitionKeys, epoch: str, life: str) -> bool:
+        """Note that the life in which a partition was seen has another name now; False if it is seen otherwise."""
+        return _word(await self._patience.script(RENAME, [keys.meta], [epoch, life])) == "ok"
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
         """Take records out of Redis, if this is still who may recover the partition."""

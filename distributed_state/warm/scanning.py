@@ -5,10 +5,16 @@ Design: section 14.
 
 from __future__ import annotations
 
-from distributed_state.values.keys import PartitionKeys
+import re
+from collections.abc import Sequence
+
+from distributed_state.values.journal import Happened, Loaded, State
+from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.values.model import is_state
 from distributed_state.warm.patience import Patience
 
 _PAGE = 1000
+_COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # when, in seconds, as commit.lua keeps it with the op ids
 
 
 async def page(patience: Patience, keys: PartitionKeys, cursor: int) -> tuple[int, list[str]]:
@@ -21,3 +27,34 @@ async def page(patience: Patience, keys: PartitionKeys, cursor: int) -> tuple[in
     words = (b"SCAN", cursor, b"match", pattern + b"*", b"COUNT", _PAGE)
     following, found = await patience.patiently(patience.port.command_with, patience.port.node_of(keys.meta), *words)
     return int(following), [key.removeprefix(prefix).decode() for key in found]
+
+
+async def states(patience: Patience, epoch: str, records: Sequence[RecordKeys]) -> dict[str, Loaded]:
+    """The records that are there as they stand, whatever life of the data they are of, with all messages they hold.
+
+    `time_ms` is when each was last committed, to the second; 0 if that is not kept any more.
+    """
+    found = {}
+    answers = await patience.commands([(b"HGETALL", each.record) for each in records])
+    for names, pairs in zip(records, answers, strict=True):
+        kept = dict(zip(pairs[::2], pairs[1::2], strict=True))
+        if b"#v" in kept:
+            messages = [(int(name[2:]), kept[name]) for name in kept if name[:2] == b"#m" and name[2:].isdigit()]
+            fields = {name: value for name, value in kept.items() if is_state(name)}
+            times = map(int, _COMMITTED.findall(kept.get(b"#ops", b"")))
+            state = State(epoch, int(kept[b"#v"]), fields)
+            found[names.ref.text] = Loaded(state, sorted(messages), max(times, default=0) * 1000)
+    return found
+
+
+async def events(patience: Patience, keys: PartitionKeys, epoch: str, after: int, count: int) -> list[Happened]:
+    """Events of a partition's stream behind an offset, at most `count`, whatever life of the data they are of."""
+    rows = await patience.command(b"XRANGE", keys.events, b"%d-0" % (after + 1), b"+", b"COUNT", count)
+    found = []
+    for identity, (_, head, _, data) in rows:
+        id, type, subject, time, version, actor = head.decode().split("\n")
+        seconds, micros = time.split()
+        time_ms = int(seconds) * 1000 + int(micros) // 1000
+        offset = int(identity[:-2])
+        found.append(Happened(keys.partition, epoch, offset, id, type, subject, time_ms, actor, int(version), data))
+    return found

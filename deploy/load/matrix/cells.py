@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from deploy.load.matrix.faults import BY_NAME, FAULTS, PAIRS, Fault
 from deploy.load.matrix.judge import Required
@@ -46,6 +47,11 @@ class Cell:
             same_data=all(each.same_data and not each.failover for each in self.faults),
             fsync_always="always" in self.options,
         )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What its stores are opened with besides."""
+        return {name: value for each in self.faults for name, value in each.settings.items()}
 
     @property
     def records(self) -> int:

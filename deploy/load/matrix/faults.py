@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from deploy.load.matrix import other_faults as other
 from deploy.load.matrix import redis_faults as warm
@@ -22,7 +23,8 @@ class Fault:
     """One fault. `prepare` is done a quarter into the run, `strike` at its half, and over when it returns.
 
     `failover`: a replica's copy goes on being used. `same_data`: the servers go on with what they had on their disks.
-    `not_on`: topologies where it cannot be, and why. `unfit`: why it cannot be on this machine.
+    `not_on`: topologies where it cannot be, and why. `unfit`: why it cannot be on this machine. `settings` are what the
+    stores are opened with besides.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Fault:
     records: int = 2
     tasks: int = 1
     stretch: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def about(self) -> str:
@@ -95,7 +98,8 @@ FAULTS = (
     Fault("sql-killed", other.kill_sql),
     Fault("sql-frozen", other.freeze_sql, not_on=_SQL_ONCE),
     Fault("sql-full", other.fill_disk, sql="small", unfit=_no_mount, not_on=_SQL_ONCE),
-    Fault("sql-older", other.restore_sql, other.copy_sql, sql="own"),
+    # What neither has cannot come back; so that Redis has all, it keeps every message.
+    Fault("sql-older", other.restore_sql, other.copy_sql, sql="own", settings={"recent_messages": 100_000}),
     Fault("net-dropped", other.drop_answers),
     Fault("net-dropped-threads", other.drop_and_disorder, levels=("memory",), records=3, tasks=3, stretch=3.0,
           not_on=_ONE_STORE),

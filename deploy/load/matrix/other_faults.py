@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from deploy.load.matrix.scene import Scene
+from distributed_state import StateStore
 from distributed_state.programs.servers import wait_until
 
 _LASTS = 2.0
@@ -66,12 +67,15 @@ def copy_sql(scene: Scene) -> None:
 
 
 def restore_sql(scene: Scene) -> None:
-    """PostgreSQL dies, and comes back with that copy."""
+    """PostgreSQL dies, and comes back with that copy; after two seconds somebody runs `repair`."""
     data = scene.sql.directory / "data"
     scene.sql.kill()
     os.rename(data, data.with_name("newer"))
     os.rename(data.with_name("older"), data)
     scene.sql.start()
+    scene.rest(_LASTS)
+    with StateStore.open(**scene.settings, archiver=False) as store:
+        store.repair()
 
 
 def drop_answers(scene: Scene) -> None:

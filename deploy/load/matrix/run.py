@@ -117,7 +117,7 @@ def _scene(stack: ExitStack, cell: Cell, lane: Lane, folder: Path, seconds: floa
     settings: dict[str, Any] = {
         "url": warm.url, "archive": sql.url, "namespace": f"m{folder.name}", "partitions": PARTITIONS,
         "archive_every": 0.05, "timeout": 2.0, "retry_for": 10.0, "max_staleness": MAX_STALENESS,
-    }  # fmt: skip
+    } | cell.settings  # fmt: skip
     workers = Workers(
         folder, settings, cell.levels, records=cell.records, tasks=cell.tasks, stop=lane.stop,
 clock=worker_clock,

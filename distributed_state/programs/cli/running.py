@@ -85,6 +85,41 @@ def reencrypt(
 
 
 @app.command()
+def repair(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
+) -> None:
+    """Bring SQL up to Redis where a backup of SQL was restored that is older; [cyan]doctor[/] names such partitions.
+
+    What Redis still has of the difference is archived: commits one by one where the journal holds them, else records
+    whole. What neither has is listed. One partition after the other waits meanwhile. It may be interrupted and run
+    again. Exit code 1 if something is lost.
+
+    Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents repair --dry-run[/]
+    """
+
+    def show(now: distributed_state.Repaired) -> None:
+        status.update(f"{now.partitions} partitions, {len(now.behind)} behind, {now.records + now.commits} brought")
+
+    with open_store(context) as store, err.status("looking") as status:
+        done = store.repair(dry_run=dry_run, progress=show)
+    if not done.behind:
+        typer.echo(f"{done.partitions} partitions: in none is SQL older than Redis")
+        return
+    what = "to bring" if dry_run else "brought"
+    typer.echo(f"partitions where SQL was older: {', '.join(map(str, done.behind))}")
+    typer.echo(
+        f"{what}: {done.commits} commits, {done.records} records whole, {done.events} events; {done.aside} aside"
+    )
+    for scope, id in done.deleted:
+        typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {id}")
+    for each in done.lost:
+        typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {each.id}")
+    if done.lost:
+        raise typer.Exit(1)
+
+
+@app.command()
 def migrate(context: typer.Context) -> None:
     """Migrate the SQL schema to the latest version. Safe while others do the same; stores also do it when they open.
 

@@ -4,13 +4,14 @@
   KEYS  meta
   ARGV  life    of the connection: see port/lives.py; '' = of a replica
         token, token_ms
+        over    an epoch that is to end, though it is of this life; '' = none
   Returns {'live', epoch} | {'busy'} | {'ok', epoch before | ''}
 ]]
 local meta = KEYS[1]
-local life, token, token_ms = ARGV[1], ARGV[2], ARGV[3]
+local life, token, token_ms, over = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local call = redis.call
 -- @include epoch
-if current then return {'live', current} end
+if current and current ~= over then return {'live', current} end
 -- A connection that was made to a replica knows no life that could be noted: another one is made.
 if life == '' then return {'busy'} end
 -- @include clock

@@ -1,0 +1,338 @@
+"""A backup of SQL is restored that is older than Redis: `repair` brings back what Redis has, and names what is lost.
+
+Until then Redis is served (see test_another_life). Each test restores a copy of the database's file that was made while
+the store went on.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from controls import sabotage
+
+from distributed_state import (
+    AsyncStateStore,
+    Encryption,
+    KeyRing,
+    LostMessages,
+    NotFound,
+    Repaired,
+    StateError,
+    StateStore,
+)
+from distributed_state.cold.store import ColdStore
+from distributed_state.programs.servers import RedisServer, redis_server, wait_until
+from distributed_state.values.model import Ref
+from distributed_state.warm.scripts import RENAME
+
+WHOLE = {"archiver": False, "max_staleness": 0.0, "partitions": 4, "retry_for": 30.0, "namespace": "n"}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server() as own:
+        yield own
+
+
+class Sql:
+    """The database of a test, its file, and the copy that is to be restored."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "archive.db"
+        self.copy = folder / "copy.db"
+        self.url = f"sqlite:///{self.file}"
+
+    def back_up(self) -> None:
+        with closing(sqlite3.connect(self.file)) as there, closing(sqlite3.connect(self.copy)) as copy:
+            there.backup(copy)
+
+    def restore(self) -> None:
+        for each in self.file.parent.glob("archive.db*"):
+            each.unlink()
+        self.copy.rename(self.file)
+
+
+@pytest.fixture
+def sql(tmp_path: Path) -> Sql:
+    return Sql(tmp_path)
+
+
+@contextmanager
+def opened(server: RedisServer, sql: Sql, **settings: Any) -> Iterator[StateStore]:
+    with StateStore.open(server.url, archive=sql.url, **(WHOLE | settings)) as store:
+        yield store
+
+
+def healthy(store: StateStore) -> bool:
+    return all(each.ok for each in store.doctor() if each.name.startswith("partition"))
+
+
+def texts(store: StateStore, id: str) -> list[Any]:
+    return [message.content for message in store.session(id).messages()]
+
+
+def test_what_redis_has_comes_back(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql) as store:
+        session = store.session("s", user="alice")
+        session.set_many({"n": 0, "gone": 1})
+        session.append({"role": "user", "content": "first"})
+        store.archive()
+        sql.back_up()
+        session.append({"role": "user", "content": "second"})
+        session.delete("gone")
+        session.set("n", 4)
+        new = store.session("new", user="bob")
+        new.set("made", "later")
+        store.emit("thing.happened", {"n": 1}, subject=session)
+        store.archive()
+        # Not archived before the backup is restored: the journal has these.
+        only = store.session("journal")
+        only.set("n", 1)
+        only.set("n", 2)
+        sql.restore()
+    with opened(server, sql) as store:
+        assert not healthy(store)
+        assert store.session("s").set("m", 1) == 6
+        planned = store.repair(dry_run=True)
+        assert store.repair(dry_run=True) == planned
+        assert not healthy(store)
+        done = store.repair()
+        assert done == planned
+        assert done.behind
+        assert not done.lost
+        assert not done.deleted
+        assert healthy(store)
+        store.archive()
+        assert store.repair() == Repaired(partitions=4)
+    # From SQL alone:
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    with opened(server, sql) as store:
+        session = store.session("s")
+        assert session.get_all() == {"n": 4, "m": 1}
+        assert texts(store, "s") == ["first", "second"]
+        assert store.session("new").get("made") == "later"
+        assert [each.id for each in store.sessions(user="bob")] == ["new"]
+        assert [each.version for each in session.history()] == [1, 2, 6]
+        assert session.at(version=6).fields == {"n": 4, "m": 1}
+        with pytest.raises(NotFound):
+            session.at(version=4)
+        assert [each.version for each in store.session("journal").history()] == [1, 2]
+        assert "thing.happened" in {each.type for each in store.audit()}
+        assert session.set("n", 5) == 7
+        store.archive()
+        assert healthy(store)
+
+
+def test_messages_that_neither_has_are_named_and_the_others_shown(server: RedisServer, sql: Sql) -> None:
+    settings = {"recent_messages": 5}
+    with opened(server, sql, **settings) as store:
+        session = store.session("s")
+        for n in range(10):
+            session.append({"role": "user", "content": str(n)})
+        store.archive()
+        sql.back_up()
+        for n in range(10, 30):
+            session.append({"role": "user", "content": str(n)})
+        store.archive()
+        session.fork("fork")
+        store.session("fork").append({"role": "user", "content": "of the fork"})
+        store.archive()
+        sql.restore()
+    with opened(server, sql, **settings) as store:
+        done = store.repair()
+        assert done.lost == (LostMessages("session", "s", 10, 24),)
+        shown = [*map(str, range(10)), *map(str, range(25, 30))]
+        assert texts(store, "s") == shown
+        assert texts(store, "fork") == [*shown, "of the fork"]
+        store.session("s").append({"role": "user", "content": "next"})
+        assert texts(store, "s")[-2:] == ["29", "next"]
+        store.archive()
+        assert healthy(store)
+
+
+def test_what_was_deleted_or_erased_since_stays_so(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql) as store:
+        for id in ("erased", "forgotten", "deleted"):
+            store.session(id, user="u" if id == "forgotten" else None).append({"role": "user", "content": "secret"})
+        store.archive()
+        sql.back_up()
+        store.session("erased").erase()
+        store.forget("u")
+        store.delete("deleted")
+        store.archive()
+        sql.restore()
+    with opened(server, sql) as store:
+        assert texts(store, "erased") == ["secret"]  # as in the backup: nobody has said otherwise yet
+        done = store.repair()
+        assert sorted(done.deleted) == [("session", "erased"), ("session", "forgotten")]
+        for id in ("erased", "forgotten", "deleted"):
+            assert texts(store, id) == []
+        assert [each.id for each in store.sessions()] == []
+
+
+def test_entries_behind_a_hole_in_the_journal_are_put_aside(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql, partitions=1) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        for n in range(1, 5):
+            session.set("n", n)
+        journal = store._twin.tiers().keys.of(Ref("session", "s")).journal
+        with redis.Redis.from_url(server.url) as client:
+            assert client.xdel(journal, "2-0", "3-0") == 2
+        with pytest.raises(Exception, match="lacks entry 2"):
+            store.archive()
+        assert not healthy(store)
+        done = store.repair()
+        assert (done.records, done.commits, done.aside) == (1, 0, 1)
+        store.archive()
+        assert healthy(store)
+        assert [each.version for each in session.history()] == [1, 5]
+        assert session.set("n", 5) == 6
+
+
+def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
+    """Writers who go on through a repair lose nothing, and see no error."""
+    with opened(server, sql) as store:
+        sessions = [store.session(f"s{n}") for n in range(40)]
+        for session in sessions:
+            session.set("n", 0)
+        store.archive()
+        sql.back_up()
+        for session in sessions:
+            session.set("n", 1)
+        store.archive()
+        sql.restore()
+    failed: list[StateError] = []
+    with opened(server, sql) as store:
+        stop = threading.Event()
+        given: dict[str, list[int]] = {}
+
+        def write(name: str) -> None:
+            try:
+                session = store.session(name)
+                while not stop.is_set():
+                    given.setdefault(name, []).append(session.increment("n"))
+            except StateError as error:
+                failed.append(error)
+
+        threads = [threading.Thread(target=write, args=(f"s{n}",)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(given) == 4, "the writers do not write")
+        with opened(server, sql) as other:
+            other.repair()
+        before = {name: len(each) for name, each in given.items()}
+        wait_until(lambda: failed or all(len(given[name]) > before[name] + 5 for name in before), "they stop")
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not failed
+        for numbers in given.values():
+            assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+        store.archive()
+        assert healthy(store)
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    with opened(server, sql) as store:
+        for name, numbers in given.items():
+            assert store.session(name).get("n") == numbers[-1]
+            assert not store.session(name).branches()
+
+
+def test_writers_go_on_through_a_repair(server: RedisServer, sql: Sql) -> None:
+    writes_meanwhile(server, sql)
+
+
+def test_without_the_guard_of_a_repair_others_write_meanwhile(server: RedisServer, sql: Sql) -> None:
+    guard = "if kept[4] and string.match(kept[4], '%d+$') + 0 > now_ms then return {'other'} end"
+    with sabotage("rename", guard, ""), pytest.raises((AssertionError, StateError)):
+        writes_meanwhile(server, sql)
+
+
+def test_a_repair_that_was_broken_off_changes_nothing_and_is_repeated(
+    server: RedisServer, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(server, sql, partitions=1, retry_for=1.0, timeout=1.0) as store:
+        for n in range(3):
+            store.session(f"s{n}").set("n", 0)
+        store.archive()
+        sql.back_up()
+        for n in range(3):
+            store.session(f"s{n}").set("n", 1)
+        store.archive()
+        sql.restore()
+    with opened(server, sql, partitions=1, retry_for=1.0, timeout=1.0) as store:
+        with monkeypatch.context() as broken:
+            broken.setattr(ColdStore, "reach", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store.repair()
+        # Who died with the right to start it holds it for ten seconds; then Redis is served as before.
+        session = store.session("s0")
+        wait_until(lambda: served(store), "it is not served", 20)
+        assert session.get("n") == 1
+        assert session.set("n", 2) == 3
+        assert not healthy(store)
+        done = store.repair()
+        assert (done.records, done.commits) == (0, 1)
+        store.archive()
+        assert healthy(store)
+
+
+def served(store: StateStore) -> bool:
+    try:
+        return store.session("s0").get("n", fresh=True) == 1
+    except StateError:
+        return False
+
+
+def test_while_it_is_repaired_nobody_else_lets_others_write(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql, partitions=1) as store:
+        store.session("s").set("n", 1)
+        tiers = store._twin.tiers()
+        keys = tiers.keys.partition(0)
+        with redis.Redis.from_url(server.url) as client:
+            kept = client.hgetall(keys.meta)
+
+            def renamed() -> Any:
+                return client.eval(RENAME.text, 1, keys.meta, kept[b"life"], kept[b"epoch"], kept[b"life"])
+
+            assert renamed() == [b"ok"]
+            client.hset(keys.meta, "mint", "who 9999999999999")
+            assert renamed() == [b"other"]
+            client.hset(keys.meta, "mint", "who 1")
+            assert renamed() == [b"ok"]
+            client.hdel(keys.meta, "mint")
+
+
+@pytest.mark.wide
+async def test_on_the_asyncio_face_and_with_encryption(server: RedisServer, sql: Sql) -> None:
+    settings: dict[str, Any] = {**WHOLE, "encryption": Encryption(KeyRing({"k": bytes(32)}))}
+    async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
+        session = store.session("s")
+        await session.set("n", 0)
+        await store.archive()
+        sql.back_up()
+        await session.set("n", 1)
+        await session.append({"role": "user", "content": "text"})
+        await store.archive()
+        sql.restore()
+    told: list[Repaired] = []
+    async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
+        done = await store.repair(progress=told.append)
+        assert done.records == 1
+        assert [each.partitions for each in told] == [1, 2, 3, 4]
+        await store.archive()
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
+        assert await store.session("s").get("n") == 1
+        assert [each.content for each in await store.session("s").messages()] == ["text"]
