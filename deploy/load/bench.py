@@ -21,7 +21,7 @@ if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])  # it is a program, and the rest of `deploy` is beside it
 
 from deploy.load.conversations import long_conversation, saving, turns, window
-from deploy.load.hot_reads import hot, hot_memory, weight
+from deploy.load.hot_reads import hot, hot_memory, weight, writers_memory
 from deploy.load.in_cluster import in_cluster
 from deploy.load.long_reads import long_reads
 from deploy.load.plain import same_commands
@@ -58,7 +58,7 @@ def main(
         with StateStore.open(server.url, archive="memory", namespace="bench", archiver=False) as store:
             console.print(f"a `set` executes: {same_commands(server.url, store)}")
             run("hot", lambda: hot(server.url, store))
-            run("memory", lambda: hot_memory(server.url))
+            run("memory", lambda: hot_memory(server.url) + writers_memory(server.url))
             run("set", lambda: blocking_set(server.url, store))
             run("set", server_cpu)
             run("telemetry", lambda: telemetry(server.url))

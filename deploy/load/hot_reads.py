@@ -6,6 +6,7 @@ import multiprocessing
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def resident() -> int:
 def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any) -> None:
     """Write, read and overwrite records until hot is full; tell how many bytes the process grew by."""
     settings: dict[str, Any] = {"namespace": f"bench-hot-{kind}-{size}", "archiver": False, "hot_entries": 10**6}
+    settings["memory_bytes"] = 0  # what a writer remembers has a row of its own
     with StateStore.open(url, archive="memory", hot_bytes=limit, **settings) as store:
 
         def write(sessions: list[Any], letter: str) -> None:
@@ -104,17 +106,51 @@ def _fill_hot(url: str, kind: str, count: int, size: int, limit: int, told: Any)
         told.send(resident() - before)
 
 
+def _fill_memory(url: str, size: int, limit: int, told: Any) -> None:
+    """Write until a writer remembers all that it may, nothing archived; tell how many bytes the process grew by."""
+    settings: dict[str, Any] = {"namespace": f"bench-memory-{size}", "archiver": False, "journal_entries": 10**7}
+    settings |= {"journal_bytes": 2**30, "max_staleness": 0.0, "memory_bytes": limit}
+    with StateStore.open(url, archive="memory", **settings) as store:
+        sessions = [store.session(f"s{n}") for n in range(50)]
+
+        def write(number: int) -> None:
+            for session in sessions:
+                session.set("field", str(number) * size)
+
+        write(0)
+        before = resident()
+        number = 0
+        while store.stats()["remembered_bytes"] < 0.95 * limit:
+            number += 1
+            write(number % 10)
+        told.send(resident() - before)
+
+
+def writers_memory(url: str, limit: int = 32 * 2**20) -> list[Row]:
+    """What a writer that may not archive remembers, beside what it is allowed to."""
+    return [
+        _grown(f"memory of what a writer remembers, {size:,} letters a write", _fill_memory, (url, size, limit), limit)
+        for size in (20, 20_000)
+    ]
+
+
 def hot_memory(url: str, limit: int = 32 * 2**20) -> list[Row]:
     """What a full hot tier adds to a process, a new one for each kind of value, beside what it is allowed to take."""
-    rows = []
+    name = "memory of a full hot tier"
+    kinds = (("fields", 10, 20), ("fields", 2, 20_000), ("messages", 8, 60), ("messages", 16, 4000))
+    return [
+        _grown(f"{name}, {kind} of {size:,} letters", _fill_hot, (url, kind, count, size, limit), limit)
+        for kind, count, size in kinds
+    ]
+
+
+def _grown(name: str, fill: Callable[..., None], words: tuple[Any, ...], limit: int) -> Row:
+    """How much a new process grows as it fills what may take `limit` bytes."""
     context = multiprocessing.get_context("spawn")
-    for kind, count, size in (("fields", 10, 20), ("fields", 2, 20_000), ("messages", 8, 60), ("messages", 16, 4000)):
-        ours, theirs = context.Pipe(duplex=False)
-        worker = context.Process(target=_fill_hot, args=(url, kind, count, size, limit, theirs))
-        worker.start()
-        theirs.close()
-        grown = ours.recv()
-        worker.join()
-        name = f"memory of a full hot tier, {kind} of {size:,} letters"
-        rows.append(at_most(name, grown / 2**20, limit / 2**20, 1.5, "MB", "hot_bytes"))
-    return rows
+    ours, theirs = context.Pipe(duplex=False)
+    worker = context.Process(target=fill, args=(*words, theirs))
+    worker.start()
+    theirs.close()
+    grown = ours.recv()
+    worker.join()
+    return at_most(name, grown / 2**20, limit / 2**20, 1.5, "MB", "its bound")

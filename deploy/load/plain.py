@@ -109,7 +109,10 @@ def same_commands(url: str, store: StateStore) -> str:
             if name not in ("cmdstat_config|resetstat", "cmdstat_info")
         }
 
-    ours = executed(lambda: session.set("a", 7))
-    theirs = executed(bare.call)
+    for _ in range(5):  # the store's own probes are counted as well, if one falls into it
+        ours = executed(lambda: session.set("a", 7))
+        theirs = executed(bare.call)
+        if ours == theirs:
+            break
     assert ours == theirs, f"the comparison is not fair: {ours} against {theirs}"
     return ", ".join(f"{name.removeprefix('cmdstat_')} {calls // 100}" for name, calls in ours.items())

@@ -251,6 +251,7 @@ class Tiers:
                 "hot_entries": len(self.hot.entries),
                 "hot_bytes": self.hot.bytes,
                 "archived": self.archiver.archived,
+                "remembered_bytes": self.memory.bytes,
                 "link_up": int(self.link.up),
                 "leases": self.leases.held,
                 "events_waiting": consumers.waiting,
