@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Generic, Unpack
 
 from distributed_state.errors import Conflict, InvalidValue
@@ -162,7 +161,7 @@ class TypedContext(RecordContext, Generic[M]):
         known = self._known(draft)
         if self._lowers(draft):
             # Refused for certain: it has to be made on the whole record first, which `send` then does.
-            return replace(draft, expectations=[*draft.expectations, (SCHEMA, b"")])
+            return draft.but(expectations=[*draft.expectations, (SCHEMA, b"")])
         # Whatever is wrong with this record must not keep the batch from the others: the server says so later.
         return self._guarded(draft, known if known is not None and not known.version else None)
 
@@ -177,7 +176,7 @@ class TypedContext(RecordContext, Generic[M]):
         """The change as it ends a turn, which began with this and held the record since."""
         entry = entry.stored if isinstance(entry, View) else entry
         if self._lowers(draft):
-            draft = replace(self._lowered(draft, entry)[0], expected=draft.expected)
+            draft = self._lowered(draft, entry)[0].but(expected=draft.expected)
         # No expectation: the turn's lease keeps others out, and what its own task writes beside it is no conflict.
         if entry.fields.get(SCHEMA) != self.schema.stamp:
             draft.steps.append((b"s", SCHEMA, self.schema.stamp))
@@ -242,13 +241,13 @@ class TypedContext(RecordContext, Generic[M]):
                 what = f"version {self.schema.write_version}, which is still written, has no such field to carry a ttl"
                 raise InvalidValue(f"{key!r:.80}: {what}")
         steps = [*first, *changes.fields.values(), *last]
-        lowered = replace(draft, steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
+        lowered = draft.but(steps=steps, expected=known.version, epoch=draft.epoch or known.epoch)
         return lowered, tuple(sums)
 
     def _guarded(self, draft: Draft, known: CachedRecord | None) -> Draft:
         """The change under the condition that the record's schema is as known; unknown: the present one."""
         stored = self.schema.stamp if known is None else known.fields.get(SCHEMA)
-        attempt = replace(draft, expectations=[*draft.expectations, (SCHEMA, stored)], steps=list(draft.steps))
+        attempt = draft.but(expectations=[*draft.expectations, (SCHEMA, stored)], steps=list(draft.steps))
         if known is not None:
             self.schema.version_of(self.text, stored)
             if stored != self.schema.stamp and draft.deleted != "revive":

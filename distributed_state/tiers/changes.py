@@ -203,7 +203,7 @@ class Changes:
         """The change as it is sent."""
         if not self:
             raise InvalidValue("nothing to change")
-        return Draft(kind, [*self._first, *self._fields.values(), *self._last], events=list(self._events))
+        return Draft(kind, [*self._first, *self._fields.values(), *self._last], [*self._events])
 
 
 def added_here(draft: Draft, swap: Swap, now: float) -> bool:

@@ -16,7 +16,7 @@ Design: section 14.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from typing import Any
@@ -62,7 +62,7 @@ class Memory:
         self._keys = keys
         self._wait = settings.retry_for
         # Plain tuples, as `Remembered` has them.
-        self._kept: dict[int, deque[tuple[Any, ...]]] = {}
+        self._kept: defaultdict[int, deque[tuple[Any, ...]]] = defaultdict(deque)
         self._mutex = Mutex()
         self._driving = False
 
@@ -87,13 +87,15 @@ class Memory:
 
     def _append(self, partition: int, commit: tuple[Any, ...], archived: int) -> None:
         with self._mutex:
-            kept = self._kept.get(partition)
-            if kept is None:
-                kept = self._kept[partition] = deque()
+            kept = self._kept[partition]
             kept.append(commit)
             self.bytes += commit[2]
-            while kept and kept[0][0] <= archived and kept[0][1] == commit[1]:
+            first = kept[0]
+            while first[0] <= archived and first[1] == commit[1]:
                 self.bytes -= kept.popleft()[2]
+                if not kept:
+                    break
+                first = kept[0]
 
     async def remember_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
         """Note an event that was written alone, as `remember` does a commit."""

@@ -6,7 +6,8 @@ Design: section 4.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distributed_state.settings import Settings
@@ -15,7 +16,6 @@ from distributed_state.values.journal import Step
 from distributed_state.values.levels import Level
 
 
-@dataclass(slots=True)
 class Draft:
     """A change ready to be sent. `steps` are as in model.Op; `expectations` pairs a field with its stored bytes.
 
@@ -25,20 +25,29 @@ class Draft:
     is kept before it is acknowledged, None: as is asked around it.
     """
 
-    kind: str
-    steps: list[tuple[bytes, bytes, bytes]]
+    # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
     expected: int | None = None
-    expectations: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     deleted: str = "refuse"
     epoch: str = ""
     creation: str = ""
     actor: str = ""
     owner: str = ""
     lock_value: str = ""
-    events: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
     lifetime: tuple[int, int] = (0, 0)
-    sent_events: Sequence[tuple[bytes, bytes, bytes]] = ()
+    sent_events: Sequence[Step] = ()
     level: Level | None = None
+
+    def __init__(self, kind: str, steps: list[Step], events: list[Step] | None = None) -> None:
+        self.kind = kind
+        self.steps = steps
+        self.events = [] if events is None else events
+        self.expectations: list[tuple[bytes, bytes | None]] = []
+
+    def but(self, **changes: Any) -> Draft:
+        """The same with other attributes; what is not named is shared."""
+        other = copy(self)
+        vars(other).update(changes)
+        return other
 
 
 class Committed(NamedTuple):
@@ -82,6 +91,9 @@ class Committed(NamedTuple):
         return applied
 
 
+_new = tuple.__new__  # as a NamedTuple does it, without a function of its own
+
+
 def committed(text: bytes, trailing: Any = None) -> Committed:
     """What commit.lua answered of a write that was applied, and the answer of the script that was sent after it."""
     _, version, epoch, first, results, offset, *time = text.split(b" ")
@@ -90,8 +102,9 @@ def committed(text: bytes, trailing: Any = None) -> Committed:
         return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing)
     seconds, micros, archived, _ = time
     time_ms = int(seconds) * 1000 + int(micros) // 1000
-    return Committed(
-        int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text
+    return _new(
+        Committed,
+        (int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text),
     )
 
 

@@ -34,7 +34,6 @@ FULL = "Redis is at maxmemory and nothing more is evictable; nothing was written
 LOST = "a write may have been applied, its answer was lost"
 
 
-@dataclass(slots=True)
 class OpId:
     """Names one write of this replica; `oldest` is its first that is still unanswered (RIFL, Lee et al., SOSP 2015).
 
@@ -44,15 +43,18 @@ class OpId:
     the arguments with which it was last sent, as commit.lua has them.
     """
 
-    sequence: int
-    oldest: int
-    digest: str
-    first: float
-    since_ms: int = 0
-    doubted: bool = False
-    eased_ms: int = -1
-    size: int = 0
+    # Defaults of the class, as in `answers.Draft`.
+    since_ms = 0
+    doubted = False
+    eased_ms = -1
     sent: Sequence[Any] = ()
+
+    def __init__(self, sequence: int, oldest: int, digest: str, first: float, size: int) -> None:
+        self.sequence = sequence
+        self.oldest = oldest
+        self.digest = digest
+        self.first = first
+        self.size = size
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class OpIds:
             sequence = next(self._count)
             self._unanswered[sequence] = None
             oldest = next(iter(self._unanswered))
-        return OpId(sequence, oldest, f"{digest:x}", self._port.monotonic(), size=size)
+        return OpId(sequence, oldest, f"{digest:x}", self._port.monotonic(), size)
 
     def end(self, op: OpId) -> None:
         """The caller will not send this write again."""

@@ -95,9 +95,8 @@ def of_commit(op: OpId, done: Committed, events: Sequence[Step]) -> tuple[Any, .
     Python's garbage collector goes through lists and objects as long as they live, again and again, but takes tuples
     of plain values out of its account. Keeping the draft itself cost three times as much as all of the rest.
     """
-    size = _EACH_BYTES + op.size
     sent = tuple(op.sent)
-    size += _WORD_BYTES * len(sent)
+    size = _EACH_BYTES + op.size + _WORD_BYTES * len(sent)
     for _, name, value in events:
         size += len(name) + len(value)
     return done.offset, done.epoch, size, sent, done.text

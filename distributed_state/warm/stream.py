@@ -185,7 +185,8 @@ class Stream:
         self, keys: PartitionKeys, writer: str, since_ms: int, type: str, subject: str, data: bytes
     ) -> bool:
         """Write an event under the id of `writer`, unless that was done since; False if it cannot be written now."""
-        op = OpId(0, 0, "", 0.0, since_ms)
+        op = OpId(0, 0, "", 0.0, 0)
+        op.since_ms = since_ms
         names = [keys.journal, keys.meta, keys.events, keys.events_channel]
         event = (type, subject, "", self._warm.codec_of(subject).seal_event(data, type, f"{writer}.0"))
         while await self._archived(keys.partition, f"{writer}.0.0", since_ms) is None:

@@ -6,7 +6,10 @@ the store went on.
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -336,3 +339,32 @@ async def test_on_the_asyncio_face_and_with_encryption(server: RedisServer, sql:
     async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
         assert await store.session("s").get("n") == 1
         assert [each.content for each in await store.session("s").messages()] == ["text"]
+
+
+def test_the_command_shows_repairs_and_says_what_is_lost(server: RedisServer, sql: Sql) -> None:
+    settings = {"recent_messages": 5}
+    with opened(server, sql, **settings) as store:
+        session = store.session("s")
+        session.append({"role": "user", "content": "first"})
+        store.archive()
+        sql.back_up()
+        for n in range(10):
+            session.append({"role": "user", "content": str(n)})
+        store.archive()
+        sql.restore()
+
+    def ran(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "distributed_state", "--url", server.url, "--archive", sql.url]
+        given = {f"DISTRIBUTED_STATE_{name.upper()}": str(WHOLE[name]) for name in ("namespace", "partitions")}
+        given = os.environ | given | {"DISTRIBUTED_STATE_RECENT_MESSAGES": "5", "COLUMNS": "200"}
+        return subprocess.run([*command, "repair", *words], env=given, capture_output=True, text=True, check=False)
+
+    planned = ran("--dry-run")
+    assert planned.returncode == 1
+    assert "to bring: 0 commits, 1 records whole" in planned.stdout
+    assert "lost: messages 1 to 5 of session s" in planned.stdout
+    done = ran()
+    assert done.returncode == 1
+    assert "brought: 0 commits, 1 records whole" in done.stdout
+    again = ran()
+    assert (again.returncode, again.stdout) == (0, "4 partitions: in none is SQL older than Redis\n")

@@ -28,6 +28,7 @@ COMMANDS = [
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config", "opperator"),
     "serve",
     "branches",
+    "repair",
     "fork",
     "demo lifecycle",
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
