@@ -22,6 +22,7 @@ from distributed_state.cold.purging import inherit
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
 from distributed_state.values.journal import JournalEntry, State, fold
+from distributed_state.values.model import REPAIR
 
 log = logging.getLogger(__name__)
 _INDEXABLE_BYTES = 1200  # two such texts fit into the 2,704 bytes that an index row of PostgreSQL may have
@@ -169,7 +170,7 @@ class Intake:
         bulk.add(self.connection, tables.events, rows)
 
     def _snapshot(self, accepted: Sequence[Parsed], existing: Mapping[str, record_index.Head], every: int) -> None:
-        """Write the state of each record that crossed a multiple of `every`, or was given a label."""
+        """Write the state of each record that crossed a multiple of `every`, was given a label or came whole."""
         by_record: dict[str, list[Parsed]] = {}
         for item in accepted:
             by_record.setdefault(item.entry.record, []).append(item)
@@ -249,7 +250,9 @@ def set_aside(connection: Connection, namespace: str, record: str, first: int, r
 def _is_due(items: Sequence[Parsed], every: int) -> bool:
     first = items[0].entry.version
     last = items[-1].entry.version
-    return (first - 1) // every != last // every or any(item.label is not None for item in items)
+    return (first - 1) // every != last // every or any(
+        item.label is not None or item.entry.kind == REPAIR for item in items
+    )
 
 
 def _blames_the_data(connection: Connection, error: Exception) -> bool:

@@ -9,20 +9,21 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from sqlalchemy import Connection, and_, insert, select, update
+from sqlalchemy import Connection, and_, select
 
-from distributed_state.cold import bulk, remembered, tables
+from distributed_state.cold import bulk, erasure, remembered, tables
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.history import states
-from distributed_state.cold.recovery import clock_us
+from distributed_state.cold.recovery import clock_us, is_at
 from distributed_state.cold.values import Batch, Cursor
-from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack
-from distributed_state.values.model import DELETED, NEXT, OWNER, START
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
+from distributed_state.values.model import DELETED, ERASE, FORGET, NEXT, OWNER, PARENT, REPAIR, START
 
-REPAIR = "repair"  # the kind of a change that brings a state whole
 _ASIDE = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
 
 
@@ -30,8 +31,8 @@ _ASIDE = "SQL lacks what came before it; what it did is in a later version, whic
 class Backfilled:
     """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
 
-    `lost` are messages that neither has, of records that came whole. `deleted` are records that Redis only knows to
-    have been deleted, or erased, since the backup.
+    `lost` are messages that neither has, by the record that showed them. `deleted` are records of which Redis only
+    knows that they were deleted, or erased, since the backup. Of `stale` ones Redis shows what they are not any more.
     """
 
     records: int = 0
@@ -40,6 +41,7 @@ class Backfilled:
     aside: int = 0
     lost: list[Segment] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
 
     def add(self, other: Backfilled) -> None:
         """Count what another one counted."""
@@ -49,6 +51,7 @@ class Backfilled:
         self.aside += other.aside
         self.lost += other.lost
         self.deleted += other.deleted
+        self.stale += other.stale
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class Held:
     """What Redis has of some records of a partition under its epoch: how they stand, and their entries of the journal.
 
     `deleted` are versions at which records were deleted, as events tell. A record that is not there has no state.
-    `archived` is an offset up to which all was archived, once.
+    `archived` is an offset up to which all was archived, once. `elsewhere` are numbers of messages that Redis has of
+    records from which these were forked.
     """
 
     partition: int
@@ -65,18 +69,19 @@ class Held:
     states: Mapping[str, Loaded]
     entries: Mapping[str, Sequence[JournalEntry]]
     deleted: Mapping[str, int]
+    elsewhere: Mapping[str, Set[int]]
 
 
 def backfill(
     connection: Connection, namespace: str, held: Held, after: Cursor | None, snapshot_every: int, *, keep: bool
 ) -> Backfilled | None:
     """Bring these records to SQL if that still is where it was `after`; None if it is not. `keep`: change nothing."""
-    if not keep and not _is_at(connection, namespace, held.partition, after):
+    if not keep and not is_at(connection, namespace, held.partition, after):
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
     heads = remembered.heads(connection, namespace, names)
     before = states(connection, namespace, {name: head.version for name, head in heads.items()})
-    plan = _Plan(held, clock_us(connection) // 1000)
+    plan = _Plan(held, clock_us(connection) // 1000, partial(_kept, connection, namespace))
     for name in sorted(names):
         plan.add(name, heads[name].version if name in heads else 0, before.get(name))
     alone = held.entries.get("", ())
@@ -84,76 +89,169 @@ def backfill(
     carried = plan.carried + [entry for entry in alone if entry.event in lacking]
     plan.done.aside = sum(entry.event in lacking for entry in plan.aside)
     if not keep:
-        batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=lambda entry: entry.offset))
-        Intake(connection, namespace).take([batch], snapshot_every)
+        batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=lambda entry: (entry.offset, entry.version)))
+        # First these: behind a record that came whole they would be taken for purged.
         remembered.set_aside(connection, namespace, held.partition, held.epoch, plan.aside, _ASIDE)
+        erasure.erase(connection, namespace, plan.erased)
+        Intake(connection, namespace).take([batch], snapshot_every)
     return plan.done
 
 
-class _Plan:
-    """What is to be archived of the records that are added, what put aside, and the counts."""
+def _kept(connection: Connection, namespace: str, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
+    """Which messages of these runs SQL has, by the record under which it has them."""
+    m = tables.messages.c
+    found: set[tuple[str, int]] = set()
+    for run in runs:
+        here = and_(m.namespace == namespace, m.record.in_({name, run.source}), m.seq >= run.start, m.seq < run.stop)
+        found.update((record, seq) for record, seq in connection.execute(select(m.record, m.seq).where(here)))
+    return found
 
-    def __init__(self, held: Held, now_ms: int) -> None:
+
+class _Plan:
+    """What is to be archived of the records that are added, what put aside or erased, and the counts.
+
+    `kept` says which messages of a record SQL has.
+    """
+
+    def __init__(self, held: Held, now_ms: int, kept: Callable[[str, Sequence[Segment]], set[tuple[str, int]]]) -> None:
         self._held = held
         self._now_ms = now_ms
+        self._kept = kept
         self.carried: list[JournalEntry] = []
         self.aside: list[JournalEntry] = []
+        self.erased: list[str] = []
         self.done = Backfilled()
 
     def add(self, name: str, version: int, before: State | None) -> None:
         """Add a record, which SQL has up to a version, with the state before."""
+        there = self._held.states.get(name)
+        newer = there if there is not None and there.state.version > version else None
+        if newer is not None and before is not None and _next(newer.state) < _next(before):
+            # Messages are numbered anew when it was erased, and began again, or SQL kept nothing but its end.
+            self.erased.append(name)
+            before = None
+        ended = self._held.deleted.get(name, 0)
+        last = max(there.state.version if there else 0, version)
+        gone = before is not None and not before.deleted and last <= ended > version
+        if gone and not (there and there.state.deleted):
+            # What Redis shows of it was read from the older SQL since, and perhaps written on.
+            self.done.deleted.append(name)
+            self.done.stale.append(name)
+            if newer is None and before is not None:
+                newer = _tombstone(before, ended)
+        else:
+            gone = False
         entries = [entry for entry in self._held.entries.get(name, ()) if entry.version > version]
-        whole = self._whole(name, version, before)
+        carried = self._follow(name, version, before, entries, newer)
+        if carried and newer is not None:
+            if gone and not newer.state.deleted:
+                end = _tombstone(newer.state, ended + 1)
+                self._change(name, end, newer.state.fields, carried, {})
+            elif not newer.state.deleted:
+                self._leave_out(name, newer, carried)
+        self.carried += carried
+
+    def _follow(
+        self, name: str, version: int, before: State | None, entries: list[JournalEntry], newer: Loaded | None
+    ) -> list[JournalEntry]:
+        """What leads from the version that SQL has to that of Redis: the entries of the journal, or one change."""
         last = entries[-1].version if entries else version
         continues = [entry.version for entry in entries] == [*range(version + 1, last + 1)]
-        if continues and (whole is None or whole.state.version == last):
-            self.carried += entries
+        if continues and (newer is None or newer.state.version == last):
             self.done.commits += len(entries)
-        elif whole is None:
+            return entries
+        if newer is None:
             self.aside += entries
-        else:
-            old = before.fields if before else {}
-            self.carried.append(self._as_one_change(name, whole, old, entries))
-            self.aside += [entry for entry in entries if entry.version != whole.state.version]
-            self.done.records += 1
-            self.done.lost += _lost(name, whole, old)
+            return []
+        # The newest one that has its version: where it was hydrated from SQL since, an older one may have it, too.
+        same = next((entry for entry in reversed(entries) if entry.version == newer.state.version), None)
+        self.aside += [entry for entry in entries if entry is not same]
+        self.done.records += 1
+        carried: list[JournalEntry] = []
+        runs = message_ranges.segments(name, newer.state.fields)
+        kept = self._kept(name, runs) if before else set()
+        sources = {number: run.source for run in runs for number in range(run.start, run.stop)}
+        first = _next(before) if before else 0
+        messages = {
+            number: data
+            for number, data in newer.messages
+            if number >= first or (number in sources and not kept & {(name, number), (sources[number], number)})
+        }
+        self._change(name, newer, before.fields if before else {}, carried, messages, same)
+        return carried
 
-    def _as_one_change(
-        self, name: str, whole: Loaded, old: Mapping[bytes, bytes], entries: Sequence[JournalEntry]
-    ) -> JournalEntry:
-        """The entry that leads from the fields that SQL has to those of a state, with the messages that SQL lacks."""
+    def _change(
+        self,
+        name: str,
+        whole: Loaded,
+        old: Mapping[bytes, bytes],
+        carried: list[JournalEntry],
+        messages: Mapping[int, bytes],
+        same: JournalEntry | None = None,
+    ) -> None:
+        """Add the entry that leads from these fields to those of a state, with messages that SQL lacks."""
         version = whole.state.version
         fields = whole.state.fields
-        first = int(old.get(NEXT, b"0"))
         steps: list[Step] = [(b"c", b"", b"")] if old else []
         steps += [(b"d", each, b"") for each in old if each[:1] == b"#" and each not in fields]
-        steps += [(b"m", b"%d" % number, data) for number, data in whole.messages if number >= first]
-        steps += [(b"s", each, value) for each, value in fields.items()]
-        last = next((entry for entry in entries if entry.version == version), None)
+        steps += [(b"m", b"%d" % number, data) for number, data in messages.items()]
+        # Not a parent that SQL knows: it would be taken for a fork that is made only now, and erased if its source was.
+        steps += [(b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value]
+        steps += [op for op in unpack(same.data) if op.kind == b"l"] if same else []
+        carried.append(self._entry(name, version, steps, fields, whole.time_ms, same))
+
+    def _leave_out(self, name: str, newer: Loaded, carried: list[JournalEntry]) -> None:
+        """Add a change after which it shows its messages without those that are nowhere."""
+        fields = newer.state.fields
+        runs = message_ranges.segments(name, fields)
+        here = {number for number, _ in newer.messages}
+        here.update(int(op.name) for entry in carried for op in unpack(entry.data) if op.kind == b"m")
+        kept: set[tuple[str, int]] = set()
+        if any(not here.issuperset(range(run.start, run.stop)) for run in runs):
+            kept = self._kept(name, runs)
+        lost = [
+            Segment(run.source, number, number + 1)
+            for run in runs
+            for number in range(run.start, run.stop)
+            if number not in here
+            and number not in self._held.elsewhere.get(run.source, ())
+            and not kept & {(name, number), (run.source, number)}
+        ]
+        if lost:
+            self.done.lost += [replace(each, source=name) for each in message_ranges.joined(lost)]
+            self.done.stale.append(name)
+            shown = message_ranges.shown(message_ranges.without(runs, message_ranges.joined(lost)), fields)
+            version = newer.state.version + 1
+            steps: list[Step] = [(b"s", each, value) for each, value in shown.items()]
+            carried.append(self._entry(name, version, steps, fields, newer.time_ms, None))
+
+    def _entry(
+        self,
+        name: str,
+        version: int,
+        steps: list[Step],
+        fields: Mapping[bytes, bytes],
+        time_ms: int,
+        same: JournalEntry | None,
+    ) -> JournalEntry:
+        """A change of ours, or in the place of the `same` one in the journal."""
         return JournalEntry(
-            offset=last.offset if last else self._held.archived,
-            event=last.event if last else f"{REPAIR}.{self._held.epoch}.{version}",
+            offset=same.offset if same else self._held.archived,
+            event=same.event if same else f"{REPAIR}.{version}.{self._held.epoch.rpartition('-')[2]}",
             record=name,
             version=version,
-            time_ms=last.time_ms if last else whole.time_ms or self._now_ms,
-            kind=REPAIR,
-            actor=last.actor if last else "",
-            token=last.token if last else 0,
+            time_ms=same.time_ms if same else time_ms or self._now_ms,
+            kind=same.kind if same and same.kind in (ERASE, FORGET) else REPAIR,
+            actor=same.actor if same else "",
+            token=same.token if same else 0,
             data=pack(steps),
             total_bytes=0,
             next_message=int(fields.get(NEXT, b"0")),
         )
 
-    def _whole(self, name: str, version: int, before: State | None) -> Loaded | None:
-        """The record as Redis has it, if that is newer."""
-        whole = self._held.states.get(name)
-        there = whole.state.version if whole else 0
-        ended = self._held.deleted.get(name, 0)
-        if before is not None and not before.deleted and ended > max(version, there):
-            # Where Redis shows it, that was read from SQL since.
-            self.done.deleted.append(name)
-            return _tombstone(before, ended)
-        return whole if there > version else None
+
+def _next(state: State) -> int:
+    return int(state.fields.get(NEXT, b"0"))
 
 
 def _tombstone(state: State, version: int) -> Loaded:
@@ -183,37 +281,3 @@ def add_events(connection: Connection, namespace: str, happened: Sequence[Happen
         ]
         bulk.add(connection, tables.events, rows)
     return len(lacking)
-
-
-def reach(connection: Connection, namespace: str, after: Cursor | None, to: Cursor) -> bool:
-    """Note that SQL has all up to there, if it still is where it was `after`."""
-    if not _is_at(connection, namespace, to.partition, after):
-        return False
-    c = tables.cursors.c
-    here = and_(c.namespace == namespace, c.partition == to.partition)
-    if after is not None and after.epoch == to.epoch:
-        at = update(tables.cursors).where(here, c.epoch == to.epoch)
-        connection.execute(at.values(offset=to.offset, event=to.event))
-        return True
-    connection.execute(update(tables.cursors).where(here).values(closed=True))
-    row = {"namespace": namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
-    connection.execute(insert(tables.cursors), row | {"offset": to.offset, "event": to.event, "closed": False})
-    return True
-
-
-def _is_at(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> bool:
-    """Whether SQL has a partition up to there and no further; held until the transaction ends."""
-    c = tables.cursors.c
-    here = and_(c.namespace == namespace, c.partition == partition)
-    query = select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()
-    newest = max(connection.execute(query).all(), default=None)
-    return newest == ((after.ordinal, after.epoch, after.offset, after.event) if after else None)
-
-
-def _lost(name: str, whole: Loaded, old: Mapping[bytes, bytes]) -> list[Segment]:
-    """The messages behind those that SQL has and before those that Redis has."""
-    fields = whole.state.fields
-    end = int(fields.get(NEXT, b"0"))
-    first = max(int(old.get(NEXT, b"0")), int(fields.get(START, b"0")))
-    held = min((number for number, _ in whole.messages if number >= first), default=end)
-    return [Segment(name, first, held)] if held > first else []

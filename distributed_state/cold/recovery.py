@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 
 from distributed_state.cold.record_index import ERASED, hashed
 from distributed_state.cold.tables import cursors, erasures, records
@@ -60,3 +60,28 @@ def clock_us(connection: Connection) -> int:
         return int(connection.execute(select(func.extract("epoch", func.clock_timestamp()) * 1_000_000)).scalar_one())
     julian = connection.execute(select(func.julianday("now"))).scalar_one()
     return int((julian - 2440587.5) * 86_400_000_000)
+
+
+def reach(connection: Connection, namespace: str, after: Cursor | None, to: Cursor) -> bool:
+    """Note that SQL has all up to there, if it still is where it was `after`."""
+    if not is_at(connection, namespace, to.partition, after):
+        return False
+    c = cursors.c
+    here = and_(c.namespace == namespace, c.partition == to.partition)
+    if after is not None and after.epoch == to.epoch:
+        at = update(cursors).where(here, c.epoch == to.epoch)
+        connection.execute(at.values(offset=to.offset, event=to.event))
+        return True
+    connection.execute(update(cursors).where(here).values(closed=True))
+    row = {"namespace": namespace, "partition": to.partition, "ordinal": to.ordinal, "epoch": to.epoch}
+    connection.execute(insert(cursors), row | {"offset": to.offset, "event": to.event, "closed": False})
+    return True
+
+
+def is_at(connection: Connection, namespace: str, partition: int, after: Cursor | None) -> bool:
+    """Whether SQL has a partition up to there and no further; held until the transaction ends."""
+    c = cursors.c
+    here = and_(c.namespace == namespace, c.partition == partition)
+    query = select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()
+    newest = max(connection.execute(query).all(), default=None)
+    return newest == ((after.ordinal, after.epoch, after.offset, after.event) if after else None)

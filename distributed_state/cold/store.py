@@ -185,7 +185,7 @@ class ColdStore:
     def reach(self, after: Cursor | None, to: Cursor) -> bool:
         """Note that SQL has all of a partition up to there, if its cursor still is `after`."""
         with self._database.write() as connection:
-            return backfill.reach(connection, self.namespace, after, to)
+            return recovery.reach(connection, self.namespace, after, to)
 
     def event_archived(self, partition: int, epoch: str, offset: int, id: str) -> bool:
         """Whether this very event was archived, or quarantined: at its offset there may be another one."""
@@ -280,11 +280,6 @@ class ColdStore:
         """The records of a user in any scope, deleted ones too, and transitively all their forks."""
         with self._database.read() as connection:
             return listing.owned(connection, self.namespace, user)
-
-    def forks(self, record: str) -> list[str]:
-        """The records that were forked from this one, or show its messages."""
-        with self._database.read() as connection:
-            return sorted(listing.forks(connection, self.namespace, [record]))
 
     def request_owned(self, user: str) -> list[Erasure]:
         """Note what `owned` finds as to be erased; what is pending for the user, from earlier requests too."""

@@ -73,7 +73,7 @@ class Script:
         return hashlib.sha1(self.text, usedforsecurity=False).hexdigest().encode()
 
     def call(self, keys: Sequence[bytes], arguments: Sequence[Any]) -> Words:
-        """The words of one EVALSHA."""
+        """The words of one EVALSHA. The first argument of a living script may be a tuple: constants of every call."""
         if self.living:
             return [b"EVALSHA", self.sha, len(keys), *keys, b"", *arguments]
         return (b"EVALSHA", self.sha, len(keys), *keys, *arguments)

@@ -17,8 +17,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from hiredis import pack_command
-
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Wire, Words, background, user_coroutines
 from distributed_state.port.background import BlockingJob, BlockingSignal
@@ -26,9 +24,8 @@ from distributed_state.port.background import finish as finish  # what the block
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded_wires import BlockingEmbeddedWire
 from distributed_state.port.errors import BROKEN, translate
-from distributed_state.port.lives import all_filled, filled
 from distributed_state.port.routing import Router
-from distributed_state.port.sockets import Socket, SocketWire, pack
+from distributed_state.port.sockets import Socket, SocketWire
 from distributed_state.port.uninterruptible import UninterruptibleThread
 
 T = TypeVar("T")
@@ -92,9 +89,7 @@ class BlockingPort(Router):
         count = len(commands)
         try:
             socket = self._taken(free, node)
-            life = socket.life
-            packed = pack_command(filled(commands[0], life)) if count == 1 else pack(all_filled(commands, life))
-            answers = socket.exchange(packed, count)
+            answers = socket.exchange(socket.packer.pack(commands), count)
         except BROKEN as error:
             self._topology.doubt()
             self._close_free(free)
@@ -141,7 +136,7 @@ class BlockingPort(Router):
                 try:
                     socket = self._taken(self._free[node], node)
                     sent.append((node, socket))
-                    socket.send(pack(all_filled(commands, socket.life)))
+                    socket.send(socket.packer.pack(commands))
                 except (StateError, *BROKEN) as error:
                     found[node] = self._lost(error, node)
             for node, socket in sent:

@@ -29,7 +29,7 @@ from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.facts import KnownReplicas, Life, SentinelAnswer
 from distributed_state.port.replicas import behind_sentinels, in_cluster
 from distributed_state.port.sentinels import SentinelWatch, hear
-from distributed_state.port.sockets import Socket, nothing, pack
+from distributed_state.port.sockets import Socket, nothing
 from distributed_state.port.topology import Topology
 
 _ROLE: Filled = (b"ROLE",)
@@ -117,8 +117,9 @@ class Connections:
             socket = Socket(self._blocking(node, self._options), self.timeout, on_error, late)
             try:
                 if self.address.kind == "sentinel":
-                    self._require_primary(node, socket.exchange(pack([_ROLE]), 1)[0])
-                socket.life = self.met(node, lives.read(socket.exchange(pack([lives.INFO]), 1)[0]))
+                    self._require_primary(node, socket.exchange(socket.packer.pack([_ROLE]), 1)[0])
+                answer = socket.exchange(socket.packer.pack([lives.INFO]), 1)[0]
+                socket.packer = lives.Packer(self.met(node, lives.read(answer)))
             except BaseException:
                 socket.close()
                 raise
@@ -239,7 +240,7 @@ class Connections:
         options = self.address.sentinel_options if sentinel else self._options | {"db": 0}
         try:
             socket = Socket(self._blocking(node, options, timeout), timeout)
-            answers = socket.exchange(pack(commands), len(commands))
+            answers = socket.exchange(socket.packer.pack(commands), len(commands))
             socket.close()
         except BROKEN as error:
             raise translate(error, self.place) from error

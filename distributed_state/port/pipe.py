@@ -19,8 +19,8 @@ from hiredis import pack_command
 from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
-from distributed_state.port.lives import all_filled, filled
-from distributed_state.port.sockets import LATE, message, nothing, pack, reader
+from distributed_state.port.lives import Packer
+from distributed_state.port.sockets import LATE, message, nothing, reader
 
 _MOST = 10_000  # messages of a subscription that nobody has asked for yet
 _STOOD_STILL = 0.5  # seconds that a loop is late, which was blocked then
@@ -90,7 +90,7 @@ class Pipe(Taken):
         life: str = "",
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.life = life
+        self._packer = Packer(life)
         self.broken: Exception | None = None
         self._timeout = timeout
         self._lost = lost
@@ -105,8 +105,7 @@ class Pipe(Taken):
 
     def send(self, commands: Sequence[Words]) -> asyncio.Future[list[Any]]:
         """Send commands together; their answers, when all are there."""
-        life = self.life
-        packed = pack_command(filled(commands[0], life)) if len(commands) == 1 else pack(all_filled(commands, life))
+        packed = self._packer.pack(commands)
         loop = self.loop
         waiting: asyncio.Future[list[Any]] = loop.create_future()
         if self._outgoing:

@@ -201,7 +201,7 @@ class Router:
         answer = (await self.exchange((words,)))[0]
         if isinstance(answer, Exception):
             if isinstance(answer, ReplyError) and answer.word == "NOSCRIPT":
-                return await self.command(*script.first_call(words))
+                return self._checked((await self.exchange((script.first_call(words),)))[0])
             raise translate(answer, self._place) from answer
         return answer
 

@@ -20,7 +20,7 @@ from distributed_state.errors import StateError
 from distributed_state.port.addresses import node_name
 from distributed_state.port.errors import LOST, ReplyError
 from distributed_state.port.facts import SentinelAnswer
-from distributed_state.port.sockets import Socket, pack
+from distributed_state.port.sockets import Socket
 
 log = logging.getLogger(__name__)
 # That a failover is over, and that a replica was promoted: in between the old primary takes writes that will be lost.
@@ -128,7 +128,7 @@ class _Listener(threading.Thread):
             self._stopped.wait(_EVERY)
 
     def _listen(self, connection: Socket) -> None:
-        connection.send(pack([(b"SUBSCRIBE", *_SAID)]))
+        connection.send(connection.packer.pack([(b"SUBSCRIBE", *_SAID)]))
         asked = False
         while not self._stopped.is_set():
             try:
@@ -137,7 +137,7 @@ class _Listener(threading.Thread):
                 # Nothing came for a second. One that was cut off without a word never says anything again.
                 if asked:
                     raise
-                connection.send(pack([(b"PING",)]))
+                connection.send(connection.packer.pack([(b"PING",)]))
                 asked = True
             else:
                 asked = False

@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +19,8 @@ import redis.exceptions as driver
 from hiredis import Reader, pack_command
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port import Filled
 from distributed_state.port.errors import LOST, ReplyError
+from distributed_state.port.lives import Packer
 
 _READ = 65_536
 LATE = 1.0  # seconds without an answer after which another server may have the keys
@@ -35,11 +35,6 @@ def reader(make_error: Callable[[str], Exception]) -> Any:
     return Reader(protocolError=driver.InvalidResponse, replyError=make_error, errors="replace")
 
 
-def pack(commands: Sequence[Filled]) -> bytes:
-    """The bytes of commands."""
-    return b"".join(map(pack_command, commands))
-
-
 def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
 
@@ -52,7 +47,7 @@ class Socket:
 
     __slots__ = (
         "__weakref__", "_buffer", "_connection", "_feed", "_gets", "_late", "_patience", "_receive", "_send", "_socket",
-        "_timeout", "life",
+        "_timeout", "packer",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +66,7 @@ class Socket:
         found: socket.socket | None = getattr(connection, "_sock", None)
         if found is None:
             raise driver.ConnectionError("the connection was closed at once")
-        self.life = ""  # the one that its server was in when it was connected
+        self.packer = Packer()  # of the life that its server was in when it was connected
         self._timeout = timeout
         self._late = late
         patience = timeout if late is nothing else min(timeout, LATE)

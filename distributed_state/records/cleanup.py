@@ -5,10 +5,7 @@ Design: section 11.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from distributed_state.errors import InvalidValue
-from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import MESSAGES
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
@@ -16,9 +13,8 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Segment
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import NEXT, SEGMENTS, START, SUMMARY
+from distributed_state.values.model import SUMMARY
 from distributed_state.warm.answers import Draft
 
 
@@ -52,18 +48,10 @@ async def plan(tiers: Tiers, names: RecordKeys, changes: Changes, before: float)
     hidden = message_ranges.count(shown) - message_ranges.count(kept)
     if not hidden:
         return None, 0
+    for name, value in message_ranges.shown(kept, present.fields).items():
+        changes.reserved(name, value)
     changes.reserved(SUMMARY, None)  # it holds what they said
-    return showing(changes, present, kept, "cleanup"), hidden
-
-
-def showing(changes: Changes, present: CachedRecord, kept: Sequence[Segment], kind: str) -> Draft:
-    """The change after which a record that is unchanged shows these messages, a part of what it does."""
-    # The last run shown is the open one, if that holds anything; it stays open, so that recent messages stay near.
-    end = present.fields.get(NEXT, b"0")
-    opened = bool(kept) and present.fields.get(START, b"0") != end and kept[-1].stop == int(end)
-    changes.reserved(START, b"%d" % kept[-1].start if opened else end)
-    changes.reserved(SEGMENTS, message_ranges.dump(kept[:-1] if opened else kept))
-    draft = changes.draft(kind)
+    draft = changes.draft("cleanup")
     draft.expected = present.version
     draft.epoch = present.epoch
-    return draft
+    return draft, hidden

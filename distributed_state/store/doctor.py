@@ -219,12 +219,11 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
 
 async def _diverged(tiers: Tiers) -> list[Finding]:
     """The partitions of which nothing is archived, because journal and archive do not fit."""
-    found = dict(tiers.archiver.diverged)
     try:
         behind = await tiers.recovery.behind()
+        found = {each: tiers.archiver.diverged.get(each, "SQL is older, or the journal has a gap") for each in behind}
     except StateError:
-        behind = []  # whichever server is away is named elsewhere
-    found.update({each: found.get(each, "SQL is older than Redis, or the journal has a gap") for each in behind})
+        found = dict(tiers.archiver.diverged)  # whichever server is away is named elsewhere
     advice = "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
     return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
 

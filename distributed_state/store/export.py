@@ -6,6 +6,7 @@ Design: section 11.
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import Any
 
 from distributed_state.errors import NotFound
@@ -33,8 +34,10 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
     if version is None and not branches:
         raise NotFound(f"{text[:200]}: there is nothing to export")
     entries = cold.history(text)
-    whole = version is None or (entries and entries[0].version == 1)
-    base = None if whole else cold.state_at(text, cold.oldest(text))
+    # A file has no gaps: it begins with the state behind the last one.
+    behind = [later.version for entry, later in pairwise(entries) if later.version != entry.version + 1]
+    whole = version is None or (entries and entries[0].version == 1 and not behind)
+    base = None if whole else cold.state_at(text, behind[-1] if behind else cold.oldest(text))
     if base is not None:
         entries = [entry for entry in entries if entry.version > base.version]
     runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)

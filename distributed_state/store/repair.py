@@ -1,28 +1,18 @@
 """Brings SQL up to Redis where it was restored older. Law: what neither has is named, and nothing else is given up.
 
-Partition by partition; where SQL is not older nothing is done. Messages that are nowhere are taken out of what their
-conversation shows, with one more change: else nobody could read what lies around them.
+Partition by partition; where SQL is not older nothing is done.
 
 Design: section 14.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from distributed_state.cold.backfill import REPAIR
-from distributed_state.records import cleanup, messages
-from distributed_state.tiers import commit as write_path
-from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.tiers.changes import Changes
-from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment
-from distributed_state.values.model import Ref, unescape
-
-log = logging.getLogger(__name__)
+from distributed_state.values.model import unescape
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +52,6 @@ Progress = Callable[[Repaired], None]
 async def repair(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Repaired:
     """All partitions of the namespace, one after the other."""
     done = Repaired()
-    lost: list[Segment] = []
     for partition in range(tiers.keys.partitions):
         found = await tiers.recovery.repair(partition, dry_run=dry_run)
         done = replace(done, partitions=done.partitions + 1)
@@ -77,35 +66,9 @@ async def repair(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Repa
                 lost=(*done.lost, *map(_lost, found.lost)),
                 deleted=(*done.deleted, *map(_named, found.deleted)),
             )
-            lost += found.lost
-            for gap in () if dry_run else found.lost:
-                await _leave_out(tiers, gap.source, gap)
         if progress is not None:
             progress(done)
-    # Forks lie anywhere, and what a partition had of them SQL knows only now.
-    for gap in () if dry_run else lost:
-        for fork in await tiers.port.sql(tiers.cold.forks, gap.source):
-            await _leave_out(tiers, fork, gap)
     return done
-
-
-async def _leave_out(tiers: Tiers, text: str, gap: Segment) -> None:
-    """Have a record show its messages without those of a gap that are nowhere."""
-    names = tiers.keys.of(Ref.parse(text))
-
-    async def once() -> None:
-        present = await read_path.present(tiers, names)
-        shown = [] if present.deleted else message_ranges.segments(text, present.fields)
-        wanted = [run for run in message_ranges.between(shown, gap.start - 1, gap.stop) if run.source == gap.source]
-        # A fork may have been handed some of them.
-        known = await messages.find(tiers, names, present, wanted)
-        gone = [Segment(run.source, each, each + 1) for run in wanted for each in messages.lacked(known, run)]
-        if gone:
-            left = message_ranges.without(shown, message_ranges.joined(gone))
-            changes = Changes(tiers.settings, present.codec)
-            await write_path.commit(tiers, names, cleanup.showing(changes, present, left, REPAIR))
-
-    await write_path.until_no_conflict(tiers, once)
 
 
 def _lost(gap: Segment) -> LostMessages:

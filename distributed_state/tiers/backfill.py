@@ -8,7 +8,7 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from distributed_state.cold.backfill import Backfilled, Held
@@ -17,7 +17,8 @@ from distributed_state.cold.entries import happened
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
 from distributed_state.port import Port
-from distributed_state.values.journal import Happened, JournalEntry
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Happened, JournalEntry, Loaded
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm import scanning
@@ -55,9 +56,14 @@ class Backfill:
         self._happened: dict[int, Happened] = {}  # events by number
         self._ended: dict[str, int] = {}  # at which version records were deleted, as events tell
 
-    async def run(self, place: PartitionState, keys: PartitionKeys, after: Cursor | None) -> Backfilled | None:
-        """Bring all of it, and move the cursor; None if it was moved meanwhile, or somebody else is at it."""
-        await self._read_journal(place, keys)
+    async def run(
+        self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, remembered: Sequence[JournalEntry] = ()
+    ) -> Backfilled | None:
+        """Bring all of it, and move the cursor; None if it was moved meanwhile, or somebody else is at it.
+
+        What writers remember of the epoch, and the journal lacks, is taken as if it were there.
+        """
+        await self._read_journal(place, keys, remembered)
         await self._read_events(place, keys)
         add = partial(self._cold.add_events, list(self._happened.values()))
         done = Backfilled(events=await self._port.sql(partial(add, keep=True)))
@@ -89,25 +95,44 @@ class Backfill:
             states = await scanning.states(self._warm, place.epoch, records) if records else {}
             entries = {text: self._entries[text] for text in some if text in self._entries}
             ended = {text: self._ended[text] for text in some if text in self._ended}
-            held = Held(keys.partition, place.epoch, place.archived, states, entries, ended)
+            held = Held(
+                keys.partition, place.epoch, place.archived, states, entries, ended, await self._elsewhere(states)
+            )
             brought = await self._port.sql(partial(self._cold.backfill, held, after, keep=self._discard is None))
             if brought is None:
                 return False
             done.add(brought)
-            gone = [self._keys.of(Ref.parse(text)) for text in brought.deleted]
-            if self._discard is not None and not await self._discard(gone):
+            stale = [self._keys.of(Ref.parse(text)) for text in brought.stale]
+            if self._discard is not None and not await self._discard(stale):
                 return False
         return True
 
-    async def _read_journal(self, place: PartitionState, keys: PartitionKeys) -> None:
+    async def _elsewhere(self, states: Mapping[str, Loaded]) -> dict[str, Set[int]]:
+        """Which messages Redis has of the records from which these were forked, in whatever partition."""
+        sources = {
+            run.source for text, each in states.items() for run in message_ranges.segments(text, each.state.fields)
+        }
+        every = dict(states)
+        for some in chunks(sorted(sources - states.keys()), _AT_ONCE):
+            every |= await scanning.states(self._warm, "", [self._keys.of(Ref.parse(text)) for text in some])
+        return {text: {number for number, _ in each.messages} for text, each in every.items() if text in sources}
+
+    async def _read_journal(
+        self, place: PartitionState, keys: PartitionKeys, remembered: Sequence[JournalEntry]
+    ) -> None:
+        found: dict[int, JournalEntry] = {}
         after = 0
         while entries := await self._warm.partitions.entries(keys, after, _PAGE):
-            for entry in entries:
-                if entry.offset <= place.offset:
-                    self._entries.setdefault(entry.record, []).append(entry)
-                    self._last = entry
-                    self._note(happened(entry, keys.partition, place.epoch))
+            found.update((entry.offset, entry) for entry in entries)
             after = entries[-1].offset
+        for entry in remembered:
+            if entry.offset > place.archived:
+                found.setdefault(entry.offset, entry)
+        for offset in sorted(found):
+            if offset <= place.offset:
+                self._last = entry = found[offset]
+                self._entries.setdefault(entry.record, []).append(entry)
+                self._note(happened(entry, keys.partition, place.epoch))
 
     async def _read_events(self, place: PartitionState, keys: PartitionKeys) -> None:
         after = 0
@@ -119,4 +144,4 @@ class Backfill:
         for each in found:
             self._happened[each.offset] = each
             if each.type in _ENDS:
-                self._ended[each.subject] = each.version
+                self._ended[each.subject] = max(each.version, self._ended.get(each.subject, 0))

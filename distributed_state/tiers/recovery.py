@@ -171,7 +171,10 @@ class Recovery:
             return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
         # Before the right is asked for: from then on nobody can write, and SQL may be away.
         cursor = await self._port.sql(self._cold.cursor, keys.partition)
-        if place.epoch and brought is None and _sql_is_older(cursor, place):
+        older = _sql_is_older(cursor, place)
+        if place.life == "?":  # who was to start it, or to repair it, has died
+            older = older or await self._is_behind(keys, place, cursor)
+        if place.epoch and brought is None and older:
             text = "partition %d: SQL is older than Redis, which goes on under epoch %s; archiving stops there"
             renamed = await self._partitions.rename(keys, place.epoch, place.life)
             if renamed:
@@ -251,7 +254,9 @@ class Recovery:
         place = (await self._partitions.states([keys]))[keys.partition]
         if await self._is_behind(keys, place, cursor):
             discard = partial(self._discard, keys, token, place.epoch)
-            done = await self._backfill(discard).run(place, keys, cursor)
+            # What writers remember fills holes in the journal.
+            remembered, _ = await self._gather(keys.partition, place.epoch)
+            done = await self._backfill(discard).run(place, keys, cursor, remembered)
             if done is None:
                 raise RecoveryInProgress(f"partition {keys.partition}: another replica is starting it")
             brought.add(done)

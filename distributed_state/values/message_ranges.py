@@ -76,6 +76,14 @@ def between(runs: Iterable[Segment], after: int | None, before: int | None) -> l
     return [run for run in cut if run.start < run.stop]
 
 
+def shown(kept: Sequence[Segment], fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The fields with which a state shows these runs, a part of what it did."""
+    # The last run shown is the open one, if that holds anything; it stays open, so that recent messages stay near.
+    end = fields.get(NEXT, b"0")
+    opened = bool(kept) and fields.get(START, b"0") != end and kept[-1].stop == int(end)
+    return {START: b"%d" % kept[-1].start if opened else end, SEGMENTS: dump(kept[:-1] if opened else kept)}
+
+
 def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
     """The runs without what these have of the same source."""
     left = list(runs)

@@ -40,6 +40,7 @@ LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives wit
 # kinds of tombstones that ask for more: to erase the record, with its forks or without
 FORGET = "forget"
 ERASE = "erase"
+REPAIR = "repair"  # of a change that brings SQL a state whole, or leaves out what is lost
 STATE_FIELDS = frozenset(
     {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME}
 )

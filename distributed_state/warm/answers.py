@@ -91,16 +91,25 @@ class Committed(NamedTuple):
         return applied
 
 
+_REPEATED = 6  # words of an answer that came once more
+
+
+def _sums(results: bytes) -> tuple[int, ...]:
+    return tuple(map(int, results.split(b",")))
+
+
 _new = tuple.__new__  # as a NamedTuple does it, without a function of its own
 
 
 def committed(text: bytes, trailing: Any = None) -> Committed:
     """What commit.lua answered of a write that was applied, and the answer of the script that was sent after it."""
-    _, version, epoch, first, results, offset, *time = text.split(b" ")
-    sums = tuple(map(int, results.split(b","))) if results else ()
-    if not time:
+    words = text.split(b" ")
+    if len(words) == _REPEATED:
+        _, version, epoch, first, results, offset = words
+        sums = _sums(results) if results else ()
         return Committed(int(version), epoch.decode(), int(first), sums, int(offset), None, trailing)
-    seconds, micros, archived, _ = time
+    _, version, epoch, first, results, offset, seconds, micros, archived, _ = words
+    sums = _sums(results) if results else ()
     time_ms = int(seconds) * 1000 + int(micros) // 1000
     return _new(
         Committed,

@@ -55,6 +55,7 @@ class Warm(Patience):
             b"%d" % math.ceil(settings.op_window),
             b"%d" % settings.kept_events,
         )
+        self._constants = (replica, *self.limits)
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
     # Commits
@@ -63,7 +64,9 @@ class Warm(Patience):
         self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
-        events = events_of(names, draft)
+        events = draft.events
+        if draft.creation or draft.deleted != "refuse":
+            events = events_of(names, draft)
         draft.sent_events = self._sealed(names, events, op) if events else events
         try:
             answer, trailing = await self._attempt(names, draft, op, listening, trailing_call)
@@ -124,9 +127,9 @@ class Warm(Patience):
         # The record may be there, or have been archived and evicted: only SQL knows.
         creation = "?" if op.doubted and draft.creation == "*" else draft.creation
         arguments: list[Any] = [
-            draft.epoch, self.replica, op.sequence, op.oldest, op.digest, op.since_ms, draft.lock_value, creation,
+            self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, draft.lock_value, creation,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, listening, *self.limits, len(draft.expectations),
+            draft.actor, draft.owner, names.text, listening, len(draft.expectations),
         ]  # fmt: skip
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
@@ -235,7 +238,7 @@ class Warm(Patience):
         return int(answer[1]) if answer[0] == b"ok" else 0
 
 
-def events_of(names: RecordKeys, draft: Draft) -> list[tuple[bytes, bytes, bytes]]:
+def events_of(names: RecordKeys, draft: Draft) -> list[Step]:
     """The steps beside a change, with those that the beginning of a session adds."""
     events = draft.events
     if names.ref.scope == "session" and (draft.creation or draft.deleted != "refuse"):

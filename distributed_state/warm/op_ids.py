@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -83,15 +84,12 @@ class OpIds:
 
     def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]]) -> OpId:
         """Name a write. `end` must follow, whatever comes of it."""
-        digest = size = 0
-        for step, name, value in steps:
-            digest = crc32(value, crc32(name, crc32(step, digest)))
-            size += len(name) + len(value)
+        text = b"\0".join(chain.from_iterable(steps))
         with self._mutex:
             sequence = next(self._count)
             self._unanswered[sequence] = None
             oldest = next(iter(self._unanswered))
-        return OpId(sequence, oldest, f"{digest:x}", self._port.monotonic(), size)
+        return OpId(sequence, oldest, f"{crc32(text):x}", self._port.monotonic(), len(text))
 
     def end(self, op: OpId) -> None:
         """The caller will not send this write again."""
@@ -109,7 +107,9 @@ class OpIds:
         half is for a request that is delayed on its way.
         """
         if not op.doubted:
-            op.since_ms = max(op.since_ms, self._clock.earliest_ms())
+            since_ms = self._clock.earliest_ms()
+            if since_ms > op.since_ms:
+                op.since_ms = since_ms
         elif self._port.monotonic() - op.first > self._window / 2:
             raise DurabilityUnknown(f"{what[:200]}: {LOST}, and it is too late to ask")
 

@@ -22,7 +22,7 @@ _FIRST_EVENT = re.compile(rb"e(\d+)$")
 # tracemalloc on CPython 3.11 (tests/integration/test_memory.py does it anew).
 _EACH_BYTES = 300
 _WORD_BYTES = 34
-_EXPECTATIONS = 21  # where commit.lua is sent how many there are
+_EXPECTATIONS = 15  # where what is sent says how many there are
 _BESIDE = (b"e", b"E", b"x", b"X")  # steps that change no record
 
 
@@ -42,15 +42,15 @@ class Remembered(NamedTuple):
         """As it stands in the journal."""
         if isinstance(self.sent, JournalEntry):
             return self.sent
-        (_, replica, sequence, _, digest, _, lock_value, *_), (kind, actor, owner, record, *_) = (
-            self.sent[:10], self.sent[10:]
+        (constants, _, sequence, _, digest, _, lock_value), (kind, actor, owner, record) = (
+            self.sent[:7], self.sent[10:14]
         )  # fmt: skip
         token = _TOKEN.match(lock_value)
         done = committed(self.answer)
         steps = _steps(self.sent)
         return JournalEntry(
             offset=self.offset,
-            event=f"{replica}.{sequence}.{digest}",
+            event=f"{constants[0]}.{sequence}.{digest}",
             record=record.decode(),
             version=done.version,
             time_ms=done.time_ms or 0,

@@ -41,9 +41,9 @@ async def states(patience: Patience, epoch: str, records: Sequence[RecordKeys]) 
         if b"#v" in kept:
             messages = [(int(name[2:]), kept[name]) for name in kept if name[:2] == b"#m" and name[2:].isdigit()]
             fields = {name: value for name, value in kept.items() if is_state(name)}
-            times = map(int, _COMMITTED.findall(kept.get(b"#ops", b"")))
+            times = [int(each) * 1000 for each in _COMMITTED.findall(kept.get(b"#ops", b""))]
             state = State(epoch, int(kept[b"#v"]), fields)
-            found[names.ref.text] = Loaded(state, sorted(messages), max(times, default=0) * 1000)
+            found[names.ref.text] = Loaded(state, sorted(messages), int(kept.get(b"#t", b"0")) or max(times, default=0))
     return found
 
 

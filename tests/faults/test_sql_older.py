@@ -151,7 +151,7 @@ def test_messages_that_neither_has_are_named_and_the_others_shown(server: RedisS
         sql.restore()
     with opened(server, sql, **settings) as store:
         done = store.repair()
-        assert done.lost == (LostMessages("session", "s", 10, 24),)
+        assert sorted(done.lost, key=str) == [LostMessages("session", id, 10, 24) for id in ("fork", "s")]
         shown = [*map(str, range(10)), *map(str, range(25, 30))]
         assert texts(store, "s") == shown
         assert texts(store, "fork") == [*shown, "of the fork"]
@@ -181,8 +181,174 @@ def test_what_was_deleted_or_erased_since_stays_so(server: RedisServer, sql: Sql
         assert [each.id for each in store.sessions()] == []
 
 
-def test_entries_behind_a_hole_in_the_journal_are_put_aside(server: RedisServer, sql: Sql) -> None:
+def evict(server: RedisServer, store: StateStore, id: str) -> None:
+    with redis.Redis.from_url(server.url) as client:
+        client.delete(store._twin.tiers().keys.of(Ref("session", id)).record)
+
+
+def message(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("begun", ["before", "after"])
+def test_what_was_erased_and_began_again_shows_nothing_of_before(server: RedisServer, sql: Sql, begun: str) -> None:
+    """Its messages are numbered from 0 again."""
+
+    def begin(store: StateStore) -> None:
+        store.session("s").create({})
+        store.session("s").append(message("new"))
+        store.archive()
+
+    with opened(server, sql) as store:
+        session = store.session("s")
+        session.append(message("secret"), message("more"))
+        store.archive()
+        sql.back_up()
+        session.erase()
+        assert texts(store, "s") == []
+        if begun == "before":
+            begin(store)
+            session.set("n", 1)
+            store.archive()
+        sql.restore()
+    with opened(server, sql) as store:
+        store.repair()
+        if begun == "after":
+            begin(store)
+        assert texts(store, "s") == ["new"]
+        evict(server, store, "s")
+    with opened(server, sql) as store:
+        assert texts(store, "s") == ["new"]
+        assert store._twin._lifecycle.cold.count_quarantined() == 0
+
+
+def test_a_fork_of_what_was_erased_stays(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql) as store:
+        store.session("s").append(message("a"))
+        store.session("s").fork("fork")
+        store.session("fork").append(message("own"))
+        store.archive()
+        store.session("s").erase()
+        sql.back_up()
+        for text in ("later", "still later"):
+            store.session("fork").append(message(text))
+            store.archive()
+        sql.restore()
+    with opened(server, sql) as store:
+        store.repair()
+        assert store._twin._lifecycle.cold.pending() == []
+        assert texts(store, "fork") == ["a", "own", "later", "still later"]
+
+
+def test_a_fork_of_what_redis_lost_does_not_show_what_comes_in_its_place(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql, recent_messages=2, partitions=1) as store:
+        source = store.session("s")
+        source.append(*[message(str(n)) for n in range(3)])
+        store.archive()
+        sql.back_up()
+        source.append(*[message(str(n)) for n in range(3, 6)])
+        store.archive()
+        source.fork("fork")
+        store.session("fork").append(message("own"))
+        store.archive()
+        evict(server, store, "s")
+        sql.restore()
+    with opened(server, sql, recent_messages=2, partitions=1) as store:
+        assert [each.id for each in store.repair().lost] == ["fork"]
+        store.session("s").append(*[message(f"wrong {n}") for n in range(3)])
+        store.archive()
+        assert texts(store, "fork") == ["0", "1", "2", "own"]
+
+
+def test_messages_that_are_shown_again_are_named_if_they_are_lost(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql, recent_messages=1) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        sql.back_up()
+        session.append(message("a"), message("b"))
+        store.archive()
+        session.clear(messages=True)
+        store.archive()
+        session.rollback(steps=1)
+        store.archive()
+        assert texts(store, "s") == ["a", "b"]
+        sql.restore()
+    with opened(server, sql, recent_messages=1) as store:
+        assert store.repair().lost
+        assert texts(store, "s") == []
+        store.session("s").append(message("c"))
+        assert texts(store, "s") == ["c"]
+
+
+def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql) as store:
+        store.session("s").append(message("secret"))
+        store.archive()
+        sql.back_up()
+        store.session("s").erase()
+        store.emit("conversation.deleted", subject=store.session("s"))  # anybody may say so: it is about no version
+        store.archive()
+        sql.restore()
+    with opened(server, sql) as store:
+        assert store.session("s").set("n", 1) == 2
+        assert store.repair().deleted == (("session", "s"),)
+        assert texts(store, "s") == []
+        assert not store.session("s").exists()
+        assert store.session("s").at(version=2).fields == {"n": 1}
+
+
+def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, partitions=1) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        sql.back_up()
+        for n in range(1, 3):
+            session.set("n", n)
+        store.archive()
+        session.set("n", 3)
+        session.checkpoint("safe")
+        sql.restore()
+    with opened(server, sql, partitions=1) as store:
+        done = store.repair()
+        assert (done.records, done.aside) == (1, store._twin._lifecycle.cold.count_quarantined())
+        session = store.session("s")
+        session.set("n", 9)
+        session.rollback(label="safe")
+        assert session.get("n") == 3
+        store.archive()
+        lines = store.export("s")
+        assert store.import_(lines, id="copy") == "copy"
+        assert store.session("copy").get("n") == 3
+
+
+def test_a_repair_that_died_over_a_hole_in_the_journal_loses_nothing(
+    server: RedisServer, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"partitions": 1, "retry_for": 1.0, "timeout": 1.0, "memory_bytes": 0}
+    with opened(server, sql, **settings) as store:
+        session = store.session("s0")
+        session.set("n", 0)
+        store.archive()
+        for n in (4, 4, 4, 1):
+            session.set("n", n)
+        with redis.Redis.from_url(server.url) as client:
+            assert client.xdel(store._twin.tiers().keys.partition(0).journal, "2-0", "3-0") == 2
+        with monkeypatch.context() as broken:
+            broken.setattr(ColdStore, "backfill", lambda *_, **__: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                store.repair()
+        wait_until(lambda: served(store), "it is not served", 20)
+        assert (session.get("n"), session.version()) == (1, 5)
+        assert store.repair().records == 1
+        assert (session.get("n"), session.version()) == (1, 5)
+        assert not session.branches()
+
+
+@pytest.mark.parametrize("memory", [0, 2**20], ids=["alone", "its writer lives"])
+def test_a_hole_in_the_journal_is_filled_or_the_record_comes_whole(server: RedisServer, sql: Sql, memory: int) -> None:
+    with opened(server, sql, partitions=1, memory_bytes=memory) as store:
         session = store.session("s")
         session.set("n", 0)
         store.archive()
@@ -195,11 +361,12 @@ def test_entries_behind_a_hole_in_the_journal_are_put_aside(server: RedisServer,
             store.archive()
         assert not healthy(store)
         done = store.repair()
-        assert (done.records, done.commits, done.aside) == (1, 0, 1)
+        assert (done.records, done.commits, done.aside) == ((0, 4, 0) if memory else (1, 0, 1))
         store.archive()
         assert healthy(store)
-        assert [each.version for each in session.history()] == [1, 5]
+        assert [each.version for each in session.history()] == ([1, 2, 3, 4, 5] if memory else [1, 5])
         assert session.set("n", 5) == 6
+        assert not session.branches()
 
 
 def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
@@ -230,14 +397,16 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
         threads = [threading.Thread(target=write, args=(f"s{n}",)) for n in range(4)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(given) == 4, "the writers do not write")
-        with opened(server, sql) as other:
-            other.repair()
-        before = {name: len(each) for name, each in given.items()}
-        wait_until(lambda: failed or all(len(given[name]) > before[name] + 5 for name in before), "they stop")
-        stop.set()
-        for thread in threads:
-            thread.join()
+        try:
+            wait_until(lambda: len(given) == 4, "the writers do not write")
+            with opened(server, sql) as other:
+                other.repair()
+            before = {name: len(each) for name, each in given.items()}
+            wait_until(lambda: failed or all(len(given[name]) > before[name] + 5 for name in before), "they stop")
+        finally:
+            stop.set()
+            for thread in threads:
+                thread.join()
         assert not failed
         for numbers in given.values():
             assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 import redis.exceptions as driver
+from hiredis import pack_command
 
 from distributed_state.errors import WarmUnavailable
+from distributed_state.port import Script, sockets
 from distributed_state.port import pipe as pipe_module
-from distributed_state.port import sockets
 from distributed_state.port.errors import ReplyError
+from distributed_state.port.lives import Packer
 from distributed_state.port.pipe import Pipe, PipeWire
-from distributed_state.port.sockets import Socket, SocketWire, pack
+from distributed_state.port.sockets import Socket, SocketWire
 
+pack = Packer().pack
 PING = [(b"PING",)]
 
 
@@ -392,3 +395,26 @@ def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:
         made([(b"SET", "k", 1), (b"GET", 1.5)])
         == b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1\r\n1\r\n*2\r\n$3\r\nGET\r\n$3\r\n1.5\r\n"
     )
+
+
+def test_a_call_with_constants_is_written_as_any_other() -> None:
+    """Whatever was kept of an earlier call: another record, other constants, another number of keys."""
+    script = Script("commit", living=True)
+    packer = Packer("a-life")
+    for constants in ((b"replica", b"1"), (b"other", b"1")):
+        for keys in ((b"record",), (b"record", b"events"), (b"second",)):
+            for rest in ((), (1, "two", b"\r\n$3\r\n" * 3), (3,)):
+                words = script.call(keys, [constants, *rest])
+                plain = (b"EVALSHA", script.sha, len(keys), *keys, "a-life", *constants, *rest)
+                assert packer.pack([words]) == packer.pack([plain]) == pack_command(plain)
+                assert packer.pack([words, plain]) == pack_command(plain) * 2
+                first = (b"EVAL", script.text, *plain[2:])
+                assert packer.pack([script.first_call(words)]) == pack_command(first)
+
+
+def test_what_calls_begin_with_is_kept_for_so_many_records() -> None:
+    packer = Packer("a-life")
+    script = Script("commit", living=True)
+    for number in range(3000):
+        packer.pack([script.call((b"%d" % number,), [(b"replica",), number])])
+    assert 0 < len(packer._beginnings) <= 1000

@@ -14,6 +14,7 @@ from distributed_state.port.addresses import read_address
 from distributed_state.port.asyncio import AsyncioPort
 from distributed_state.port.blocking import BlockingPort
 from distributed_state.port.errors import ReplyError
+from distributed_state.port.lives import Packer
 from distributed_state.port.routing import Router
 from distributed_state.port.topology import SLOTS, Topology, slot_of
 
@@ -301,7 +302,7 @@ class Stale:
     """A connection to a server that has left since."""
 
     closed = False
-    life = ""
+    packer = Packer()
 
     def send(self, packed: bytes) -> None:
         raise OSError("reset")

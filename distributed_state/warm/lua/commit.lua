@@ -3,8 +3,13 @@
   KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes
         the last three only if there are steps 'e', 'E', 'x' or 'X'
   ARGV  life            of the connection: see port/lives.py
+        replica         part of the op id: see below
+        publish_bytes   changes up to this size are published whole
+        journal_entries, journal_bytes, record_bytes     limits
+        window          seconds, how long op ids of other replicas are kept
+        kept_events     how many lifecycle events stay in the stream
         epoch           '' = whichever it is
-        replica, sequence, oldest, digest     the op id: see below
+        sequence, oldest, digest     the rest of the op id
         since           ms of the server's clock: before then this op id was surely not applied
         lock_value      the lock's value as acquired, '' = none
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
@@ -13,10 +18,6 @@
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
         own_channel     of the writer's link, if that is subscribed to the record's too, else ''
-        publish_bytes   changes up to this size are published whole
-        journal_entries, journal_bytes, record_bytes     limits
-        window          seconds, how long op ids of other replicas are kept
-        kept_events     how many lifecycle events stay in the stream
         expectations, then that many pairs: field, '=' .. raw value | '-'
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
@@ -37,8 +38,8 @@
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
-local life, epoch, replica, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
-  own_channel, publish_bytes, journal_entries, journal_bytes, record_bytes, window, kept_events, expectations = unpack(ARGV, 1, 23)
+local life, replica, publish_bytes, journal_entries, journal_bytes, record_bytes, window, kept_events, epoch, sequence, oldest,
+  digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text, own_channel, expectations = unpack(ARGV, 1, 23)
 local first_step = expectations == '0' and 24 or 24 + 2 * expectations
 local call, words = redis.call, ARGV
 
