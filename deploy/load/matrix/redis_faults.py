@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import threading
 import time
 from collections import deque
@@ -128,8 +129,7 @@ def _remove(path: Path) -> None:
 def copy_files(scene: Scene) -> None:
     """Keep what every server has on its disk now."""
     for server in scene.warm.servers():
-        place = scene.kept[server] = scene.folder / f"older-{server.port}"
-        place.mkdir()
+        place = scene.kept[server] = Path(tempfile.mkdtemp(prefix="older-", dir=scene.folder))
         for path in (server.directory / name for name in _DATA):
             if path.is_dir():
                 shutil.copytree(path, place / path.name)
@@ -161,8 +161,7 @@ def restart_older(scene: Scene) -> None:
 def copy_server(scene: Scene) -> None:
     """Another server takes a copy of all data, and hears of no later write."""
     (primary,) = scene.warm.primaries()
-    folder = scene.folder / "older-server"
-    folder.mkdir()
+    folder = Path(tempfile.mkdtemp(prefix="older-", dir=scene.folder))
     other = Proxied(primary.binary, (), folder, scene.network)
     scene.stack.callback(other.kill)
     other.start()
