@@ -97,7 +97,8 @@ def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[l
                 # A fleet works beside us.
                 return [call for call in calls if _is_watched(call[0])]
             if b" lua] " in line[:60]:
-                calls[-1][1].append(words)
+                if calls:  # else it is of a call of before
+                    calls[-1][1].append(words)
             elif words and words[0].upper() == b"EVALSHA":
                 calls.append((words, []))
             elif words and words[0].upper() == b"EVAL" and not _is_watched(words):

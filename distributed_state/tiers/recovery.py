@@ -108,8 +108,10 @@ class Recovery:
         keys = self._keys.partition(partition)
         place = (await self._partitions.states([keys]))[partition]
         cursor = await self._port.sql(self._cold.cursor, partition)
-        if not place.epoch or cursor is None or await self._is_behind(keys, place, cursor):
+        if not place.epoch or cursor is None or _sql_is_older(cursor, place):
             return False
+        if await self._journal_at(keys, place, cursor) is not None:
+            return False  # it goes on from SQL, with a gap or without
         await self._until_started(partition, place.epoch)
         return True
 
@@ -148,16 +150,20 @@ class Recovery:
         """Whether SQL lacks what Redis cannot hand over any more: it was restored, or the journal has a gap."""
         if _sql_is_older(cursor, place):
             return True
-        if cursor is None or cursor.epoch != place.epoch:
-            return False
-        journal = Journal(
-            place.epoch, place.offset, [], await self._partitions.entries(keys, max(0, cursor.offset - 1), 2)
-        )
-        begins = not cursor.offset or [entry.event for entry in journal.onward[:1]] == [cursor.event]
-        if not begins or not misfit(cursor, journal):
+        journal = await self._journal_at(keys, place, cursor) if cursor is not None else None
+        if journal is None or not misfit(cursor, journal):
             return False
         # Else it was archived and trimmed between the two looks.
         return bool(await self._port.sql(self._cold.cursor, keys.partition) == cursor)
+
+    async def _journal_at(self, keys: PartitionKeys, place: PartitionState, cursor: Cursor) -> Journal | None:
+        """The journal about SQL's cursor, None if that lies in another epoch, or its entry is not there."""
+        if cursor.epoch != place.epoch:
+            return None
+        onward = await self._partitions.entries(keys, max(0, cursor.offset - 1), 2)
+        if cursor.offset and [entry.event for entry in onward[:1]] != [cursor.event]:
+            return None
+        return Journal(place.epoch, place.offset, [], onward)
 
     async def _attempt(self, keys: PartitionKeys, token: str, over: str, brought: Backfilled | None) -> bool:
         """Try once; whether the partition has started."""

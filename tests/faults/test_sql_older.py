@@ -190,6 +190,7 @@ def message(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("begun", ["before", "after"])
 def test_what_was_erased_and_began_again_shows_nothing_of_before(server: RedisServer, sql: Sql, begun: str) -> None:
     """Its messages are numbered from 0 again."""
@@ -222,6 +223,7 @@ def test_what_was_erased_and_began_again_shows_nothing_of_before(server: RedisSe
         assert store._twin._lifecycle.cold.count_quarantined() == 0
 
 
+@pytest.mark.wide
 def test_a_fork_of_what_was_erased_stays(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql) as store:
         store.session("s").append(message("a"))
@@ -240,6 +242,7 @@ def test_a_fork_of_what_was_erased_stays(server: RedisServer, sql: Sql) -> None:
         assert texts(store, "fork") == ["a", "own", "later", "still later"]
 
 
+@pytest.mark.wide
 def test_a_fork_of_what_redis_lost_does_not_show_what_comes_in_its_place(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, recent_messages=2, partitions=1) as store:
         source = store.session("s")
@@ -260,6 +263,7 @@ def test_a_fork_of_what_redis_lost_does_not_show_what_comes_in_its_place(server:
         assert texts(store, "fork") == ["0", "1", "2", "own"]
 
 
+@pytest.mark.wide
 def test_messages_that_are_shown_again_are_named_if_they_are_lost(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, recent_messages=1) as store:
         session = store.session("s")
@@ -281,6 +285,7 @@ def test_messages_that_are_shown_again_are_named_if_they_are_lost(server: RedisS
         assert texts(store, "s") == ["c"]
 
 
+@pytest.mark.wide
 def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql) as store:
         store.session("s").append(message("secret"))
@@ -298,6 +303,7 @@ def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(serv
         assert store.session("s").at(version=2).fields == {"n": 1}
 
 
+@pytest.mark.wide
 def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, partitions=1) as store:
         session = store.session("s")
@@ -323,6 +329,7 @@ def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer,
         assert store.session("copy").get("n") == 3
 
 
+@pytest.mark.wide
 def test_a_repair_that_died_over_a_hole_in_the_journal_loses_nothing(
     server: RedisServer, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -424,12 +431,14 @@ def test_writers_go_on_through_a_repair(server: RedisServer, sql: Sql) -> None:
     writes_meanwhile(server, sql)
 
 
+@pytest.mark.wide
 def test_without_the_guard_of_a_repair_others_write_meanwhile(server: RedisServer, sql: Sql) -> None:
     guard = "if kept[4] and string.match(kept[4], '%d+$') + 0 > now_ms then return {'other'} end"
     with sabotage("rename", guard, ""), pytest.raises((AssertionError, StateError)):
         writes_meanwhile(server, sql)
 
 
+@pytest.mark.wide
 def test_a_repair_that_was_broken_off_changes_nothing_and_is_repeated(
     server: RedisServer, sql: Sql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,6 +519,7 @@ async def test_on_the_asyncio_face_and_with_encryption(server: RedisServer, sql:
         assert [each.content for each in await store.session("s").messages()] == ["text"]
 
 
+@pytest.mark.wide
 def test_the_command_shows_repairs_and_says_what_is_lost(server: RedisServer, sql: Sql) -> None:
     settings = {"recent_messages": 5}
     with opened(server, sql, **settings) as store:

@@ -248,6 +248,7 @@ STORE: dict[str, Case] = {
     "export": (lambda s: s.export("s"), [("admin", None)]),
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
+    "repair": (lambda s: s.repair(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
     "run": (
         lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
