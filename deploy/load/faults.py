@@ -14,10 +14,9 @@ KINDS = ("kill-worker", "stop-redis", "pause-postgres", "kill-primary", "failove
 WARM_KINDS = ("single", "sentinel", "cluster")
 # What a fault needs; the others do everywhere.
 ONLY_ON = {"failover": ("sentinel", "cluster"), "reshard": ("cluster",)}
-# Replication is asynchronous: a primary that is replaced takes along what no replica had yet.
+# Replication is asynchronous: a primary that is replaced takes along what no replica had yet. Writers put it back, but
+# not one that was killed as well.
 REPLACES_A_PRIMARY = ("kill-primary", "failover")
-# Whether a run fails for acknowledged turns that went with a replaced primary, rather than to print them.
-LOST_BY_A_FAILOVER_FAILS = False
 
 
 class Breakable(Protocol):
@@ -66,9 +65,9 @@ def check(kinds: Sequence[str], warm: str) -> None:
 
 
 def may_lose(broke: Sequence[Broke], warm: str) -> bool:
-    """Whether acknowledged turns may be gone with a primary that was replaced, without failing the run."""
-    replaced = any(each.kind in REPLACES_A_PRIMARY for each in broke)
-    return replaced and warm != "single" and not LOST_BY_A_FAILOVER_FAILS
+    """Whether acknowledged turns may be gone, with a primary that was replaced and a worker that was killed."""
+    kinds = {each.kind for each in broke}
+    return warm != "single" and "kill-worker" in kinds and not kinds.isdisjoint(REPLACES_A_PRIMARY)
 
 
 def parse(texts: list[str], seconds: float) -> list[Fault]:

@@ -372,17 +372,16 @@ def test_a_fault_that_a_warm_tier_cannot_have_is_refused(kind: str, warm: str, f
             faults.check([kind], warm)
 
 
-def test_only_a_failover_may_lose_what_was_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_failover_may_lose_what_was_acknowledged_and_only_with_its_writer() -> None:
     def broke(*kinds: str) -> list[Broke]:
         return [Broke(kind, 1.0, 2.0) for kind in kinds]
 
     for warm in ("sentinel", "cluster"):
-        assert faults.may_lose(broke("stop-redis", "failover"), warm)
-        assert faults.may_lose(broke("kill-primary"), warm)
+        assert faults.may_lose(broke("kill-worker", "failover"), warm)
+        assert faults.may_lose(broke("kill-primary", "kill-worker"), warm)
+        assert not faults.may_lose(broke("stop-redis", "failover", "kill-primary"), warm)
         assert not faults.may_lose(broke("kill-worker", "stop-redis", "reshard"), warm)
-    assert not faults.may_lose(broke("kill-primary"), "single"), "its append-only file has it"
-    monkeypatch.setattr(faults, "LOST_BY_A_FAILOVER_FAILS", True)
-    assert not faults.may_lose(broke("kill-primary"), "cluster")
+    assert not faults.may_lose(broke("kill-primary", "kill-worker"), "single"), "its append-only file has it"
 
 
 def test_a_fault_tells_when_another_primary_was_elected() -> None:
