@@ -174,12 +174,12 @@ class ColdStore:
 
         `keep`: change nothing, only say what would be done. None: the cursor moved.
         """
-        with self._database.long_write() as connection:
+        with self._database.long_read() if keep else self._database.long_write() as connection:
             return backfill.backfill(connection, self.namespace, held, after, self.snapshot_every, keep=keep)
 
     def add_events(self, happened: Sequence[Happened], *, keep: bool) -> int:
         """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
-        with self._database.write() as connection:
+        with self._database.read() if keep else self._database.write() as connection:
             return backfill.add_events(connection, self.namespace, happened, keep=keep)
 
     def reach(self, after: Cursor | None, to: Cursor) -> bool:

@@ -1,7 +1,7 @@
 """Brings what Redis has of a partition to a SQL that is older. Law: nobody writes there meanwhile.
 
 So what is read in pieces is one state of the partition: each record as it stands at the end of the journal, which is
-where SQL's cursor is afterwards. Until that is moved nothing is changed for anybody, and all of it may be repeated.
+where SQL's cursor is afterwards. Until that is moved all of it may be repeated: what was brought is not brought again.
 
 Design: section 14.
 """
