@@ -103,9 +103,13 @@ class Backfill:
                 return False
             done.add(brought)
             stale = [self._keys.of(Ref.parse(text)) for text in brought.stale]
-            if self._discard is not None and not await self._discard(stale):
+            if not await self._may_go_on(stale):
                 return False
         return True
+
+    async def _may_go_on(self, stale: Sequence[RecordKeys] = ()) -> bool:
+        """Whether nobody else may open the partition yet, and not for some seconds more; `stale` leave Redis."""
+        return self._discard is None or await self._discard(list(stale))
 
     async def _elsewhere(self, states: Mapping[str, Loaded]) -> dict[str, Set[int]]:
         """Which messages Redis has of the records from which these were forked, in whatever partition."""
@@ -125,6 +129,7 @@ class Backfill:
         while entries := await self._warm.partitions.entries(keys, after, _PAGE):
             found.update((entry.offset, entry) for entry in entries)
             after = entries[-1].offset
+            await self._may_go_on()
         for entry in remembered:
             if entry.offset > place.archived:
                 found.setdefault(entry.offset, entry)
@@ -139,6 +144,7 @@ class Backfill:
         while found := await scanning.events(self._warm, keys, place.epoch, after, _PAGE):
             self._note(found)
             after = found[-1].offset
+            await self._may_go_on()
 
     def _note(self, found: Iterable[Happened]) -> None:
         for each in found:

@@ -32,7 +32,9 @@ from distributed_state import (
 )
 from distributed_state.cold.store import ColdStore
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
+from distributed_state.tiers import backfill
 from distributed_state.values.model import Ref
+from distributed_state.warm.partitions import Partitions
 from distributed_state.warm.scripts import RENAME
 
 WHOLE = {"archiver": False, "max_staleness": 0.0, "partitions": 4, "retry_for": 30.0, "namespace": "n"}
@@ -429,6 +431,35 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
 
 def test_writers_go_on_through_a_repair(server: RedisServer, sql: Sql) -> None:
     writes_meanwhile(server, sql)
+
+
+def test_while_a_long_journal_is_read_the_right_to_start_is_kept(
+    server: RedisServer, sql: Sql, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lasts for ten seconds; then somebody else would open the partition."""
+    with opened(server, sql, partitions=1) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        store.archive()
+        sql.back_up()
+        session.set("n", 1)
+        store.archive()
+        for n in range(100):
+            session.set("n", n)
+        sql.restore()
+    asked: list[str] = []
+    mint = Partitions.mint
+
+    async def counted(self: Any, keys: Any, token: str, over: str = "") -> Any:
+        asked.append(token)
+        return await mint(self, keys, token, over)
+
+    monkeypatch.setattr(Partitions, "mint", counted)
+    monkeypatch.setattr(backfill, "_PAGE", 10)
+    with opened(server, sql, partitions=1) as store:
+        store.repair()
+    assert len(asked) > 10, "once a page"
+    assert len(set(asked)) == 1
 
 
 @pytest.mark.wide
