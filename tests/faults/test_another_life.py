@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,11 @@ from rewinding import Rewound, rewindable
 from distributed_state import AsyncStateStore, ColdUnavailable, Fenced, StateError, StateStore
 from distributed_state.cold import recovery as cold_recovery
 from distributed_state.cold.tables import cursors
+from distributed_state.port import Script
+from distributed_state.port.blocking import finish
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
 from distributed_state.values.model import Ref
+from distributed_state.warm import scripts
 from distributed_state.warm.scripts import MINT
 from distributed_state.warm.stream import count
 
@@ -114,6 +117,7 @@ def test_no_version_is_given_twice(rewound: Rewound, archive: str) -> None:
 def test_without_comparing_lives_versions_are_given_twice(rewound: Rewound, archive: str) -> None:
     """Negative control."""
     with (
+        believing_a_note_for_ever(),
         sabotage("commit", "if current_life ~= life then current = nil end", "life = current_life"),
         pytest.raises(AssertionError),
     ):
@@ -253,12 +257,50 @@ def swap(server: RedisServer, replica: RedisServer, session: Any, store: StateSt
     follow(server, None)
 
 
-def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archive: str) -> None:
+@contextmanager
+def believing_a_note_for_ever() -> Iterator[None]:
+    """Which note the server wrote when it was last asked what its data is called: see same_data.lua."""
+    with ExitStack() as stack:
+        for script in (each for each in vars(scripts).values() if isinstance(each, Script)):
+            if (condition := b"(proved or 0) + 20") in script.text:
+                stack.enter_context(sabotage(script.name, condition.decode(), "(proved or 0) + 1e9"))
+        yield
+
+
+def noticed_by_the_first(change: Callable[[Any], object], archive: str) -> None:
     """The connection is of the life before, and so is what the partition notes: a copy. No link looks, as below."""
     with pair() as (server, replica), opened(server, archive) as store:
         session = store.session("s")
         swap(server, replica, session, store)
-        assert session.set("n", 20) == 11, "nobody has looked"
+        change(session)
+        assert count(epoch_of(store, "s")) == 2
+        assert versions(store, "s")[:20] == list(range(1, 21))
+
+
+FIRSTS: dict[str, Callable[[Any], object]] = {
+    "write": lambda session: session.set("n", 20),
+    "read": lambda session: session.get("n", fresh=True),
+    "lock": lambda session: session.lock().__enter__(),
+}
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+def test_a_swap_is_noticed_by_whatever_comes_first(first: str, archive: str) -> None:
+    noticed_by_the_first(FIRSTS[first], archive)
+
+
+@pytest.mark.parametrize("first", FIRSTS)
+def test_it_is_not_if_the_server_is_not_asked(first: str, archive: str) -> None:
+    with believing_a_note_for_ever(), pytest.raises(AssertionError):
+        noticed_by_the_first(FIRSTS[first], archive)
+
+
+def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archive: str) -> None:
+    with pair() as (server, replica), opened(server, archive) as store:
+        session = store.session("s")
+        with believing_a_note_for_ever():
+            swap(server, replica, session, store)
+            assert session.set("n", 20) == 11, "nobody has looked"
         with opened(server, archive) as other:
             assert other.session("s").get("n") == 19
             (branch,) = other.session("s").branches()
@@ -268,6 +310,37 @@ def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archi
         store.archive()
         assert versions(store, "s") == list(range(1, 22))
         assert count(epoch_of(store, "s")) == 2
+
+
+def written_before_a_swap_and_archived_over(archive: str) -> None:
+    """Another worker's connection lived through it: its commits have the offsets that the lost ones had."""
+    with pair() as (server, replica), ExitStack() as stack:
+        store, other = (stack.enter_context(opened(server, archive, partitions=1)) for _ in range(2))
+        other.session("o").set("n", 0)
+        store.session("s").set("n", 0)
+        store.archive()
+        follow(replica, server)
+        follow(replica, None)
+        for n in range(1, 4):
+            store.session("s").set("n", n)  # known to Redis, and to its writer
+        follow(server, replica)
+        follow(server, None)
+        for n in range(1, 6):
+            other.session("o").set("n", n)
+        other.archive()
+        finish(store._twin.tiers().memory.look())
+        with opened(server, archive, partitions=1) as third:
+            assert third.session("s").get("n") == 3, "put back"
+            assert third.session("o").get("n") == 5
+
+
+def test_what_a_writer_remembers_is_not_taken_for_archived_by_the_offset_of_another_history(archive: str) -> None:
+    written_before_a_swap_and_archived_over(archive)
+
+
+def test_it_is_if_the_server_is_not_asked(archive: str) -> None:
+    with believing_a_note_for_ever(), pytest.raises(AssertionError):
+        written_before_a_swap_and_archived_over(archive)
 
 
 def noticed_by_the_probe(archive: str) -> None:

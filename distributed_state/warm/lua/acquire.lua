@@ -19,9 +19,10 @@ local lock, wait, meta, record, channel, lock_channel = KEYS[1], KEYS[2], KEYS[3
 local life, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include clock
-local last = redis.call('HMGET', meta, 'epoch', 'token', 'life')
-if not last[1] or last[3] ~= life then return {'uninitialised'} end
-local epoch = last[1]
+-- @include epoch
+-- @include same_data
+if not current then return {'uninitialised'} end
+local epoch = current
 -- By its order: who offers a place the lock changes its deadline.
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 -- @include queue_head
@@ -37,7 +38,7 @@ end
 local seized = held and seize ~= '' and order == '' and string.sub(held, -1) == '!' and string.sub(held, -#seize) ~= seize
 if seized then redis.call('SPUBLISH', channel, epoch .. ' 0 ' .. held .. ' !') end
 if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2]))) then
-  local token = format('%d', math.max((last[2] or 0) + 1, now[1] * 1000000 + now[2]))
+  local token = format('%d', math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2]))
   local lock_value = mode .. token .. '@' .. epoch .. ':' .. holder
   redis.call('HSET', meta, 'token', token)
   redis.call('SET', lock, lock_value, 'PX', ttl_ms)

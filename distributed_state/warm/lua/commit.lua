@@ -45,6 +45,7 @@ local call, words = redis.call, ARGV
 
 -- @include clock
 -- @include written
+-- @include same_data
 if not current then return {'uninitialised'} end
 if epoch ~= '' and epoch ~= current then return {'epoch', current} end
 epoch = current

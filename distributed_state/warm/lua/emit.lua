@@ -25,6 +25,7 @@ local op = replica .. '.' .. sequence
 local id = op .. '.0'
 -- @include clock
 -- @include written
+-- @include same_data
 local epoch = current
 if not epoch then return {'uninitialised'} end
 -- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,

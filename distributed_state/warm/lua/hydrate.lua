@@ -7,14 +7,15 @@
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+-- @include clock
 -- @include epoch
+-- @include same_data
 if not current then return {'uninitialised'} end
 if current ~= epoch then return {'epoch', current} end
 if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
 redis.call('DEL', hydration)
 for i = 5, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
--- @include clock
 redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')
 redis.call('PEXPIRE', record, ttl_ms)
 return {'ok', format('%d', now_ms)}

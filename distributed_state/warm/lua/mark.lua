@@ -7,9 +7,10 @@
 local journal, meta = KEYS[1], KEYS[2]
 local life, epoch, event = ARGV[1], ARGV[2], ARGV[3]
 local call = redis.call
--- @include written
-if current ~= epoch then return {'epoch'} end
 -- @include clock
+-- @include written
+-- @include same_data
+if current ~= epoch then return {'epoch'} end
 -- First what takes no memory, so that a full Redis lets the rest be done: it makes room.
 redis.call('PERSIST', journal)
 -- No record, version 0: the archiver moves on and inserts nothing.

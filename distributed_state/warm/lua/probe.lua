@@ -10,12 +10,11 @@
 ]]
 local meta, echoes = KEYS[1], KEYS[2]
 local life, sent = ARGV[1], ARGV[2]
--- A server that was made a replica and promoted again has kept its connections: nobody else would notice.
-local data = string.match(life, '^(%x+)/')
-if data and not string.find(redis.call('INFO', 'replication'), 'master_replid:' .. data, 1, true) then return {'other'} end
+-- @include clock
+-- @include epoch
+-- @include same_data
+if not same then return {'other'} end
 -- It changes nothing, and takes no memory: a full Redis carries it out.
 redis.call('PERSIST', meta)
-local now = redis.call('TIME')
--- @include epoch
 redis.call('SPUBLISH', echoes, (current or '') .. ' ' .. sent)
 return {'ok', now[1], now[2]}

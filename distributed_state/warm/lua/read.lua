@@ -10,7 +10,9 @@
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+-- @include clock
 -- @include epoch
+-- @include same_data
 if not current then return {'uninitialised'} end
 local left = redis.call('PTTL', record)
 if left == -2 then

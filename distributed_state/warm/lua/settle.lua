@@ -10,7 +10,9 @@
 local record, journal, meta = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, offset, event = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local version, ttl_ms, archived, recent = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+-- @include clock
 -- @include epoch
+-- @include same_data
 if current ~= epoch then return {'epoch'} end
 -- @include same_entry
 local head = redis.call('HMGET', record, '#v', '#mn', '#md')

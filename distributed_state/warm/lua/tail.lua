@@ -6,7 +6,9 @@
 ]]
 local journal, meta = KEYS[1], KEYS[2]
 local life, call = ARGV[1], redis.call
+-- @include clock
 -- @include written
+-- @include same_data
 if not current then return {'uninitialised'} end
 local entry = call('XRANGE', journal, offset .. '-0', offset .. '-0')[1]
 return {'ok', current, offset, entry and string.match(entry[2][2], '^[^\n]*') or ''}
