@@ -16,7 +16,7 @@ from distributed_state.port import Job
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.consumer import Subscription, Waiting
 from distributed_state.warm.partition_assignment import PartitionAssignment
-from distributed_state.warm.stream import Position
+from distributed_state.warm.positions import Position
 
 log = logging.getLogger(__name__)
 _TEAM_SECONDS = 6.0

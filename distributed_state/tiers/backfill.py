@@ -24,7 +24,7 @@ from distributed_state.values.model import Ref
 from distributed_state.warm import scanning
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
-from distributed_state.warm.stream import count
+from distributed_state.warm.positions import count
 
 _AT_ONCE = 200  # records
 _PAGE = 1000  # entries, events

@@ -32,8 +32,8 @@ from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import OpId
+from distributed_state.warm.positions import count as ordinal
 from distributed_state.warm.remembered import Remembered, of_commit, of_entry
-from distributed_state.warm.stream import count as ordinal
 
 log = logging.getLogger(__name__)
 Late = Callable[[int, str, list[JournalEntry]], Awaitable[None]]

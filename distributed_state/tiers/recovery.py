@@ -37,7 +37,7 @@ from distributed_state.values.model import Ref
 from distributed_state.warm import scanning
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
-from distributed_state.warm.stream import count
+from distributed_state.warm.positions import count
 
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from distributed_state.errors import InvalidValue
@@ -21,7 +22,8 @@ from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import unescape
 from distributed_state.values.results import Event
-from distributed_state.warm.stream import BEGINNING, Head, Position, StreamEvent
+from distributed_state.warm.positions import BEGINNING, Head, Position
+from distributed_state.warm.stream import StreamEvent
 
 RESYNC = "resync"
 _ROOM = 2000
@@ -85,6 +87,7 @@ class Subscription:
         self._taken: dict[int, Position] = {}
         self._waiting: deque[Waiting] = deque()
         self._bytes = 0
+        self._heard: dict[int, frozenset[bytes]] = {}  # before something was lost: it may come again
 
     def assign(self, positions: dict[int, Position]) -> None:
         """Take the events of these partitions, from there on."""
@@ -97,6 +100,7 @@ class Subscription:
         with self._mutex:
             for each in gone:
                 self._taken.pop(each, None)
+                self._heard.pop(each, None)
             self._waiting = deque(each for each in self._waiting if each.partition not in gone)
             self._bytes = sum(map(len, self._waiting))
 
@@ -155,18 +159,29 @@ class Subscription:
 
     def _take(self, partition: int, epoch: str, stored: StreamEvent) -> None:
         self._taken[partition] = position = Position(epoch, stored.offset)
+        if stored.id in self._heard.get(partition, ()):
+            return
         if self.wants(stored.head.split(b"\n", 2)[1]):
             before = {partition: Position(epoch, stored.offset - 1)}
             self._waiting.append(Waiting(partition, position, stored, before))
             self._bytes += len(self._waiting[-1])
 
-    def lose(self, gaps: dict[int, tuple[Position, Position]], reason: str) -> None:
-        """Go on after gaps, from one position to another each, with one event that asks to resync."""
+    def lose(
+        self,
+        gaps: dict[int, tuple[Position, Position]],
+        reason: str,
+        heard: Mapping[int, frozenset[bytes]] = MappingProxyType({}),
+    ) -> None:
+        """Go on after gaps, from one position to another each, with one event that asks to resync.
+
+        Events that were `heard` before, by their ids, are not delivered if they come again.
+        """
         with self._mutex:
             real = {at: gap for at, gap in gaps.items() if self._taken.get(at) == gap[0]}
             if not real:
                 return
             self._taken.update({partition: to for partition, (_, to) in real.items()})
+            self._heard.update({partition: ids for partition, ids in heard.items() if partition in real})
             self.resyncs += 1
             data = {"reason": reason, "partitions": sorted(real)}
             before = {at: gap[0] for at, gap in real.items()}

@@ -21,7 +21,9 @@ from distributed_state.errors import InvalidValue, StateError
 from distributed_state.port import Job, Port
 from distributed_state.values.keys import Keys
 from distributed_state.warm.consumer import Subscription
-from distributed_state.warm.stream import BEGINNING, Head, Position, Stream, StreamEvent, count
+from distributed_state.warm.heard_events import HeardEvents
+from distributed_state.warm.positions import BEGINNING, Head, Position, count
+from distributed_state.warm.stream import Stream, StreamEvent
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Consumers:
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
         self._behind: set[int] = set()
+        self._heard = HeardEvents()
         self._resyncs = self._replayed = 0  # of consumers that have left
         self.past: Counter[str] = Counter()  # of handlers that have left
         self._stirred = port.signal()
@@ -163,6 +166,8 @@ class Consumers:
             stored = StreamEvent(int(offset), b"\n".join(head), data)
             taken = [each.hear(partition, epoch, stored) for each in list(self._subscriptions)]
             missed = not all(taken)
+            if not missed:
+                self._heard.note(partition, epoch, [stored])
         if missed:
             self.stir([partition])
 
@@ -201,7 +206,7 @@ class Consumers:
         taken = {each: each.taken() for each in list(self._subscriptions)}
         wanted = behind & set().union(*taken.values())
         heads = await self._heads(wanted)
-        if any(self._lost(at[each], heads[each]) for at in taken.values() for each in at.keys() & heads.keys()):
+        if any(heads[each].lost(at[each]) for at in taken.values() for each in at.keys() & heads.keys()):
             # Whatever befell one partition befell others: one resync for all.
             taken = {each: each.taken() for each in taken}
             wanted = set(self._all())
@@ -210,7 +215,7 @@ class Consumers:
         for subscription, at in taken.items():
             self._tell_lost(subscription, {each: (at[each], heads[each]) for each in at.keys() & heads.keys()})
         for subscription, at in taken.items():
-            sound = [each for each in sorted(at.keys() & heads.keys()) if not self._lost(at[each], heads[each])]
+            sound = [each for each in sorted(at.keys() & heads.keys()) if not heads[each].lost(at[each])]
             missed |= await self._read(subscription, sound, heads)
         return missed
 
@@ -231,40 +236,19 @@ class Consumers:
         now = self._port.monotonic()
         return now - self._older.setdefault(partition, now) < _REPLACED
 
-    @staticmethod
-    def _lost(at: Position, head: Head) -> str:
-        """Why the stream does not go on where the consumer is; "" if it does."""
-        if at.waits and not head.epoch:
-            return ""
-        at = head.seen_from(at)
-        if not at.leads_to(head.epoch):
-            return "epoch"
-        return "trimmed" if at.offset < head.floor else "rewound" if at.offset > head.offset else ""
-
     def _tell_lost(self, subscription: Subscription, places: dict[int, tuple[Position, Head]]) -> None:
         gaps = {}
         reasons = set()
         for partition, (at, head) in places.items():
-            reason = self._lost(at, head)
+            reason = head.lost(at)
             if reason:
-                gaps[partition] = at, self._next(at, head, reason)
+                gaps[partition] = at, head.next(at)
                 reasons.add(reason)
         if gaps:
             log.warning("events of %d partitions were missed (%s)", len(gaps), ", ".join(sorted(reasons)))
-            subscription.lose(gaps, "+".join(sorted(reasons)))
+            heard = {each: self._heard.until(each, at) for each, (at, _) in gaps.items()}
+            subscription.lose(gaps, "+".join(sorted(reasons)), heard)
             self.stir(gaps)
-
-    @staticmethod
-    def _next(at: Position, head: Head, reason: str) -> Position:
-        """Where a consumer goes on that lost something there."""
-        if not head.epoch:
-            return Position.behind(count(at.epoch))
-        if reason == "rewound":
-            return Position(head.epoch, head.offset)
-        if at.epoch == head.continued and at.offset > head.continued_to:
-            # The stream goes on from before where the consumer was: it has heard all of that.
-            return Position(head.epoch, max(head.floor, head.continued_to))
-        return Position(head.epoch, head.floor)
 
     async def _read(self, subscription: Subscription, partitions: list[int], heads: dict[int, Head]) -> set[int]:
         """Read on from where a consumer is; the partitions where that could not be done."""
@@ -286,6 +270,7 @@ class Consumers:
                 self.stir([at])
                 continue
             subscription.read(at, position, before, stored, len(stored) < share)
+            self._heard.note(at, before.epoch, stored)
             if len(stored) == share:
                 self.stir([at])
         return set(wanted) - found.keys()

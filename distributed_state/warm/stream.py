@@ -6,7 +6,6 @@ Design: section 12.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,74 +15,13 @@ from distributed_state.values.journal import Happened, JournalEntry, pack
 from distributed_state.values.keys import PartitionKeys
 from distributed_state.warm.client import Warm
 from distributed_state.warm.op_ids import LOST, OpId
+from distributed_state.warm.positions import Head
 from distributed_state.warm.scripts import ADVANCE, EMIT, REDACT, SHED
 from distributed_state.warm.telemetry import Facts, observed
 
 log = logging.getLogger(__name__)
-_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
 _PAGE = 200
 _STARTS = 20
-
-
-class Position(NamedTuple):
-    """How far a consumer is in a partition. Epoch "3-": behind the third, from the beginning of the next that comes.
-
-    Epoch "" is what others wrote that did not know of this: from the beginning of whichever epoch comes.
-    """
-
-    epoch: str
-    offset: int
-
-    @classmethod
-    def behind(cls, epochs: int) -> Position:
-        """Where so many epochs are over, and no other has begun."""
-        return cls(f"{epochs}-", 0)
-
-    @property
-    def waits(self) -> bool:
-        """Whether the epoch whose events come next has yet to begin."""
-        return not self.epoch or self.epoch.endswith("-")
-
-    def leads_to(self, epoch: str) -> bool:
-        """Whether no event lies between this and the beginning of an epoch, or a later place in it."""
-        return self.epoch in ("", epoch) or (self.waits and count(epoch) == count(self.epoch) + 1)
-
-    def __str__(self) -> str:
-        return f"{self.epoch} {self.offset}"
-
-    @classmethod
-    def parse(cls, text: bytes) -> Position:
-        """Read back what `str` wrote."""
-        epoch, _, offset = text.decode().rpartition(" ")
-        return cls(epoch, int(offset))
-
-
-BEGINNING = Position("", 0)
-
-
-def count(epoch: str) -> int:
-    """How many epochs a partition has had with this one; 0 without a name."""
-    found = _COUNT.match(epoch)
-    return int(found[1]) if found else 0
-
-
-class Head(NamedTuple):
-    """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
-
-    The stream continues that of the epoch `continued`, which ended at the offset `continued_to`; '' if it does not.
-    """
-
-    epoch: str
-    offset: int
-    floor: int
-    continued: str = ""
-    continued_to: int = 0
-
-    def seen_from(self, position: Position) -> Position:
-        """A consumer's position, under the present epoch if it lies in what the stream continues."""
-        if position.epoch and position.epoch == self.continued and position.offset <= self.continued_to:
-            return Position(self.epoch, position.offset)
-        return position
 
 
 class StreamEvent(NamedTuple):
@@ -92,6 +30,11 @@ class StreamEvent(NamedTuple):
     offset: int
     head: bytes
     data: bytes
+
+    @property
+    def id(self) -> bytes:
+        """By which it is known whatever its number is."""
+        return self.head.partition(b"\n")[0]
 
 
 def _facts(_: Stream, keys: PartitionKeys, type: str, *rest: Any) -> Facts:
@@ -317,7 +260,7 @@ def _id(warm: Warm, op: OpId) -> str:
 
 
 def _asked(keys: PartitionKeys) -> Words:
-    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continued", b"continued_to")
+    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continues")
 
 
 def _page_asked(keys: PartitionKeys, after: int, count: int) -> list[Words]:
@@ -332,7 +275,5 @@ def _page(answers: Sequence[Any]) -> tuple[Head, Head, list[StreamEvent]]:
 
 
 def _head(answer: Any) -> Head:
-    epoch, offset, floor, continued, continued_to = answer
-    return Head(
-        (epoch or b"").decode(), int(offset or 0), int(floor or 0), (continued or b"").decode(), int(continued_to or 0)
-    )
+    epoch, offset, floor, continues = answer
+    return Head((epoch or b"").decode(), int(offset or 0), int(floor or 0), (continues or b"").decode())

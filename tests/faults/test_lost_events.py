@@ -23,7 +23,9 @@ from distributed_state import Event, WarmUnavailable
 from distributed_state.warm import consumers
 from distributed_state.warm.consumer import RESYNC, Subscription
 from distributed_state.warm.consumers import Consumers
-from distributed_state.warm.stream import Position
+from distributed_state.warm.heard_events import HeardEvents
+from distributed_state.warm.positions import Head, Position
+from distributed_state.warm.scripts import EMIT
 
 single = pytest.mark.only(warm="single")
 
@@ -251,6 +253,87 @@ async def test_what_was_heard_before_older_data_is_not_heard_again(opener: Any) 
         await until(lambda: listener.heard[-1].type == "new", 20)
         assert [each.type for each in listener.heard] == ["kept"] * 4 + ["lost"] * 2 + [RESYNC, "new"]
         assert listener.heard[6].data["reason"] == "epoch"
+
+
+async def written_again_behind_a_loss(opener: Any) -> None:
+    """Its writer did not hear that it was written, its server forgot it, and a listener had heard it."""
+    with own_server(opener) as server, Proxy(server.url) as proxy:
+        opener.url = server.url
+        store = await opener(partitions=1, archiver=False, memory_bytes=0)
+        writer = await opener(url=proxy.url, partitions=1, archiver=False, memory_bytes=0)
+        listener = Listener(store)
+        await store.ready()
+        await heard_before_and_after_a_save(listener, server.url, 4, 2)
+        loss = proxy.lose(EMIT.sha)
+        task = asyncio.ensure_future(writer.emit("again", subject="s"))
+        await until(lambda: len(listener.heard) == 7)
+        await restarted(server, "older")
+        await store.emit("between", subject="s")
+        loss.go.set()
+        await task
+        await store.emit("new", subject="s")
+        await until(lambda: listener.heard[-1].type == "new", 20)
+        assert (await task).sequence == 6, "behind what is kept, and the one between"
+        told = [each.type for each in listener.told()]
+        assert told == ["kept"] * 4 + ["lost"] * 2 + ["again", "between", "new"]
+        assert listener.resyncs == 1
+
+
+@single
+async def test_what_comes_again_under_another_number_is_not_heard_again(opener: Any) -> None:
+    await written_again_behind_a_loss(opener)
+
+
+@single
+async def test_by_its_number_alone_it_would_be(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    monkeypatch.setattr(HeardEvents, "until", lambda *_: frozenset())
+    with pytest.raises(AssertionError):
+        await written_again_behind_a_loss(opener)
+
+
+async def several_lives_that_nobody_looked_at(opener: Any) -> None:
+    """Nothing is lost in any of them, and events are written in each."""
+    with own_server(opener, "--appendonly", "yes", "--appendfsync", "always") as server:
+        opener.url = server.url
+        store, other = [await opener(partitions=1, archiver=False) for _ in range(2)]
+        listener = Listener(store)
+        await store.ready()
+        await other.emit("life", {"n": 0}, subject="s")
+        await until(lambda: len(listener.heard) == 1)
+        stream = tiers(store).stream
+        heads = stream.reachable_heads
+
+        async def away(_: Any) -> Any:
+            raise WarmUnavailable("away")
+
+        stream.reachable_heads = away
+        for n in range(1, 4):
+            await restarted(server, "kept")
+            await other.emit("life", {"n": n}, subject="s")
+        stream.reachable_heads = heads
+        await until(lambda: bool(listener.heard) and listener.heard[-1].data.get("n") == 3, 20)
+        assert [each.data.get("n") for each in listener.heard] == [0, 1, 2, 3], "and no resync"
+
+
+@single
+@pytest.mark.timeout(180)
+async def test_a_stream_that_went_on_through_several_lives_is_read_on(opener: Any) -> None:
+    await several_lives_that_nobody_looked_at(opener)
+
+
+@single
+@pytest.mark.timeout(180)
+async def test_if_only_the_life_before_were_known_it_would_not_be(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    known = Head.end_of
+
+    def of_the_last(head: Head, epoch: str) -> int:
+        return known(head._replace(continues=head.continues.partition(" ")[0]), epoch)
+
+    monkeypatch.setattr(Head, "end_of", of_the_last)
+    with pytest.raises(AssertionError):
+        await several_lives_that_nobody_looked_at(opener)
 
 
 async def a_replaced_server_answers_once_more(opener: Any) -> None:

@@ -62,7 +62,6 @@ LONG = {
     "conversation.turn": "the whole public face of a turn in one place",
     "records.record": "the whole public face of a record in one place",
     "tiers.commit": "the write path from top to bottom",
-    "warm.stream": "what is said to the stream in one place",
     "tiers.recovery": "a recovery from its first step to its last",
     "tiers.archiver": "one pass and who asks for it, with what befalls them: read from top to bottom",
     "store.asyncio": "the whole public face of a store in one place",

@@ -24,11 +24,12 @@ _CAUSES = ("cause", "reason")
 
 @dataclass(slots=True)
 class Audit:
-    """What was found: each record, what the doctor advises, and how many epochs followed others."""
+    """What was found: each record, what the doctor advises, how many epochs followed others, and each event's id."""
 
     found: dict[str, Found] = field(default_factory=dict)
     advice: list[str] = field(default_factory=list)
     epochs: int = 0
+    events: dict[tuple[int, str, int], str] = field(default_factory=dict)
     undrained: str = ""
 
 
@@ -41,7 +42,7 @@ def audit(settings: dict[str, Any], records: Iterable[str], servers: Iterable[Re
         warm = frozenset(name for server in servers for name in _in_redis(server))
         for record in records:
             result.found[record] = _found(store, record, rows, warm)
-        result.epochs = rows.epochs
+        result.epochs, result.events = rows.epochs, rows.events
         with suppress(StateError):
             result.advice = [f"{each.name}: {each.found}" for each in store.doctor() if not each.ok]
     return result
@@ -118,6 +119,8 @@ class Rows:
             self._changes = connection.execute(
                 "SELECT record, version, epoch, data FROM changes WHERE namespace = %s ORDER BY version", (namespace,)
             ).fetchall()
+            query = 'SELECT partition, epoch, "offset", id FROM events WHERE namespace = %s'
+            self.events = {(at, epoch, number): id for at, epoch, number, id in connection.execute(query, (namespace,))}
             row = connection.execute(
                 "SELECT count(*) - count(DISTINCT partition) FROM cursors WHERE namespace = %s", (namespace,)
             ).fetchone()

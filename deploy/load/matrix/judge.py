@@ -112,7 +112,8 @@ def _judge(tally: Tally, found: Found, writes: Sequence[Write], reads: Sequence[
         tally.problems.append(
             f"{found.record} is at version {found.version}, counts {found.count} and shows {len(found.shown)} writes"
         )
-    tally.violations += violations(found.shown, writes, reads, max_staleness=max_staleness)
+    lossy = len({epoch for epoch, _, _ in found.archived}) > 1
+    tally.violations += violations(found.shown, writes, reads, max_staleness=max_staleness, lossy=lossy)
 
 
 def missed(tally: Tally, level: str, required: Required, dead: Collection[str], report: str) -> Iterator[str]:

@@ -11,27 +11,33 @@ version that acknowledges a write, and the count that a read finds, leave one or
 5. any other read is at most `max_staleness` older than that.
 
 A write of which nothing is known took effect at any time after it was begun, or never. One that was lost or put aside
-has no place in this order and is left out: it is counted elsewhere.
+has no place in this order and is left out: it is counted elsewhere. So is what a reader saw of a write that a server
+carried out and lost before it was acknowledged, and that its writer then repeated: it has the place of that.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from operator import itemgetter
 
 from deploy.load.matrix.histories import Read, Write, begun
 
 
 def violations(
-    order: Sequence[str], writes: Iterable[Write], reads: Iterable[Read], *, max_staleness: float
+    order: Sequence[str], writes: Iterable[Write], reads: Iterable[Read], *, max_staleness: float, lossy: bool = False
 ) -> Iterator[str]:
-    """Say what no order of the operations explains. `order`: the record's writes, version 1 first."""
+    """Say what no order of the operations explains. `order`: the record's writes, version 1 first.
+
+    `lossy`: a server may have lost something meanwhile.
+    """
     versions = {name: at for at, name in enumerate(order, 1)}
     kept = [each for each in writes if each.version and each.name in versions]
     yield from _misnumbered(versions, kept)
     yield from _overtaken(versions, kept)
-    yield from _misread(order, versions, kept, list(reads), max_staleness)
+    repeated = (each for each in reads if not (lossy and _is_of_a_lost_attempt(each, versions, kept)))
+    yield from _misread(order, versions, kept, list(repeated), max_staleness)
 
 
 def _misnumbered(versions: Mapping[str, int], kept: Sequence[Write]) -> Iterator[str]:
@@ -45,6 +51,12 @@ def _overtaken(versions: Mapping[str, int], kept: Sequence[Write]) -> Iterator[s
     for each in kept:
         if (bound := bounds.before(each.start)) >= versions[each.name]:
             yield f"{each.name} is version {versions[each.name]}, but version {bound} had ended before it began"
+
+
+def _is_of_a_lost_attempt(read: Read, versions: Mapping[str, int], kept: Sequence[Write]) -> bool:
+    """Whether a read saw a write under a lower version than it has, before that was acknowledged."""
+    acknowledged = next((each.end for each in kept if each.name == read.last), inf)
+    return 0 < read.count < versions.get(read.last, 0) and read.start < acknowledged
 
 
 def _misread(

@@ -148,7 +148,7 @@ def _run(outcome: Outcome, scene: Scene) -> None:
         ends = [each.end for each in workers.said.writes if each.version and each.level == level]
         tally.gap = judge.longest_gap(ends, struck, ended)
         tally.went_on = level in went_on or level not in reached
-    workers.until(lambda: not _unheard(workers.said, workers.dead), _HEARD)
+    workers.until(lambda: not _unheard(workers.said, workers.dead, found), _HEARD)
     _conclude(outcome, scene, found, reached)
 
 
@@ -180,13 +180,13 @@ def _conclude(outcome: Outcome, scene: Scene, found: Audit, reached: list[str]) 
     report = "\n".join([logs, *found.advice])
     for level, tally in outcome.levels.items():
         outcome.missed += judge.missed(tally, level, cell.required, workers.dead, report)
-    outcome.missed += _unheard(said, workers.dead)
+    outcome.missed += _unheard(said, workers.dead, found)
     if found.undrained:
         outcome.missed.append(f"archiving does not end: {found.undrained}")
 
 
-def _unheard(said: Said, dead: set[str]) -> list[str]:
-    return list(events_judge.amiss(list(said.emitted), said.heard, dead))
+def _unheard(said: Said, dead: set[str], found: Audit) -> list[str]:
+    return list(events_judge.amiss(list(said.emitted), said.heard, dead, found.events))
 
 
 def _detected(found: Audit, logs: str, heard: dict[str, Any]) -> Iterator[str]:

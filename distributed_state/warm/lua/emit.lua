@@ -5,7 +5,7 @@
   ARGV  life                of the connection: see port/lives.py
         replica, sequence   the event's id
         since               ms of the server's clock: before then it was surely not written
-        type, subject, actor, data
+        event_type, subject, actor, data
         publish_bytes       data up to this size is published whole
         journal_entries, journal_bytes     limits
         kept_events         how many events stay in the stream

@@ -16,20 +16,25 @@ local life, token, seen, epoch, continued, floor = ARGV[1], ARGV[2], ARGV[3], AR
 if current then return {'live', current} end
 -- @include mint_right
 if life == '' or not may then return {'lost'} end
-local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token')
+local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token', 'continues')
 -- @include clock
 -- DEL first: after it even a full Redis lets the rest be done.
 redis.call('DEL', journal)
-local event, event_floor, floor_ms, from = before[1] or '0', before[2] or '0', before[3] or '0', seen
+local event, event_floor, floor_ms = before[1] or '0', before[2] or '0', before[3] or '0'
+-- Of each epoch that the stream has events of, how far it went there, the latest first: the last eight.
+local continues, known = seen .. '@' .. event, 1
+for each in string.gmatch(before[5] or '', '%S+') do
+  if known < 8 then continues, known = continues .. ' ' .. each, known + 1 end
+end
 if continued ~= '1' or seen == '' then
   redis.call('DEL', events)
-  event, event_floor, floor_ms, from = '0', '0', format('%d', now_ms), ''
+  event, event_floor, floor_ms, continues = '0', '0', format('%d', now_ms), ''
 end
 -- Every lease of before is over, and every holder of one has a smaller token than who comes now.
 floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
 -- `fresh`: what was written before this is not here: see commit.lua and emit.lua. `lifetimes` are looked through anew.
 redis.call('HDEL', meta, 'mint', 'lifetimes')
 redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life, 'token', floor,
-  'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continued', from, 'continued_to', event,
+  'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
   'fresh', format('%d', now_ms))
 return {'ok'}
