@@ -268,8 +268,8 @@ def believing_a_note_for_ever() -> Iterator[None]:
 
 
 def noticed_by_the_first(change: Callable[[Any], object], archive: str) -> None:
-    """The connection is of the life before, and so is what the partition notes: a copy. No link looks, as below, and nothing is written meanwhile."""
-    with pair() as (server, replica), opened(server, archive, beat=0) as store:
+    """The connection is of the life before, and so is what the partition notes: a copy. Nobody else looks or writes."""
+    with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
         session = store.session("s")
         swap(server, replica, session, store)
         change(session)
@@ -296,7 +296,7 @@ def test_it_is_not_if_the_server_is_not_asked(first: str, archive: str) -> None:
 
 
 def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archive: str) -> None:
-    with pair() as (server, replica), opened(server, archive, beat=0) as store:
+    with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
         session = store.session("s")
         with believing_a_note_for_ever():
             swap(server, replica, session, store)
@@ -315,7 +315,7 @@ def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archi
 def written_before_a_swap_and_archived_over(archive: str) -> None:
     """Another worker's connection lived through it: its commits have the offsets that the lost ones had."""
     with pair() as (server, replica), ExitStack() as stack:
-        store, other = (stack.enter_context(opened(server, archive, partitions=1, beat=0)) for _ in range(2))
+        store, other = (stack.enter_context(opened(server, archive, partitions=1, beat=30.0)) for _ in range(2))
         other.session("o").set("n", 0)
         store.session("s").set("n", 0)
         store.archive()
