@@ -47,15 +47,21 @@ class Warm(Patience):
         self.telemetry = Telemetry(settings, port.monotonic)
         self.refused = Counter(dict.fromkeys(REFUSALS, 0))  # writes, by the word that the server answered
         self.emitted = 0
-        self.limits = (
+        self.limits = (  # of an event that is written alone
             b"%d" % settings.publish_bytes,
             b"%d" % settings.journal_entries,
             b"%d" % settings.journal_bytes,
-            b"%d" % settings.max_record_bytes,
-            b"%d" % math.ceil(settings.op_window),
             b"%d" % settings.kept_events,
         )
-        self._constants = (replica, *self.limits)
+        self._commit = COMMIT.given(
+            publish_bytes=settings.publish_bytes,
+            journal_entries=settings.journal_entries,
+            journal_bytes=settings.journal_bytes,
+            record_bytes=settings.max_record_bytes,
+            window_ms=math.ceil(settings.op_window) * 1000,
+            kept_events=settings.kept_events,
+        )
+        self._constants = (replica,)
         self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
     # Commits
@@ -137,10 +143,10 @@ class Warm(Patience):
         for step in draft.steps:
             arguments += step
         if not events:
-            return COMMIT, names.commit_keys, arguments
+            return self._commit, names.commit_keys, arguments
         for event in events:
             arguments += event
-        return COMMIT, (*names.commit_keys, *names.event_keys), arguments
+        return self._commit, (*names.commit_keys, *names.event_keys), arguments
 
     def _sealed(self, names: RecordKeys, events: Sequence[Step], op: OpId) -> Sequence[Step]:
         """The steps beside a change as they are sent, and sent again: who remembers the commit has the same bytes."""

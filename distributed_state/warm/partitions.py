@@ -91,7 +91,7 @@ class Partitions:
             if isinstance(answer, Exception):
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
-            epoch, *numbers, life = (answer or b" 0 0 0 0 ").split(b" ")
+            epoch, *numbers, life, _ = (answer or b" 0 0 0 0  ").split(b" ")
             offset, written, archived, settled = map(int, numbers)
             states[keys.partition] = PartitionState(epoch.decode(), offset, archived, written - settled, life.decode())
         return states

@@ -165,8 +165,7 @@ class Stream:
             op.sequence,
             op.since_ms,
             *event,
-            *warm.limits[:3],
-            warm.limits[-1],
+            *warm.limits,
             member,
         ]
         answer = await self._port.script(EMIT, names, arguments)

@@ -14,6 +14,7 @@ import pytest
 
 import distributed_state
 from distributed_state.port import Script
+from distributed_state.settings import Settings
 
 PACKAGE = Path(distributed_state.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -361,7 +362,7 @@ def test_an_include_that_is_not_there_is_an_error_when_the_script_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
     folder = shutil.copytree(PACKAGE / "warm/lua", tmp_path / "warm/lua")
-    monkeypatch.setattr("distributed_state.port.resources.files", lambda package: tmp_path)
+    monkeypatch.setattr("distributed_state.port.script.resources.files", lambda package: tmp_path)
     assert Script("claim").text == (folder / "claim.lua").read_bytes(), "the same lines are read from there"
     with (folder / "claim.lua").open("a") as script:
         script.write(f"\n{line}\n")
@@ -378,3 +379,23 @@ def test_each_script_is_named_in_warm_and_used() -> None:
     everything = "\n".join(module.read_text() for module in MODULES)
     for each in found:
         assert len(re.findall(rf"\b{each.upper()}\b", everything)) > 1, f"{each} is never called"
+
+
+def test_a_script_with_other_constants_is_the_same_but_for_them() -> None:
+    """And with those that stand in it, it is itself: the default settings, as in the two files."""
+    commit = Script("commit", living=True)
+    default = Settings()
+    own = {
+        "publish_bytes": default.publish_bytes, "journal_entries": default.journal_entries,
+        "journal_bytes": default.journal_bytes, "record_bytes": default.max_record_bytes,
+        "window_ms": int(default.op_window * 1000), "kept_events": default.kept_events,
+    }  # fmt: skip
+    assert commit.given(**own) is commit
+    other = commit.given(**{**own, "kept_events": 7})
+    lines = [pair for pair in zip(commit.text.split(b"\n"), other.text.split(b"\n"), strict=True) if pair[0] != pair[1]]
+    assert [after for _, after in lines] == [
+        b"local kept_events = 7 -- @constant how many lifecycle events stay in the stream"
+    ]
+    assert other.sha != commit.sha
+    with pytest.raises(ValueError, match="has the constants publish_bytes"):
+        commit.given(kept=1)

@@ -4,10 +4,6 @@
         the last three only if there are steps 'e', 'E', 'x' or 'X'
   ARGV  life            of the connection: see port/lives.py
         replica         part of the op id: see below
-        publish_bytes   changes up to this size are published whole
-        journal_entries, journal_bytes, record_bytes     limits
-        window          seconds, how long op ids of other replicas are kept
-        kept_events     how many lifecycle events stay in the stream
         epoch           '' = whichever it is
         sequence, oldest, digest     the rest of the op id
         since           ms of the server's clock: before then this op id was surely not applied
@@ -38,10 +34,17 @@
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
-local life, replica, publish_bytes, journal_entries, journal_bytes, record_bytes, window, kept_events, epoch, sequence, oldest,
-  digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text, own_channel, expectations = unpack(ARGV, 1, 23)
-local first_step = expectations == '0' and 24 or 24 + 2 * expectations
+local life, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
+  own_channel, expectations = unpack(ARGV, 1, 17)
+local first_step = expectations == '0' and 18 or 18 + 2 * expectations
 local call, words = redis.call, ARGV
+-- Of the store's settings: arguments would cost more than the steps. Here stand the defaults.
+local publish_bytes = 4096 -- @constant changes up to this size are published whole
+local journal_entries = 100000 -- @constant
+local journal_bytes = 67108864 -- @constant
+local record_bytes = 33554432 -- @constant
+local window_ms = 300000 -- @constant how long op ids of other replicas are kept
+local kept_events = 10000 -- @constant how many lifecycle events stay in the stream
 
 -- @include clock
 -- @include written
@@ -63,7 +66,7 @@ if ops then
   if string.byte(ops) == 64 then -- @
     local came, groups = string.match(ops, '^@(%d+);(.*)$')
     hydrated, ops = came + 0, groups
-    if now_ms - hydrated <= window * 1000 then remembered = '@' .. came .. ';' end
+    if now_ms - hydrated <= window_ms then remembered = '@' .. came .. ';' end
   end
   -- Mostly there is one, of this replica and answered, and nothing to look at.
   local only, last = string.match(ops, '^(%S+) %d+ %d+ (%d+):[^ ;]*$')
@@ -86,7 +89,7 @@ if ops then
             if s - oldest >= 0 then mine = mine .. op end
           end
         end
-      elseif time + window >= now[1] + 0 then
+      elseif time * 1000 + window_ms >= now_ms - 1000 then
         remembered = remembered .. who .. ' ' .. first .. ' ' .. time .. rest .. ';'
       end
     end
@@ -94,7 +97,7 @@ if ops then
 end
 -- It is not among them. That says it was not applied since `since`, as long as nothing since then can have been dropped.
 since = since + 0
-if now_ms - since > window * 1000 then return {'late', format('%d', now_ms), epoch} end
+if now_ms - since > window_ms then return {'late', format('%d', now_ms), epoch} end
 if since < hydrated then return {'unsure', format('%d', now_ms), epoch} end
 
 -- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
@@ -130,10 +133,10 @@ local mismatch = expected ~= '' and expected ~= (version or '0')
 local found
 if expectations ~= '0' then
   local names = {}
-  for i = 1, expectations do names[i] = words[22 + 2 * i] end
+  for i = 1, expectations do names[i] = words[16 + 2 * i] end
   found = call('HMGET', record, unpack(names))
   for i = 1, expectations do
-    local wanted = words[23 + 2 * i]
+    local wanted = words[17 + 2 * i]
     if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
   end
 end
@@ -233,7 +236,7 @@ for i = first_step, #words, 3 do
     end
   end
 end
-if growth > 0 and size + growth > record_bytes + 0 then return {'toolarge', format('%d', size + growth)} end
+if growth > 0 and size + growth > record_bytes then return {'toolarge', format('%d', size + growth)} end
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 local said = ''
 if owner ~= '' and not call('HGET', record, '#owner') then
@@ -288,7 +291,7 @@ if head[3] then said = 'b' .. said end
 -- The writer needs no message. Whether it listens only the server knows: its link may have ended without a word.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
-  local small = #data <= publish_bytes + 0
+  local small = #data <= publish_bytes
   call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and data or ''))
 end
 return 'ok ' .. version .. ' ' .. epoch .. ' ' .. first_message .. ' ' .. results .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]

@@ -34,7 +34,7 @@ end
 floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
 -- `fresh`: what was written before this is not here: see commit.lua and emit.lua. `lifetimes` are looked through anew.
 redis.call('HDEL', meta, 'mint', 'lifetimes')
-redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life, 'token', floor,
+redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life .. ' 0', 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
   'fresh', format('%d', now_ms))
 return {'ok'}

@@ -23,5 +23,5 @@ if holder and holder ~= token and until_ms + 0 > now_ms then return {'busy'} end
 -- First what takes no memory, so that a full Redis lets the rest be done: what cannot be started cannot be read.
 call('PERSIST', meta)
 call('HSET', meta, 'mint', token .. ' ' .. format('%d', now_ms + token_ms))
-if kept[1] then call('HSET', meta, 'life', '?', 'journal', string.match(kept[2], '^%S+ %S+ %S+ %S+ %S+ ') .. '?') end
+if kept[1] then call('HSET', meta, 'life', '?', 'journal', string.match(kept[2], '^%S+ %S+ %S+ %S+ %S+ ') .. '? 0') end
 return {'ok', kept[1] or ''}

@@ -12,5 +12,5 @@ local kept = redis.call('HMGET', meta, 'epoch', 'life', 'journal', 'mint')
 if life == '' or kept[1] ~= epoch or kept[2] ~= from or not kept[3] then return {'other'} end
 -- Somebody starts it just now, and nobody else may let others write there meanwhile.
 if kept[4] and string.match(kept[4], '%d+$') + 0 > now_ms then return {'other'} end
-redis.call('HSET', meta, 'life', life, 'journal', string.match(kept[3], '^%S+ %S+ %S+ %S+ %S+ ') .. life)
+redis.call('HSET', meta, 'life', life, 'journal', string.match(kept[3], '^%S+ %S+ %S+ %S+ %S+ ') .. life .. ' 0')
 return {'ok'}

@@ -18,6 +18,6 @@ offset = archived
 -- @include same_entry
 call('XTRIM', journal, 'MINID', archived .. '-0')
 if archived - archived_offset > 0 then
-  call('HSET', meta, 'journal', current .. ' ' .. last .. ' ' .. bytes .. ' ' .. archived .. ' ' .. total_bytes .. ' ' .. life)
+  call('HSET', meta, 'journal', current .. ' ' .. last .. ' ' .. bytes .. ' ' .. archived .. ' ' .. total_bytes .. ' ' .. life .. ' ' .. proved)
 end
 return {'ok'}

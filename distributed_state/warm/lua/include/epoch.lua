@@ -2,7 +2,8 @@
   The epoch of a partition, where nothing else of its journal is asked for.
   Expects  meta, life (of the connection)
   Defines  current    the epoch, nil if the partition holds none, or is of another life of the data
-           proved     for same_data, which all use but those that start a partition
+           written, proved    for same_data, which all use but those that start a partition
 ]]
-local current, current_life, proved = unpack(redis.call('HMGET', meta, 'epoch', 'life', 'proved'))
+local written = redis.call('HGET', meta, 'journal') or ''
+local current, current_life, proved = string.match(written, '^(%S+) %S+ %S+ %S+ %S+ (%S+) (%S+)$')
 if current_life ~= life then current = nil end

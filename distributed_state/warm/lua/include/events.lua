@@ -13,7 +13,7 @@ for i, type in ipairs(types) do
   local head = op .. '.' .. format('%d', i - 1) .. '\n' .. type .. '\n' .. subject .. '\n' .. now[1] .. ' ' .. now[2]
     .. '\n' .. version .. '\n' .. actor
   call('XADD', events, number .. '-0', 'h', head, 'd', payloads[i])
-  local small = #payloads[i] <= publish_bytes + 0
+  local small = #payloads[i] <= publish_bytes
   call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. payloads[i] or ''))
 end
 event = event + #types

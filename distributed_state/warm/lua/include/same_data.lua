@@ -3,16 +3,21 @@
   keeps its connections, and may have older data by then: a copy, in which the partition's life is the connection's. So
   the server is asked for what its data is called, every 20 ms at most for each partition, which notes when that was.
   Older data brings an older note along, and it takes longer than that to be copied here.
-  Expects  clock, meta, life (of the connection), current, proved (from the note)
+  Expects  clock, meta, life (of the connection), current, written, proved (the note)
   Defines  same
            current    nil if not
+           proved     as it is noted now
 ]]
-local same = true
-if current and (now_ms < (proved or 0) + 0 or now_ms > (proved or 0) + 20) then
+local same, age = true, current and now_ms - proved
+if age and (age > 20 or age < 0) then
   local data = string.match(life, '^(%x+)/')
   same = not data or string.find(redis.call('INFO', 'replication'), 'master_replid:' .. data, 1, true)
   -- A full Redis takes no note; one that has become a replica may be behind.
-  local noted = same and data and redis.pcall('HSET', meta, 'proved', format('%d', now_ms))
+  local noted
+  if same and data then
+    proved = format('%d', now_ms)
+    noted = redis.pcall('HSET', meta, 'journal', string.match(written, '^.* ') .. proved)
+  end
   if type(noted) == 'table' and string.find(noted.err, 'READONLY', 1, true) then same = false end
   if not same then current = nil end
 end

@@ -5,9 +5,9 @@
   Defines  current          the epoch, nil if the partition holds none, or is of another life of the data
            offset, bytes    of the last entry, as texts
            archived_offset, archived_bytes    of the last one that is archived, as texts
-           proved           for same_data
+           written, proved  the field, and of it when the server was last asked whether it has this life: see same_data
 ]]
-local written, proved = unpack(call('HMGET', meta, 'journal', 'proved'))
-local current, offset, bytes, archived_offset, archived_bytes, current_life =
-  string.match(written or '', '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
+local written = call('HGET', meta, 'journal') or ''
+local current, offset, bytes, archived_offset, archived_bytes, current_life, proved =
+  string.match(written, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
 if current_life ~= life then current = nil end
