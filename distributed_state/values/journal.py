@@ -157,10 +157,18 @@ def unpack_entries(data: bytes) -> list[JournalEntry]:
     return entries
 
 
+def unbroken(entries: list[JournalEntry]) -> list[JournalEntry]:
+    """Entries up to where an offset is missing: what lies behind it continues something that nobody knows."""
+    first = entries[0].offset if entries else 0
+    if not entries or entries[-1].offset == first + len(entries) - 1:
+        return entries
+    return [entry for at, entry in enumerate(entries) if entry.offset == first + at]
+
+
 class Journal(NamedTuple):
     """A partition's journal about an offset: its oldest entries `before`, and the one there with those that follow.
 
-    `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing of the partition.
+    They follow without a gap. `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing of the partition.
     """
 
     epoch: str

@@ -15,7 +15,7 @@ from typing import Any
 from distributed_state.errors import StateError
 from distributed_state.port import Words
 from distributed_state.settings import Settings
-from distributed_state.values.journal import Journal, JournalEntry
+from distributed_state.values.journal import Journal, JournalEntry, unbroken
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.patience import Patience
@@ -128,7 +128,7 @@ class Partitions:
             return Journal("", 0, [], [])
         epoch, end, *_ = written.split(b" ")
         entries = [[JournalEntry.read(*row) for row in rows] for rows in (before, onward)]
-        return Journal(epoch.decode(), int(end), *entries)
+        return Journal(epoch.decode(), int(end), entries[0], unbroken(entries[1]))
 
     async def find(self, keys: PartitionKeys | RecordKeys, event: str) -> tuple[str, JournalEntry | None]:
         """The entry of a journal that has this event, with the epoch; None if there is none, or not any more."""
