@@ -26,13 +26,16 @@ from distributed_state.values.model import REPAIR
 
 log = logging.getLogger(__name__)
 _INDEXABLE_BYTES = 1200  # two such texts fit into the 2,704 bytes that an index row of PostgreSQL may have
+_KEPT = 16  # epochs of a partition that are over
 _PROGRAM_LIMIT = "54000"  # PostgreSQL: a value too long for an index
 
 
-def newest(connection: Connection, namespace: str) -> dict[int, Cursor]:
-    """The newest cursor of every partition that has one."""
+def newest(connection: Connection, namespace: str, partition: int | None = None) -> dict[int, Cursor]:
+    """The newest cursor of every partition that has one, or of this one."""
     c = tables.cursors.c
     query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == namespace)
+    if partition is not None:
+        query = query.where(c.partition == partition)
     # In this order the newest of a partition comes last, and stays in the dict.
     return {row.partition: Cursor(*row) for row in connection.execute(query.order_by(c.ordinal))}
 
@@ -51,6 +54,8 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
     # Not the one that somebody may have minted since our look: its insert below is what shows us.
     connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))
+    # A store that is embedded begins one with each start; asked for is one that Redis may still show.
+    connection.execute(delete(tables.cursors).where(here, c.ordinal <= ordinal - _KEPT))
     try:
         with connection.begin_nested():
             connection.execute(insert(tables.cursors), row | {"offset": 0, "event": "", "closed": False})

@@ -110,7 +110,8 @@ class ColdStore:
 
     def cursor(self, partition: int) -> Cursor | None:
         """How far a partition was archived, in its newest epoch; None if it has none yet."""
-        return self.cursors().get(partition)
+        with self._database.read() as connection:
+            return archive.newest(connection, self.namespace, partition).get(partition)
 
     def cursors(self) -> dict[int, Cursor]:
         """How far each partition was archived, in its newest epoch."""

@@ -71,6 +71,7 @@ class Recovery:
         self._keys = keys
         self._limit = settings.timeout + settings.retry_for
         self._leave_mark = leave_mark
+        self._embedded = settings.url is None
         self.count = 0
         """How many partitions this replica started anew after Redis had lost something, or might have."""
 
@@ -221,7 +222,7 @@ class Recovery:
         word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
         if word == "ok" and brought is not None:
             log.warning("partition %d: SQL has what Redis had of epoch %s; epoch %s", partition, seen, minted.epoch)
-        elif word == "ok" and before is not None:
+        elif word == "ok" and before is not None and not self._embedded:  # which begins empty at each start
             await self._diverged(kept)
             self.count += 1
             # Whoever remembers more may have ended with the server.

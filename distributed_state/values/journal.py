@@ -168,8 +168,8 @@ def unbroken(entries: list[JournalEntry]) -> list[JournalEntry]:
 class Journal(NamedTuple):
     """A partition's journal about an offset: its oldest entries `before`, and the one there with those that follow.
 
-    They follow without a gap. `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing of
-    the partition.
+    They follow without a gap. `end` is the offset of the last entry when it was read; epoch '' if Redis holds nothing
+    of the partition.
     """
 
     epoch: str

@@ -487,6 +487,23 @@ def test_minting_is_a_compare_and_set(cold: ColdStore) -> None:
     assert cold.mint(3, None) is None
 
 
+def test_epochs_that_are_long_over_leave_nothing_behind(cold: ColdStore) -> None:
+    """A store that is embedded begins one of each partition with each start."""
+    made = [cold.mint(partition, None) for partition in (3, 4)]
+    other = made[1]
+    after = made[0]
+    for _ in range(40):
+        after = cold.mint(3, after)
+    assert after is not None
+    assert after.ordinal == 41
+    assert cold.cursors() == {3: after, 4: other}
+    assert cold.check()["cursors"] == "18", "of one partition this one and 16 before it, and the other's"
+    last = cold.mint(3, after)
+    assert cold.last_begun(3, after.epoch) == after
+    assert last is not None
+    assert cold.last_begun(3, made[0].epoch if made[0] else "") is None
+
+
 def test_a_closed_epoch_archives_nothing_more(cold: ColdStore) -> None:
     """Whichever comes first: what an old epoch archived was there before the mint returned."""
     journal = Journal(cold)

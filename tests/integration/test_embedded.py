@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import signal
 import threading
@@ -46,6 +47,15 @@ async def test_what_was_written_is_there_after_opening_again(face: str, tmp_path
         assert [each.content for each in await session.messages()] == ["0", "1", "2"]
         assert [change.version for change in await session.history()] == list(range(1, 13))
         assert [(row.id, row.version) for row in await store.sessions(user="u")] == [("s", 12)]
+
+
+@faces
+async def test_a_start_is_no_loss(face: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        async with opened(face, tmp_path / "state.db") as store:
+            await store.session("s").set("n", 1)
+            assert all(each.ok for each in await store.doctor())
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 @faces
