@@ -132,6 +132,10 @@ FIGURES = (
         together=max,
     ),
     Figure(
+        "journal_full_seconds", "gauge", "Until the first of them is full at its present rate; infinite if none grows",
+        lambda t: min(t.archiver.filling.seconds_left().values(), default=None), together=min,
+    ),
+    Figure(
         "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
         lambda t: max(_lags(t).values(), default=0.0), together=max,
     ),
@@ -175,6 +179,11 @@ BY_PARTITION = (
     Figure(
         "partition_journal_entries", "gauge", "Commits not archived yet, by partition",
         lambda t: _by_partition({each: count for each, (count, _) in _journals(t).items()}), ("partition",),
+    ),
+    Figure(
+        "partition_journal_full_seconds", "gauge",
+        "Until it is full at the rate of the last seconds, by partition; infinite if it does not grow",
+        lambda t: _by_partition(t.archiver.filling.seconds_left()), ("partition",), min,
     ),
     Figure(
         "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",

@@ -18,6 +18,7 @@ from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailabl
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import Pass, grouped
+from distributed_state.tiers.filling import Filling
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
@@ -62,6 +63,7 @@ class Archiver:
         self.diverged: dict[int, str] = {}
         self.telemetry = warm.telemetry
         self.places: dict[int, PartitionState] = {}  # as last seen
+        self.filling = Filling(settings, port.monotonic)
         self.oldest: dict[int, int] = {}  # when the oldest entry on its way to SQL was written, in ms
         self.quarantined: int | None = None  # how many entries are, in SQL; None: not asked yet
         self._quarantined_at = 0.0
@@ -276,6 +278,7 @@ class Archiver:
             try:
                 await self._hold()
                 places = await self._partitions.reachable_states(self._keys_of(self._assignment.mine))
+                self.filling.note(places)
                 await self._look_for_other_lives(places)
                 found = self._behind(places)
                 moved = (await self._drive(list(found))).count

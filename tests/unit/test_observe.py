@@ -18,7 +18,21 @@ from distributed_state.store.metrics import BY_PARTITION, FIGURES, LOCK_WAITS, O
 OBSERVE = Path(__file__).parents[2] / "deploy" / "observe"
 DASHBOARD = OBSERVE / "grafana" / "dashboards" / "distributed-state.json"
 PROMETHEUS_OWN = {"up", "ALERTS"}
-WORDS = {"by", "or", "sum", "max", "min", "rate", "increase", "histogram_quantile", "topk", "vector", "count", "absent"}
+WORDS = {
+    "by",
+    "or",
+    "sum",
+    "max",
+    "min",
+    "rate",
+    "increase",
+    "histogram_quantile",
+    "topk",
+    "bottomk",
+    "vector",
+    "count",
+    "absent",
+}
 
 
 def http() -> dict[str, set[str]]:
