@@ -52,22 +52,32 @@ class PartitionAssignment:
             return
         # Before the team is asked for: its server may be the one that is away, or takes long.
         kept = await self._claimed(self.mine)
-        share = await self._share(len(kept))
-        if len(kept) < share:
-            others = [each for each in range(self._keys.partitions) if each not in kept]
-            start = random.randrange(len(others)) if others else 0
-            rotated = others[start:] + others[:start]
-            while rotated and len(kept) < share:
-                some = rotated[: share - len(kept)]
-                rotated = rotated[share - len(kept) :]
-                kept += await self._claimed(some)
+        share, most = await self._share(len(kept))
+        others = [each for each in range(self._keys.partitions) if each not in kept]
+        kept += await self._take(random.sample(others, min(most, len(others))), share - len(kept))
         self.mine = kept
         self.excess = kept[share:]
         self._renew_at = now + self._seconds / 3
         self.ends = now + self._seconds
 
-    async def _share(self, kept: int) -> int:
-        """How many partitions are to be ours.
+    async def _take(self, partitions: list[int], wanted: int) -> list[int]:
+        """Take so many of these that are nobody's; what was taken."""
+        taken: list[int] = []
+        at = 0
+        many = wanted
+        while at < len(partitions) and len(taken) < wanted:
+            taken += await self._claimed(partitions[at : at + many])
+            at += many
+            many *= 2  # few are free, so that it takes few exchanges to find them
+        if taken[wanted:]:
+            await self._claimed(taken[wanted:], ttl_ms=1)
+        return taken[:wanted]
+
+    async def _share(self, kept: int) -> tuple[int, int]:
+        """How many partitions are to be ours, and how many to try for that.
+
+        Who has none where all have their holders finds one only when somebody ends. Together all who wait try each
+        partition twice. *Each of 320 tried all 64, and 23 % of a Redis went into that.*
 
         One server of a cluster has the list of the team. While it is away nothing changes hands: ours are what we kept.
         """
@@ -76,8 +86,11 @@ class PartitionAssignment:
         except WarmUnavailable:
             if not kept:
                 raise
-            return kept
-        return -(-self._keys.partitions // int(members))
+            return kept, 0
+        partitions = self._keys.partitions
+        share = -(-partitions // int(members))
+        waiting = int(members) - partitions // share
+        return share, -(-2 * partitions // waiting) if waiting > 0 else partitions
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""
