@@ -54,8 +54,10 @@ def mint(connection: Connection, namespace: str, partition: int, after: Cursor |
     row = {"namespace": namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
     # Not the one that somebody may have minted since our look: its insert below is what shows us.
     connection.execute(update(tables.cursors).where(here, c.ordinal <= ordinal).values(closed=True))
-    # A store that is embedded begins one with each start; asked for is one that Redis may still show.
-    connection.execute(delete(tables.cursors).where(here, c.ordinal <= ordinal - _KEPT))
+    # A store that is embedded begins one with each start. Redis may still show one that is over: the last that archived
+    # anything, if whoever began the next ones did not come to tell it.
+    used = max((row.ordinal for row in found if row.offset), default=0)
+    connection.execute(delete(tables.cursors).where(here, c.ordinal <= ordinal - _KEPT, c.ordinal != used))
     try:
         with connection.begin_nested():
             connection.execute(insert(tables.cursors), row | {"offset": 0, "event": "", "closed": False})

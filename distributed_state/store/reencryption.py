@@ -202,9 +202,12 @@ class _Run:
 
 async def _forget_journal(tiers: Tiers) -> None:
     """The journal keeps its last entry; a mark takes its place."""
-    partitions = [tiers.keys.partition(number) for number in range(tiers.keys.partitions)]
-    for number, place in (await tiers.warm.partitions.states(partitions)).items():
-        if place.epoch:
-            await tiers.warm.partitions.mark(tiers.keys.partition(number), place.epoch)
+    partitions = tiers.warm.partitions
+    every = [tiers.keys.partition(number) for number in range(tiers.keys.partitions)]
+    for number, place in (await partitions.states(every)).items():
+        keys, epoch = every[number], place.epoch
+        while epoch and not await partitions.mark(keys, epoch):
+            await tiers.recovery.start(number)
+            epoch = (await partitions.states([keys]))[number].epoch
     await tiers.archiver.drain()
     await tiers.port.sql(tiers.cold.sync)

@@ -287,6 +287,7 @@ class Archiver:
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
                 await self._count_quarantined()
             except StateError as error:
+                self.filling.note({})  # nobody knows
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)

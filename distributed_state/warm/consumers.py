@@ -166,7 +166,7 @@ class Consumers:
             stored = StreamEvent(int(offset), b"\n".join(head), data)
             taken = [each.hear(partition, epoch, stored) for each in list(self._subscriptions)]
             missed = not all(taken)
-            if not missed:
+            if any(taken):
                 self._heard.note(partition, epoch, [stored])
         if missed:
             self.stir([partition])
@@ -269,8 +269,8 @@ class Consumers:
             if not before.epoch or not same or after.floor > position.offset or before.offset < position.offset:
                 self.stir([at])
                 continue
-            subscription.read(at, position, before, stored, len(stored) < share)
             self._heard.note(at, before.epoch, stored)
+            subscription.read(at, position, before, stored, len(stored) < share)
             if len(stored) == share:
                 self.stir([at])
         return set(wanted) - found.keys()

@@ -8,21 +8,15 @@ Design: section 12.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from math import inf
 
 from distributed_state.port import Mutex
 from distributed_state.warm.positions import Position, count
 from distributed_state.warm.stream import StreamEvent
 
 _KEPT = 256  # of each partition: more than a replica is behind when it is promoted, unless writers hurry
-
-
-class _Taken(NamedTuple):
-    ordinal: int  # of the epoch
-    offset: int
-    id: bytes
+_Place = tuple[int, int]  # the ordinal of the epoch, the offset
 
 
 class HeardEvents:
@@ -30,20 +24,25 @@ class HeardEvents:
 
     def __init__(self) -> None:
         self._mutex = Mutex()
-        self._taken: dict[int, deque[_Taken]] = {}
+        self._taken: dict[int, dict[bytes, _Place]] = {}  # by id
+        self._newest: dict[int, tuple[str, int]] = {}
 
     def note(self, partition: int, epoch: str, events: Iterable[StreamEvent]) -> None:
-        """Note events that were taken, in their order; what a slower consumer takes is noted already."""
+        """Note events that were taken, in any order; what lies far behind the newest is left out."""
         ordinal = count(epoch)
         with self._mutex:
-            taken = self._taken.setdefault(partition, deque(maxlen=_KEPT))
-            last = taken[-1][:2] if taken else (0, 0)
-            taken.extend(
-                _Taken(ordinal, each.offset, each.id) for each in events if each.head and (ordinal, each.offset) > last
-            )
+            taken = self._taken.setdefault(partition, {})
+            for each in events:
+                life, newest = self._newest.get(partition, ("", 0))
+                far = epoch == life and each.offset <= newest - _KEPT
+                if each.head and not far and each.id not in taken:
+                    taken[each.id] = (ordinal, each.offset)
+                    self._newest[partition] = (epoch, max(newest, each.offset) if epoch == life else each.offset)
+            while len(taken) > _KEPT:
+                del taken[next(iter(taken))]
 
     def until(self, partition: int, at: Position) -> frozenset[bytes]:
         """The ids of those up to a position."""
-        place = (count(at.epoch), at.offset)
+        last = (count(at.epoch), inf if at.waits else at.offset)
         with self._mutex:
-            return frozenset(each.id for each in self._taken.get(partition, ()) if each[:2] <= place)
+            return frozenset(id for id, place in self._taken.get(partition, {}).items() if place <= last)

@@ -67,10 +67,10 @@ class Partitions:
                 raise answer
         return all(_word(answer) == "ok" for answer in answers)
 
-    async def mark(self, keys: PartitionKeys, epoch: str) -> None:
-        """Write a journal entry that changes nothing."""
+    async def mark(self, keys: PartitionKeys, epoch: str) -> bool:
+        """Write a journal entry that changes nothing; False if the partition is not under this epoch."""
         event = f"{self._replica}.{next(self._count)}.mark"
-        await self._patience.script(MARK, [keys.journal, keys.meta], [epoch, event])
+        return _word(await self._patience.script(MARK, [keys.journal, keys.meta], [epoch, event])) == "ok"
 
     async def states(self, partitions: Sequence[PartitionKeys]) -> dict[int, PartitionState]:
         """How far each partition was written, and archived."""

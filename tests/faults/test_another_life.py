@@ -243,6 +243,56 @@ def test_the_first_replica_gives_the_data_another_name_and_nothing_is_lost(archi
         assert store._twin.tiers().recovery.count == 0
 
 
+def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost(
+    archive: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        redis_server("--appendonly", "yes", "--appendfsync", "always") as server,
+        redis_server() as replica,
+        opened(server, archive, beat=30.0, durability="fsynced") as store,
+    ):
+        session = store.session("s")
+        session.set("n", 0)
+        confirming = store._twin.tiers().confirming
+        confirm = confirming.confirm
+
+        async def renamed_before(*given: Any) -> Any:
+            if replica.info("replication")["role"] == "master":
+                follow(replica, server)
+                time.sleep(0.05)  # what was asked of the server last is old by then
+            return await confirm(*given)
+
+        monkeypatch.setattr(confirming, "confirm", renamed_before)
+        assert session.set("n", 1) == 2
+        assert store._twin.tiers().recovery.count == 0
+
+
+def test_a_mark_is_not_written_under_a_name_that_is_over_and_says_so(archive: str) -> None:
+    with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        tiers = store._twin.tiers()
+        keys = tiers.keys.of(Ref("session", "s")).partition
+        names = tiers.keys.partition(keys)
+        epoch = epoch_of(store, "s")
+        follow(replica, server)
+        time.sleep(0.05)
+        assert finish(tiers.warm.partitions.mark(names, epoch)) is False
+        finish(tiers.recovery.start(keys))
+        assert finish(tiers.warm.partitions.mark(names, epoch)) is True
+        assert epoch_of(store, "s") == epoch
+
+
+def test_a_right_that_is_taken_away_does_not_stop_who_is_connected(archive: str) -> None:
+    with redis_server() as server, opened(server, archive, beat=30.0) as store:
+        session = store.session("s")
+        session.set("n", 0)
+        said(server, "ACL", "SETUSER", "default", "-info")
+        time.sleep(0.05)
+        assert session.set("n", 1) == 2
+        assert session.get("n", fresh=True) == 1
+
+
 def swap(server: RedisServer, replica: RedisServer, session: Any, store: StateStore) -> None:
     """A replica that was cut off before the last commits becomes the server's primary, and is left again."""
     for n in range(10):

@@ -20,7 +20,7 @@ from faces import in_thread
 from proxy import Proxy
 
 from distributed_state import Event, WarmUnavailable
-from distributed_state.warm import consumers
+from distributed_state.warm import consumer, consumers
 from distributed_state.warm.consumer import RESYNC, Subscription
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.heard_events import HeardEvents
@@ -290,6 +290,41 @@ async def test_by_its_number_alone_it_would_be(opener: Any, monkeypatch: pytest.
     monkeypatch.setattr(HeardEvents, "until", lambda *_: frozenset())
     with pytest.raises(AssertionError):
         await written_again_behind_a_loss(opener)
+
+
+@single
+async def test_one_who_hangs_is_no_reason_for_others_to_hear_twice(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its queue is full, so that it takes nothing; what the others took is known all the same."""
+    monkeypatch.setattr(consumer, "_ROOM", 20)
+    with own_server(opener) as server:
+        opener.url = server.url
+        store, other = [await opener(partitions=1, archiver=False, memory_bytes=0) for _ in range(2)]
+        listener = Listener(store)
+        async with store.events() as hangs:  # and is never asked for anything
+            await store.ready()
+            await heard_before_and_after_a_save(listener, server.url, 30, 30)
+            stream = tiers(store).stream
+            heads = stream.reachable_heads
+
+            async def away(_: Any) -> Any:
+                raise WarmUnavailable("away")
+
+            stream.reachable_heads = away
+            with redis.Redis.from_url(server.url) as client:  # another history, in which the same events are
+                kept = client.xrange(tiers(store).keys.partition(0).events)
+            await restarted(server, "older")
+            await other.emit("new", {"n": 0}, subject="s")
+            with redis.Redis.from_url(server.url) as client:
+                meta = tiers(store).keys.partition(0).meta
+                client.hset(meta, "continues", "")
+            stream.reachable_heads = heads
+            await until(lambda: listener.heard[-1].type == "new", 20)
+            assert len(kept) == 60
+            assert hangs is not None
+            ids = [each.id for each in listener.told()]
+            assert len(ids) == len(set(ids)) == 61
 
 
 async def several_lives_that_nobody_looked_at(opener: Any) -> None:

@@ -498,6 +498,14 @@ def test_epochs_that_are_long_over_leave_nothing_behind(cold: ColdStore) -> None
     assert after.ordinal == 41
     assert cold.cursors() == {3: after, 4: other}
     assert cold.check()["cursors"] == "18", "of one partition this one and 16 before it, and the other's"
+    journal = Journal(cold, partition=4)
+    journal.commit("session:a", put("k", "1"))
+    journal.flush()
+    used = cold.cursor(4)
+    for _ in range(40):
+        cold.mint(4, cold.cursor(4))
+    assert used is not None
+    assert cold.last_begun(4, used.epoch) == used, "Redis may still be there: nobody told it of another"
     last = cold.mint(3, after)
     assert cold.last_begun(3, after.epoch) == after
     assert last is not None

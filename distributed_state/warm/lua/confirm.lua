@@ -16,9 +16,8 @@
 local journal, meta, record = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local call = redis.call
--- @include clock
+-- Not same_data: a commit is known by its event, and a mere change of the data's name must not make it look lost.
 -- @include written
--- @include same_data
 if current ~= epoch then return {'epoch', current or ''} end
 local here = false
 if event == '' then
@@ -26,7 +25,7 @@ if event == '' then
 else
   local from = at - back
   if from < 0 then from = 0 end
-  for _, entry in ipairs(call('XRANGE', journal, format('%d', from) .. '-0', at .. '-0', 'COUNT', back + 1)) do
+  for _, entry in ipairs(call('XRANGE', journal, string.format('%d', from) .. '-0', at .. '-0', 'COUNT', back + 1)) do
     here = here or string.sub(entry[2][2], 1, #event + 1) == event .. '\n'
   end
 end

@@ -11,7 +11,9 @@
 local same, age = true, current and now_ms - proved
 if age and (age > 20 or age < 0) then
   local data = string.match(life, '^(%x+)/')
-  same = not data or string.find(redis.call('INFO', 'replication'), 'master_replid:' .. data, 1, true)
+  local said = data and redis.pcall('INFO', 'replication')
+  -- Who may not ask any more is told of no other data, as one who never could (port/lives.py).
+  same = type(said) ~= 'string' or string.find(said, 'master_replid:' .. data, 1, true)
   -- A full Redis takes no note; one that has become a replica may be behind.
   local noted
   if same and data then
