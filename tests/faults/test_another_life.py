@@ -339,6 +339,7 @@ def test_a_swap_is_noticed_by_whatever_comes_first(first: str, archive: str) -> 
     noticed_by_the_first(FIRSTS[first], archive)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("first", FIRSTS)
 def test_it_is_not_if_the_server_is_not_asked(first: str, archive: str) -> None:
     with believing_a_note_for_ever(), pytest.raises(AssertionError):

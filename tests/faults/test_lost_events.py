@@ -357,6 +357,7 @@ async def test_a_stream_that_went_on_through_several_lives_is_read_on(opener: An
     await several_lives_that_nobody_looked_at(opener)
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.timeout(180)
 async def test_if_only_the_life_before_were_known_it_would_not_be(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,7 @@ def test_replicas_at_rest_are_measured() -> None:
     assert min(curve.costs) > 0
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("words", "said"),
     [
