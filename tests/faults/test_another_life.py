@@ -410,6 +410,7 @@ def test_a_link_notices_a_server_that_was_made_a_replica_and_promoted_again(arch
 # Recoveries that are ended in the middle, and many at once
 
 
+@pytest.mark.wide
 def test_a_recovery_that_ends_in_the_middle_is_done_again(
     rewound: Rewound, archive: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -351,6 +351,7 @@ async def several_lives_that_nobody_looked_at(opener: Any) -> None:
         assert [each.data.get("n") for each in listener.heard] == [0, 1, 2, 3], "and no resync"
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.timeout(180)
 async def test_a_stream_that_went_on_through_several_lives_is_read_on(opener: Any) -> None:

@@ -56,7 +56,7 @@ async def looked(opener: Any, members: int, rounds: int = 6) -> Team:
     return team
 
 
-@pytest.mark.parametrize("members", [1, 2, 5, 15, 16, 17, 40])
+@pytest.mark.parametrize("members", [1, 5, 16, 40])
 async def test_each_partition_has_one_member_and_none_has_more_than_its_share(opener: Any, members: int) -> None:
     team = await looked(opener, members)
     assert team.held() == Counter(range(PARTITIONS))
