@@ -35,7 +35,9 @@ class Team:
         def claim(partition: int) -> bytes:
             return self._keys.partition(partition).journal + b":claim"
 
-        return PartitionAssignment(self._port, self._keys, team=b"team", member=f"m{number}", claim=claim, seconds=60.0)
+        return PartitionAssignment(
+            self._port, self._keys, team=self._keys.team("test"), member=f"m{number}", claim=claim, seconds=60.0
+        )
 
     async def look(self) -> None:
         for each in self.members:
