@@ -159,7 +159,8 @@ class Subscription:
 
     def _take(self, partition: int, epoch: str, stored: StreamEvent) -> None:
         self._taken[partition] = position = Position(epoch, stored.offset)
-        if stored.id in self._heard.get(partition, ()):
+        heard = self._heard.get(partition)
+        if heard and stored.id in heard:
             return
         if self.wants(stored.head.split(b"\n", 2)[1]):
             before = {partition: Position(epoch, stored.offset - 1)}

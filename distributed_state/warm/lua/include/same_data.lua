@@ -8,15 +8,15 @@
            current    nil if not
            proved     as it is noted now
 ]]
-local same, age = true, current and now_ms - proved
-if age and (age > 20 or age < 0) then
+local same, age = true, proved and now_ms - proved
+if not age or age > 20 or age < 0 then
   local data = string.match(life, '^(%x+)/')
   local said = data and redis.pcall('INFO', 'replication')
   -- Who may not ask any more is told of no other data, as one who never could (port/lives.py).
   same = type(said) ~= 'string' or string.find(said, 'master_replid:' .. data, 1, true)
   -- A full Redis takes no note; one that has become a replica may be behind.
   local noted
-  if same and data then
+  if same and data and current then
     proved = format('%d', now_ms)
     noted = redis.pcall('HSET', meta, 'journal', string.match(written, '^.* ') .. proved)
   end
