@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.load.growth import Curve, claims
+from deploy.load.curves.claims import claims
+from deploy.load.curves.curve import Curve
+from deploy.load.growth import MEASURED
 
 GROWTH = Path(__file__).parents[2] / "deploy" / "load" / "growth.py"
 
@@ -51,7 +53,7 @@ def test_replicas_at_rest_are_measured() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "nothing"], "there are starts, claims"),
+        (["--only", "nothing"], "there are " + ", ".join(MEASURED)),
         (["--sizes", "some"], "sizes are numbers"),
         (["--sizes", "0,1"], "at least 1"),
     ],

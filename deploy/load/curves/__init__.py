@@ -1,0 +1,1 @@
+"""What is measured at several sizes: one module for each curve."""

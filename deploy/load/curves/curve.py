@@ -1,0 +1,34 @@
+"""One cost at several sizes, and the slope that it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One cost at several sizes; `goal` is the highest that it may be at the largest."""
+
+    name: str
+    unit: str
+    of: str
+    sizes: list[int]
+    costs: list[float]
+    goal: float
+
+    @property
+    def slope(self) -> float:
+        """By least squares, of the logarithms; 0 with one size."""
+        xs, ys = [list(map(math.log, values)) for values in (self.sizes, self.costs)]
+        x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+        spread = sum((each - x) ** 2 for each in xs)
+        return sum((a - x) * (b - y) for a, b in zip(xs, ys, strict=True)) / spread if spread else 0.0
+
+    @property
+    def reached(self) -> bool:
+        """Whether the cost at the largest size is within the goal."""
+        return self.costs[-1] <= self.goal
