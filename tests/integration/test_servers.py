@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import sys
 from binascii import crc_hqx
@@ -46,6 +47,31 @@ def test_a_server_answers_and_evicts_nothing(binary: str) -> None:
         pid, folder = server.pid, server.directory
     assert not Path(f"/proc/{pid}").exists()
     assert not folder.exists()
+
+
+_KILLED = """
+import os, sys, time
+from distributed_state.programs.servers import postgres_server, redis_server
+with redis_server(binary=sys.argv[1]) as server, postgres_server() as database:
+    child = os.fork()
+    if child:
+        print(server.pid, server.directory, database.pid, database.directory, child, flush=True)
+    time.sleep(600)
+"""
+
+
+def test_who_is_killed_leaves_no_server_and_no_files(binary: str) -> None:
+    """Not even while a child that it forked lives on."""
+    with subprocess.Popen([sys.executable, "-c", _KILLED, binary], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        server, folder, database, place, child = killed.stdout.readline().split()
+        killed.kill()
+        killed.wait()
+    left = [Path(f"/proc/{server}"), Path(folder), Path(f"/proc/{database}"), Path(place)]
+    try:
+        wait_until(lambda: not any(each.exists() for each in left), "to be gone")
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_killed_server_comes_back_on_its_port_with_its_files(binary: str, tmp_path: Path) -> None:

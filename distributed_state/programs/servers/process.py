@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.programs.servers import warden
 
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -150,6 +151,7 @@ class Server(ABC):
         self._paused = False
         with self.log.open("ab") as log:
             self._process = self._launch(log.fileno())
+        warden.begin(self._process.pid)
         atexit.unregister(self.kill)
         atexit.register(self.kill)
 
@@ -161,6 +163,7 @@ class Server(ABC):
         except subprocess.TimeoutExpired:
             self._send(signal.SIGKILL)
             self._process.wait()
+        warden.over(self._process.pid)
         atexit.unregister(self.kill)
 
     def _ready(self) -> bool:
@@ -184,7 +187,9 @@ def working_folder(directory: Path | None) -> Iterator[Path]:
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="distributed-state-", ignore_cleanup_errors=True) as place:
+        warden.begin(Path(place))
         yield Path(place)
+    warden.over(Path(place))
 
 
 def launch(command: Sequence[str], cwd: Path, log: int, drop_root: bool = False) -> subprocess.Popen[bytes]:
