@@ -122,7 +122,8 @@ def _in_sql(url: str, said: list[dict[str, Any]], path: str) -> list[Compared]:
         _append(session, said)
         store.archive()
         session.invalidate()
-        query = "SELECT record, seq, data FROM messages WHERE namespace = ? AND record = ? AND seq BETWEEN ? AND ?"
+        named = "SELECT key FROM records WHERE namespace = ? AND record = ?"
+        query = f"SELECT record, seq, data FROM messages WHERE record = ({named}) AND seq BETWEEN ? AND ?"
         connection = sqlite3.connect(path)
 
         def select() -> list[Any]:

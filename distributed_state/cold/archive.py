@@ -13,9 +13,9 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, literal, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
 
-from distributed_state.cold import bulk, erasure, record_index, tables
+from distributed_state.cold import bulk, change_reading, erasure, record_index, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.purging import inherit
@@ -108,6 +108,7 @@ class Intake:
         self.connection = connection
         self.namespace = namespace
         self.refused: list[Parsed] = []
+        self.keys: dict[str, int] = {}
 
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
         """Insert all that these batches hold."""
@@ -117,11 +118,25 @@ class Intake:
         wanted |= {item.parent for item in changes if item.parent is not None}
         existing = record_index.lock(self.connection, self.namespace, wanted)
         self._set_aside_replaced(changes, existing)
+        heads = record_index.heads(self.namespace, changes, [], existing)
+        self._put(heads, existing)
         accepted = [item for item in self._insert(parsed) if item.entry.record] if parsed else []
-        record_index.save(self.connection, self.namespace, accepted, self.refused, existing)
-        inherit(self.connection, self.namespace, accepted)
+        if self.refused:
+            self._put_right(heads, record_index.heads(self.namespace, accepted, self.refused, existing))
+        inherit(self.connection, accepted, self.keys)
         erasure.note_late(self.connection, self.namespace, accepted, existing)
         self._snapshot(accepted, existing, snapshot_every)
+
+    def _put(self, heads: Mapping[str, Mapping[str, Any]], existing: Mapping[str, record_index.Head]) -> None:
+        """Write how the records stand when all of this is in the tables, and learn their numbers."""
+        record_index.put(self.connection, [heads[record] for record in sorted(heads)])
+        self.keys = {record: row["key"] for record, row in existing.items()}
+        self.keys |= record_index.keys(self.connection, self.namespace, heads.keys() - existing.keys())
+
+    def _put_right(self, before: Mapping[str, Any], heads: Mapping[str, Mapping[str, Any]]) -> None:
+        """Write how the records stand without what was refused. A new one of which nothing is left has no row."""
+        record_index.put(self.connection, [{**heads[each], "key": self.keys[each]} for each in sorted(heads)])
+        record_index.remove(self.connection, [self.keys.pop(each) for each in sorted(before.keys() - heads.keys())])
 
     def _parse(self, batch: Batch) -> list[Parsed]:
         parsed = []
@@ -145,13 +160,13 @@ class Intake:
             row = existing.get(record)
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
                 log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, item.entry.version)
-                set_aside(self.connection, self.namespace, record, item.entry.version, f"replaced by {item.epoch}")
+                set_aside(self.connection, row, item.entry.version, f"replaced by {item.epoch}")
 
     def _insert(self, parsed: list[Parsed]) -> list[Parsed]:
         """Insert entries; halve a refused list until the one to blame is alone, and put that into quarantine."""
         try:
             with self.connection.begin_nested():
-                insert_parsed(self.connection, self.namespace, parsed)
+                insert_parsed(self.connection, self.namespace, parsed, self.keys)
                 self._insert_events(parsed)
             return parsed
         except Exception as error:
@@ -189,7 +204,7 @@ class Intake:
             fields = bases[record].fields if record in bases else {}
             for item in items:
                 fold(fields, item.ops)
-            rows.append(snapshot_row(self.namespace, record, State(items[-1].epoch, items[-1].entry.version, fields)))
+            rows.append(snapshot_row(self.keys[record], State(items[-1].epoch, items[-1].entry.version, fields)))
         bulk.add(self.connection, tables.snapshots, rows)
 
 
@@ -220,7 +235,7 @@ def quarantine(
     connection.execute(insert(tables.quarantine), row)
 
 
-def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> None:
+def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
     """Insert the changes, messages and shares of entries; those without a record have none."""
     changes: list[bulk.Row] = []
     messages: list[bulk.Row] = []
@@ -229,29 +244,36 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
         e = item.entry
         if not e.record:
             continue
-        place = (namespace, e.record, e.version, item.epoch, item.partition, e.offset, e.event, e.time_ms)
-        changes.append((*place, e.kind, e.actor, e.token, item.label, e.data))
+        key = keys[e.record]
+        place = (key, e.version, e.offset, e.time_ms, e.token, item.epoch, e.event, e.kind, e.actor)
+        changes.append((*place, item.label, item.data))
         for seq, data in item.messages:
-            messages.append((namespace, e.record, seq, e.version, item.epoch, data))
+            messages.append((key, seq, e.version, data))
         for run in item.runs:
             shares.add((namespace, run.source, e.record, e.version, run.start, run.stop))
-    bulk.add(connection, tables.changes, changes)
-    bulk.add(connection, tables.messages, messages)
+    # In the order of their keys: rows of a record that follow each other fill the pages of an index, others split them.
+    bulk.add(connection, tables.changes, sorted(changes))
+    bulk.add(connection, tables.messages, sorted(messages))
     bulk.add(connection, tables.shares, list(shares))
 
 
-def set_aside(connection: Connection, namespace: str, record: str, first: int, reason: str) -> None:
+def set_aside(connection: Connection, head: record_index.Head, first: int, reason: str) -> None:
     """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
-    q = tables.quarantine.c
-    c = tables.changes.c
-    names = ("namespace", "partition", "epoch", "offset", "event", "record", "version", "data", "time_ms")
-    query = select(*(c[name] for name in names), literal(reason))
-    query = query.where(c.namespace == namespace, c.record == record, c.version >= first).order_by(c.version)
-    columns = [*(q[name] for name in names), q.reason]
-    connection.execute(insert(tables.quarantine).from_select(columns, query))
-    for table in (tables.changes, tables.messages, tables.snapshots, tables.shares):
-        t = table.c
-        connection.execute(delete(table).where(t.namespace == namespace, t.record == record, t.version >= first))
+    place = {"namespace": head["namespace"], "partition": head["partition"], "record": head["record"]}
+    rows = [
+        place | {
+            "epoch": epoch, "offset": entry.offset, "event": entry.event, "version": entry.version,
+            "data": entry.data, "time_ms": entry.time_ms, "reason": reason,
+        }
+        for epoch, entry in change_reading.whole(connection, head["key"], head["record"], first - 1)
+    ]  # fmt: skip
+    if rows:
+        connection.execute(insert(tables.quarantine), rows)
+    for table in (tables.changes, tables.messages, tables.snapshots):
+        connection.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
+    s = tables.shares.c
+    mine = and_(s.namespace == head["namespace"], s.record == head["record"], s.version >= first)
+    connection.execute(delete(tables.shares).where(mine))
 
 
 def _is_due(items: Sequence[Parsed], every: int) -> bool:

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, and_, delete, func, select, update
 
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.history import states
+from distributed_state.cold.record_index import key_of
 from distributed_state.cold.tables import branches, changes, snapshots
 from distributed_state.cold.values import Branched, BranchState
 from distributed_state.errors import NotFound
@@ -73,7 +74,7 @@ def _base(connection: Connection, namespace: str, record: str, first: int, epoch
     """The last version before `first` that was not written in a later life; 0 if there is none."""
     found = 0
     for t in (changes.c, snapshots.c):
-        query = select(t.epoch, func.max(t.version)).where(t.namespace == namespace, t.record == record)
+        query = select(t.epoch, func.max(t.version)).where(t.record == key_of(namespace, record))
         for theirs, version in connection.execute(query.where(t.version < first).group_by(t.epoch)):
             if ordinal(theirs) <= ordinal(epoch):
                 found = max(found, version)

@@ -164,7 +164,7 @@ class _Line:
         c = changes.c
         archived: dict[str, tuple[int, str]] = {}
         for chunk in chunks([entry.event for entry in new], 500):
-            here = (c.namespace == self._namespace, c.record == self._record, c.event.in_(chunk))
+            here = (c.record == record_index.key_of(self._namespace, self._record), c.event.in_(chunk))
             for event, version, epoch in self._connection.execute(select(c.event, c.version, c.epoch).where(*here)):
                 archived[event] = (version, epoch)
         new = [entry for entry in new if archived.get(entry.event) != (entry.version, self._epoch)]

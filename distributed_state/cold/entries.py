@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from distributed_state.errors import CorruptState
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Happened, JournalEntry, Op, Segment, unpack
+from distributed_state.values.journal import Happened, JournalEntry, Op, Segment, pack, unpack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEGMENTS, escape, unescape
 
 LARGEST = 2**63 - 1
@@ -44,6 +44,13 @@ class Parsed:
     deleted: bool = False
     lifetime: str | None = None
     events: list[ParsedEvent] = field(default_factory=list)
+
+    @property
+    def data(self) -> bytes:
+        """The steps as `changes` has them: without what messages say, which `messages` has."""
+        if not self.messages:
+            return self.entry.data
+        return pack((kind, name, b"" if kind == b"m" else value) for kind, name, value in self.ops)
 
 
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:

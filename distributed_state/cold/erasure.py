@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, or_, select, update
 
-from distributed_state.cold import branch_reading
+from distributed_state.cold import branch_reading, record_index
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.listing import forks, owned
@@ -63,11 +63,11 @@ def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
     """Keep that this user was forgotten: of a record that only a lost server knew of, nothing else says so."""
     name = forgotten(namespace, user)
     now = int(time.time() * 1000)
-    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "id": name, "owner": None}
+    row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "owner": None}
     row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "deleted": True}
     row |= {"parent": None, "lifetime": None}
-    there = [(namespace, each) for each in lock(connection, namespace, [name])]
-    put(connection, records, [tuple(row[column.name] for column in records.columns)], there)
+    there = lock(connection, namespace, [name]).get(name)
+    record_index.put(connection, [row | {"key": there["key"]} if there else row])
 
 
 def request(connection: Connection, namespace: str, record: str) -> list[Erasure]:
@@ -105,34 +105,37 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
         _note_forks(connection, namespace, [each for each in noted if each.forks])
         alone = set(chunk) - {each.record for each in noted if each.forks}
         if alone:
-            hand_down_all(connection, namespace, sorted(alone))
-        for table in (changes, messages, snapshots, quarantine):
-            connection.execute(delete(table).where(table.c.namespace == namespace, table.c.record.in_(chunk)))
+            hand_down_all(connection, [rows[each]["key"] for each in sorted(alone) if each in rows])
+        keys = [row["key"] for row in rows.values()]
+        for table in (changes, messages, snapshots):
+            connection.execute(delete(table).where(table.c.record.in_(keys)))
+        q = quarantine.c
+        connection.execute(delete(quarantine).where(q.namespace == namespace, q.record.in_(chunk)))
         branch_reading.erase(connection, namespace, chunk)
         connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(chunk)))
         held = or_(shares.c.record.in_(chunk), shares.c.source.in_(chunk))
         connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
         gone = {name for name, record in hashes.items() if record in rows}
         rest = [_stone(rows[hashes[name]], name, rows.get(name)) for name in sorted(gone)]
-        old = records.c.record.in_([*chunk, *gone])
-        connection.execute(delete(records).where(records.c.namespace == namespace, old))
-        if rest:
-            connection.execute(insert(records), rest)
+        record_index.remove(connection, [row["key"] for name, row in rows.items() if name in gone or name in chunk])
+        record_index.put(connection, rest)
         left = {hashes[name]: row["version"] for name, row in rows.items() if name in hashes}
         left |= {hashes[row["record"]]: row["version"] for row in rest}
-        for each in noted:
-            mine = and_(erasures.c.namespace == namespace, erasures.c.record == each.record)
-            if each.record in left:
-                connection.execute(update(erasures).where(mine).values(version=left[each.record]))
-            else:
-                connection.execute(delete(erasures).where(mine))  # it never was
+        mine = and_(erasures.c.namespace == namespace, erasures.c.record == bindparam("r"))
+        known = [{"r": each.record, "v": left[each.record]} for each in noted if each.record in left]
+        if known:
+            connection.execute(update(erasures).where(mine).values(version=bindparam("v")), known)
+        never = [{"r": each.record} for each in noted if each.record not in left]
+        if never:
+            connection.execute(delete(erasures).where(mine), never)
 
 
 def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]) -> None:
     wanted: dict[str, Erasure] = {}
-    for each in noted:
-        for record, partition in forks(connection, namespace, [each.record]).items():
-            wanted[record] = Erasure(record, partition, each.owner, True, 0)
+    for owner in {each.owner for each in noted}:
+        sources = [each.record for each in noted if each.owner == owner]
+        for record, partition in forks(connection, namespace, sources).items():
+            wanted[record] = Erasure(record, partition, owner, True, 0)
     # Those that are noted already, and not erased yet, stay as they are.
     for each in noted:
         wanted.pop(each.record, None)
@@ -141,8 +144,10 @@ def _note_forks(connection: Connection, namespace: str, noted: Sequence[Erasure]
 
 def _stone(row: Head, name: str, former: Head | None) -> dict[str, Any]:
     version = max(row["version"], former["version"] if former else 0)
-    hidden = {"record": name, "id": name, "scope": ERASED, "owner": None, "parent": None, "lifetime": None}
-    return {**row, **hidden, "deleted": True, "version": version}
+    hidden = {"record": name, "scope": ERASED, "owner": None, "parent": None, "lifetime": None}
+    stone = {**row, **hidden, "deleted": True, "version": version}
+    del stone["key"]  # that of the record, whose rows are gone
+    return stone
 
 
 def complete(connection: Connection, namespace: str, done: Mapping[str, int]) -> None:
@@ -153,9 +158,8 @@ def complete(connection: Connection, namespace: str, done: Mapping[str, int]) ->
         gone = [record for record in chunk if record not in living]
         connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(gone)))
         branch_reading.erase(connection, namespace, gone)
-        for record in chunk:
-            mine = and_(e.namespace == namespace, e.record == record, e.version == done[record])
-            connection.execute(delete(erasures).where(mine))
+        mine = and_(e.namespace == namespace, e.record == bindparam("r"), e.version == bindparam("v"))
+        connection.execute(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])
 
 
 def note_late(connection: Connection, namespace: str, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:

@@ -12,25 +12,25 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, column, func, or_, select, values
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, func, or_, select
 
-from distributed_state.cold.bulk import Row, chunks
-from distributed_state.cold.record_index import ERASED, Head, find, hashed
-from distributed_state.cold.tables import TEXT, changes, messages, quarantine, records, snapshots
+from distributed_state.cold.bulk import Row, chunks, listed
+from distributed_state.cold.record_index import ERASED, Head, find, hashed, key_of, keys
+from distributed_state.cold.tables import TEXT, changes, messages, records, snapshots
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import JournalEntry, Loaded, Segment, State, fold, pack, unpack
-from distributed_state.values.model import DELETED, RESTORED, unescape
+from distributed_state.values.journal import Loaded, Segment, State, fold, pack, unpack
+from distributed_state.values.model import DELETED, RESTORED
 
 log = logging.getLogger(__name__)
 _GONE = {DELETED: b"1"}
 _STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing of what a rollback restores
 
 
-def snapshot_row(namespace: str, record: str, state: State) -> Row:
-    """The row of `snapshots` that keeps a state."""
+def snapshot_row(key: int, state: State) -> Row:
+    """The row of `snapshots` that keeps a state of the record with this number."""
     data = pack((b"s", name, value) for name, value in state.fields.items())
-    return (namespace, record, state.version, state.epoch, data)
+    return (key, state.version, state.epoch, data)
 
 
 def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -> dict[str, State]:
@@ -39,7 +39,7 @@ def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -
     The version of a state is that of the last change found, which is lower than the target if that one is missing.
     """
     found: dict[str, State] = {}
-    for chunk in chunks(targets.items(), 500):
+    for chunk in chunks(targets.items(), 2000):
         _fold_states(connection, namespace, chunk, found)
     return found
 
@@ -47,16 +47,18 @@ def states(connection: Connection, namespace: str, targets: Mapping[str, int]) -
 def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row], found: dict[str, State]) -> None:
     s = snapshots.c
     c = changes.c
-    wanted = values(column("record", TEXT), column("target", BigInteger), name="wanted").data(targets).cte("wanted")
-    same = and_(s.namespace == namespace, s.record == wanted.c.record, s.version <= wanted.c.target)
-    base = select(func.max(s.version)).where(same).scalar_subquery()
-    bases = select(wanted.c.record, wanted.c.target, base.label("base")).cte("bases")
-    query = select(s.record, s.epoch, s.version, s.data)
-    query = query.join(bases, and_(s.record == bases.c.record, s.version == bases.c.base))
-    for record, epoch, version, data in connection.execute(query.where(s.namespace == namespace)):
+    r = records.c
+    wanted = listed(connection, {"record": TEXT, "target": BigInteger()}, targets)
+    same = and_(r.namespace == namespace, r.record == wanted.c.record)
+    named = select(r.key, r.record, wanted.c.target).join(wanted, same).cte("named")
+    base = select(func.max(s.version)).where(s.record == named.c.key, s.version <= named.c.target).scalar_subquery()
+    bases = select(named.c.key, named.c.record, named.c.target, base.label("base")).cte("bases")
+    at_base = and_(s.record == bases.c.key, s.version == bases.c.base)
+    query = select(bases.c.record, s.epoch, s.version, s.data).join_from(bases, snapshots, at_base)
+    for record, epoch, version, data in connection.execute(query):
         found[record] = State(epoch, version, _fields(data))
-    after = and_(c.record == bases.c.record, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
-    query = select(c.record, c.epoch, c.version, c.data).join(bases, after).where(c.namespace == namespace)
+    after = and_(c.record == bases.c.key, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
+    query = select(bases.c.record, c.epoch, c.version, c.data).join_from(bases, changes, after)
     # Sorted here: asked to sort, SQLite walks all of `changes` in that order.
     later = sorted(connection.execute(query), key=lambda row: (row.record, row.version))
     for record, epoch, version, data in later:
@@ -76,8 +78,7 @@ def load(connection: Connection, namespace: str, record: str, window: int) -> Lo
     fields = _fields(head["data"] or b"")
     c = changes.c
     at = base
-    query = select(c.version, c.data).where(c.namespace == namespace, c.record == record)
-    query = query.where(c.version > base, c.version <= head["version"])
+    query = select(c.version, c.data).where(c.record == head["key"], c.version > base, c.version <= head["version"])
     for version, data in connection.execute(query.order_by(c.version)):
         _warn_of_gap(record, at, version)
         at = version
@@ -85,14 +86,14 @@ def load(connection: Connection, namespace: str, record: str, window: int) -> Lo
     if not at and head["deleted"]:
         fields = dict(_GONE)
     runs = message_ranges.last(message_ranges.segments(record, fields), window)
-    shown = sorted(messages_of(connection, namespace, record, runs).items())
+    shown = sorted(messages_of(connection, namespace, record, runs, key=head["key"]).items())
     return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
 
 
 def applied(connection: Connection, namespace: str, record: str, event: str, since_ms: int) -> int:
     """The version that a commit of a record became, 0 if it did not. Raises NotFound if that was purged."""
     c = changes.c
-    here = and_(changes.c.namespace == namespace, changes.c.record == record)
+    here = c.record == key_of(namespace, record)
     version = connection.execute(select(c.version).where(here, c.event == event)).scalar()
     if version is not None:
         return int(version)
@@ -117,10 +118,13 @@ def _head() -> Select[Any]:
     r = records.c
     s = snapshots.c
     namespace = bindparam("wanted_namespace", type_=TEXT)
-    # Neither depends on the row found: PostgreSQL looks the snapshot up by its key, and could otherwise hash them all.
-    same = and_(s.namespace == namespace, s.record == bindparam("wanted", type_=TEXT))
+    # The key does not depend on the row found: PostgreSQL looks the snapshot up by it, and could else hash them all.
+    named = records.alias("named").c
+    wanted = and_(named.namespace == namespace, named.record == bindparam("wanted", type_=TEXT))
+    same = s.record == select(named.key).where(wanted).scalar_subquery()
     latest = select(func.max(s.version)).where(same).scalar_subquery()
-    query = select(r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms, s.version.label("base"), s.data)
+    head = (r.key, r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms)
+    query = select(*head, s.version.label("base"), s.data)
     query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
     return query.where(r.namespace == namespace, r.record.in_(bindparam("names", expanding=True, type_=TEXT)))
 
@@ -152,7 +156,7 @@ def state_at(connection: Connection, namespace: str, record: str, version: int) 
 def oldest(connection: Connection, namespace: str, record: str) -> int:
     """The first version that can still be read."""
     first = [
-        select(func.min(table.c.version)).where(table.c.namespace == namespace, table.c.record == record)
+        select(func.min(table.c.version)).where(table.c.record == key_of(namespace, record))
         for table in (changes, snapshots)
     ]
     found = connection.execute(select(*(query.scalar_subquery() for query in first))).one()
@@ -174,7 +178,7 @@ def step_back(connection: Connection, namespace: str, record: str, version: int,
     c = changes.c
     at = version
     left = steps
-    kept = and_(c.namespace == namespace, c.record == record, or_(c.kind.not_in(_STILL), c.version == 1))
+    kept = and_(c.record == key_of(namespace, record), or_(c.kind.not_in(_STILL), c.version == 1))
     while left:
         query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept, c.version <= at)
         # One more than steps: the first is where we stand.
@@ -202,18 +206,30 @@ def _source(version: int, data: bytes | None) -> int:
 
 
 def messages_of(
-    connection: Connection, namespace: str, record: str, runs: Sequence[Segment], parent: str | None = None
+    connection: Connection,
+    namespace: str,
+    record: str,
+    runs: Sequence[Segment],
+    parent: str | None = None,
+    key: int | None = None,
 ) -> dict[int, bytes]:
     """The messages of these runs by sequence number, wherever along the lineage they are kept.
 
     A fork that is not archived has no copies of its own yet; `parent`, what it was made from, has those it was handed.
+    `key` is the number of the record, if it is known.
     """
     found: dict[int, bytes] = {}
     m = messages.c
+    names = {run.source for run in runs} | {record, parent or record}
+    known = {record: key} if key is not None else {}
+    known |= keys(connection, namespace, names - known.keys()) if names - known.keys() else {}
     for chunk in chunks(runs, 50):
         places = [
             and_(
-                or_(m.record.in_({record, run.source}), and_(m.record == parent, m.version == 0)),
+                or_(
+                    m.record.in_({known[each] for each in (record, run.source) if each in known}),
+                    and_(m.record == known.get(parent or record, -1), m.version == 0),
+                ),
                 m.seq >= run.start,
                 m.seq < run.stop,
             )
@@ -221,12 +237,13 @@ def messages_of(
             if run.start < run.stop
         ]
         if places:
-            query = select(m.record, m.seq, m.data).where(m.namespace == namespace, or_(*places))
-            kept: dict[str, dict[int, bytes]] = {}
+            query = select(m.record, m.seq, m.data).where(or_(*places))
+            kept: dict[int, dict[int, bytes]] = {}
             for place, seq, data in connection.execute(query).all():
                 kept.setdefault(place, {})[seq] = data
             # Copies come last and stay: the source may have been purged or erased, and begun again since.
-            for place in sorted(kept, key=lambda place: (place == record, place == parent)):
+            last = (known.get(record), known.get(parent or ""))
+            for place in sorted(kept, key=lambda place: (place == last[0], place == last[1])):
                 found.update(kept[place])
     return found
 
@@ -239,46 +256,16 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
     m = messages.c
     c = changes.c
     for at, run in enumerate(runs):
-        oldest = select(c.time_ms).where(c.namespace == namespace, c.record == run.source).order_by(c.version).limit(1)
+        source = key_of(namespace, run.source)
+        oldest = select(c.time_ms).where(c.record == source).order_by(c.version).limit(1)
         begun = connection.execute(oldest).scalar()
         if begun is None or begun >= since_ms:
             return list(runs[at:])
-        mine = and_(m.namespace == namespace, m.record == run.source, m.seq >= run.start, m.seq < run.stop)
-        same = and_(c.namespace == m.namespace, c.record == m.record, c.version == m.version, c.epoch == m.epoch)
+        mine = and_(m.record == source, m.seq >= run.start, m.seq < run.stop)
+        same = and_(c.record == m.record, c.version == m.version)
         # In the order of the key, so that the search ends at the first: what it passes is hidden and not passed again.
         query = select(m.seq).join(changes, same).where(mine, c.time_ms >= since_ms).order_by(m.seq).limit(1)
         first = connection.execute(query).scalar()
         if first is not None:
             return [Segment(run.source, first, run.stop), *runs[at + 1 :]]
     return []
-
-
-def entries(
-    connection: Connection, namespace: str, record: str, after: int, before: int | None, limit: int | None
-) -> list[JournalEntry]:
-    """The changes between two versions, both exclusive, ascending."""
-    c = changes.c
-    names = (c.offset, c.event, c.record, c.version, c.time_ms, c.kind, c.actor, c.token, c.data)
-    query = select(*names).where(c.namespace == namespace, c.record == record, c.version > after)
-    if before is not None:
-        query = query.where(c.version < before)
-    rows = connection.execute(query.order_by(c.version).limit(limit))
-    return [JournalEntry(*row, total_bytes=0) for row in rows]
-
-
-def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:
-    """Whether this very change was archived, or quarantined."""
-    c = changes.c
-    q = quarantine.c
-    query = select(c.event).where(c.namespace == namespace, c.record == record, c.version == version)
-    if event in connection.execute(query).scalars().all():
-        return True
-    return connection.execute(select(q.id).where(q.namespace == namespace, q.event == event)).first() is not None
-
-
-def checkpoints(connection: Connection, namespace: str, record: str) -> list[tuple[str, int, int]]:
-    """The labels of a record with their versions and times, ascending."""
-    c = changes.c
-    query = select(c.label, c.version, c.time_ms).where(c.namespace == namespace, c.record == record)
-    rows = connection.execute(query.where(c.label.is_not(None)).order_by(c.version))
-    return [(unescape(label), version, time_ms) for label, version, time_ms in rows]

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
-from sqlalchemy import Connection, exc, insert
+from sqlalchemy import Connection, exc
 
 from distributed_state.cold import bulk, tables
 from distributed_state.cold.archive import insert_parsed
 from distributed_state.cold.entries import Parsed, parent_record, parse
 from distributed_state.cold.history import snapshot_row
-from distributed_state.cold.record_index import hashed, lock
+from distributed_state.cold.record_index import hashed, keys, lock, put
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold
@@ -52,13 +52,13 @@ def adopt(
     parsed = [_parsed(entry, record, partition, epoch) for entry in entries]
     try:
         with connection.begin_nested():
-            kept = _keep_states(namespace, record, epoch, base, parsed, snapshot_every)
-            bulk.add(connection, tables.snapshots, [snapshot_row(namespace, record, state) for state in kept])
-            rows = [(namespace, record, seq, first, epoch, data) for seq, data in base_messages]
-            bulk.add(connection, tables.messages, rows)
-            insert_parsed(connection, namespace, parsed)
+            kept = _keep_states(epoch, base, parsed, snapshot_every)
+            put(connection, [_head(namespace, record, partition, kept[-1], parsed)])
+            key = keys(connection, namespace, [record])[record]
+            bulk.add(connection, tables.snapshots, [snapshot_row(key, state) for state in kept])
+            bulk.add(connection, tables.messages, [(key, seq, first, data) for seq, data in base_messages])
+            insert_parsed(connection, namespace, parsed, {record: key})
             _share(connection, namespace, record, base)
-            _add_head(connection, namespace, record, partition, kept[-1], parsed)
     except exc.IntegrityError as error:
         raise Conflict(f"{record}: a part of it is already in the archive") from error
 
@@ -83,9 +83,7 @@ def _parsed(entry: JournalEntry, record: str, partition: int, epoch: str) -> Par
         raise InvalidValue(f"{record} version {entry.version}: {error}") from error
 
 
-def _keep_states(
-    namespace: str, record: str, epoch: str, base: State | None, parsed: Sequence[Parsed], every: int
-) -> list[State]:
+def _keep_states(epoch: str, base: State | None, parsed: Sequence[Parsed], every: int) -> list[State]:
     """The states to keep as snapshots: the base, every so many changes, and the last."""
     fields = dict(base.fields) if base else {}
     kept = [State(epoch, base.version, dict(fields))] if base else []
@@ -102,17 +100,14 @@ def _share(connection: Connection, namespace: str, record: str, base: State | No
     bulk.add(connection, tables.shares, list(held))
 
 
-def _add_head(
-    connection: Connection, namespace: str, record: str, partition: int, state: State, parsed: Sequence[Parsed]
-) -> None:
-    scope, _, name = record.partition(":")
+def _head(namespace: str, record: str, partition: int, state: State, parsed: Sequence[Parsed]) -> dict[str, Any]:
     now = int(time.time() * 1000)
     owner = state.fields.get(OWNER)
     parent = state.fields.get(PARENT)
-    row = {"namespace": namespace, "record": record, "partition": partition, "scope": scope, "id": name}
-    row |= {"epoch": state.epoch, "version": state.version, "deleted": DELETED in state.fields}
+    row: dict[str, Any] = {"namespace": namespace, "record": record, "partition": partition}
+    row |= {"scope": record.partition(":")[0], "epoch": state.epoch, "version": state.version}
+    row |= {"deleted": DELETED in state.fields, "lifetime": None}
     row |= {"owner": owner.decode() if owner is not None else None}
     row |= {"parent": parent_record(parent) if parent is not None else None}
     row |= {"created_ms": parsed[0].entry.time_ms if parsed else now}
-    row |= {"updated_ms": parsed[-1].entry.time_ms if parsed else now}
-    connection.execute(insert(tables.records), row)
+    return row | {"updated_ms": parsed[-1].entry.time_ms if parsed else now}

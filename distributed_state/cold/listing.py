@@ -27,7 +27,7 @@ def listing(
     if deleted:
         # Two short scans of the index, merged: one over both kinds would have to sort everything.
         found += _page(connection, namespace, scope, owner, limit, place, True)
-    return sorted(found, key=lambda row: (row.updated_ms, row.record.encode()), reverse=True)[:limit]
+    return sorted(found, key=lambda row: _place(row.cursor), reverse=True)[:limit]
 
 
 def _page(
@@ -36,31 +36,31 @@ def _page(
     scope: str,
     owner: str | None,
     limit: int,
-    place: tuple[int, str] | None,
+    place: tuple[int, int] | None,
     deleted: bool,
 ) -> list[Listed]:
     r = records.c
-    names = (r.record, r.id, r.owner, r.version, r.created_ms, r.updated_ms, r.deleted)
-    query = select(*names).where(r.namespace == namespace, r.scope == scope, r.deleted == deleted)
+    names = (r.record, r.owner, r.version, r.created_ms, r.updated_ms, r.deleted)
+    query = select(r.key, *names).where(r.namespace == namespace, r.scope == scope, r.deleted == deleted)
     if owner is not None:
         query = query.where(r.owner == owner)
     if place is not None:
-        query = query.where(tuple_(r.updated_ms, r.record) < place)
-    rows = connection.execute(query.order_by(r.updated_ms.desc(), r.record.desc()).limit(limit))
-    return [Listed(*row, cursor=_cursor(row.updated_ms, row.record)) for row in rows]
+        query = query.where(tuple_(r.updated_ms, r.key) < place)
+    rows = connection.execute(query.order_by(r.updated_ms.desc(), r.key.desc()).limit(limit))
+    return [Listed(*row[1:], cursor=_cursor(row.updated_ms, row.key)) for row in rows]
 
 
-def _cursor(updated_ms: int, record: str) -> str:
-    return urlsafe_b64encode(f"{updated_ms}:{record}".encode()).decode().rstrip("=")
+def _cursor(updated_ms: int, key: int) -> str:
+    return urlsafe_b64encode(f"{updated_ms}:{key}".encode()).decode().rstrip("=")
 
 
-def _place(cursor: str) -> tuple[int, str]:
+def _place(cursor: str) -> tuple[int, int]:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        number, _, record = text.partition(":")
-        place = int(number), record
+        number, _, key = text.partition(":")
+        place = int(number), int(key)
         # Decoding skips characters that it does not know; only what comes out the same was ours.
-        if _cursor(*place) == cursor and 0 <= place[0] < 2**63 and record and "\0" not in record:
+        if _cursor(*place) == cursor and 0 <= min(place) <= max(place) < 2**63:
             return place
     except (ValueError, binascii.Error):
         pass

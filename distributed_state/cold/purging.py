@@ -9,11 +9,14 @@ Design: sections 11, 15.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
     Connection,
-    Delete,
+    Table,
     and_,
     bindparam,
     case,
@@ -31,7 +34,7 @@ from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.record_index import ERASED, lock
-from distributed_state.cold.tables import TEXT, changes, events, messages, records, shares, snapshots
+from distributed_state.cold.tables import changes, events, messages, records, shares, snapshots
 from distributed_state.cold.values import Purged
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment, State
@@ -48,7 +51,7 @@ def purge_all(
     with database.write() as connection:
         # First: what a branch continues stays until the branch is old.
         total = Purged(0, branch_reading.purge(connection, namespace, before_ms), 0)
-    after: str | None = ""
+    after: int | None = 0
     while after is not None:
         with database.long_read() as connection:
             names, after = candidates(connection, namespace, before_ms, after)
@@ -65,21 +68,20 @@ def purge_all(
     return total
 
 
-def candidates(connection: Connection, namespace: str, before_ms: int, after: str) -> tuple[list[str], str | None]:
-    """Of the next records in order of their texts, those that have something to purge; and where to go on."""
+def candidates(connection: Connection, namespace: str, before_ms: int, after: int) -> tuple[list[str], int | None]:
+    """Of the next records in order of their keys, those that have something to purge; and where to go on."""
     r = records.c
     c = changes.c
     s = snapshots.c
-    page = select(r.record, r.deleted, r.updated_ms).where(r.namespace == namespace, r.record > after)
-    page = page.where(r.created_ms < before_ms, r.scope != ERASED).order_by(r.record).limit(CHUNK)
+    page = select(r.key, r.record, r.deleted, r.updated_ms).where(r.namespace == namespace, r.key > after)
+    page = page.where(r.created_ms < before_ms, r.scope != ERASED).order_by(r.key).limit(CHUNK)
     rows = connection.execute(page).all()
     # In statements of their own: as subqueries, PostgreSQL may read all of `changes` for each page.
-    old = select(c.record).where(c.namespace == namespace, c.record.in_([row.record for row in rows]))
-    found = set(connection.execute(old.where(c.time_ms < before_ms).distinct()).scalars())
-    deleted = [row.record for row in rows if row.deleted and row.updated_ms < before_ms]
-    left = select(s.record).where(s.namespace == namespace, s.record.in_(deleted)).distinct()
-    found.update(connection.execute(left).scalars())
-    return sorted(found), rows[-1].record if len(rows) == CHUNK else None
+    old = select(c.record).where(c.record.in_([row.key for row in rows]), c.time_ms < before_ms)
+    found = set(connection.execute(old.distinct()).scalars())
+    deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
+    found.update(connection.execute(select(s.record).where(s.record.in_(deleted)).distinct()).scalars())
+    return [row.record for row in rows if row.key in found], rows[-1].key if len(rows) == CHUNK else None
 
 
 def purge(connection: Connection, namespace: str, names: Sequence[str], before_ms: int) -> Purged:
@@ -88,9 +90,10 @@ def purge(connection: Connection, namespace: str, names: Sequence[str], before_m
     rows = lock(connection, namespace, names)
     held = branch_reading.bases(connection, namespace, rows)
     old = (record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms)
-    gone = [record for record in old if record not in held]
-    bases = _bases(connection, namespace, rows.keys() - gone, before_ms, held)
-    removed = [_purge_deleted(connection, namespace, gone), _purge_live(connection, namespace, bases)]
+    gone = {record: rows[record]["key"] for record in old if record not in held}
+    living = {record: row["key"] for record, row in rows.items() if record not in gone}
+    bases = _bases(connection, namespace, living, before_ms, held)
+    removed = [_purge_deleted(connection, namespace, gone), _purge_live(connection, namespace, bases, living)]
     counts = [sum(numbers) for numbers in zip(*removed, strict=True)]
     return Purged(len(gone) + len(bases), *counts)
 
@@ -106,7 +109,7 @@ def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:
 
 
 def _bases(
-    connection: Connection, namespace: str, names: Iterable[str], before_ms: int, held: Mapping[str, int]
+    connection: Connection, namespace: str, living: Mapping[str, int], before_ms: int, held: Mapping[str, int]
 ) -> dict[str, State]:
     """The state of each record at its last change before the first one that is newer than the cutoff.
 
@@ -114,58 +117,60 @@ def _bases(
     """
     c = changes.c
     newer = func.min(case((c.time_ms >= before_ms, c.version)))
+    names = {key: record for record, key in living.items()}
     targets: dict[str, int] = {}
     for chunk in bulk.chunks(sorted(names), CHUNK):
         query = select(c.record, func.min(c.version), func.max(c.version), newer)
-        query = query.where(c.namespace == namespace, c.record.in_(chunk)).group_by(c.record)
-        for record, first, last, kept in connection.execute(query):
+        for key, first, last, kept in connection.execute(query.where(c.record.in_(chunk)).group_by(c.record)):
             # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
-            target = min(last if kept is None else kept - 1, held.get(record, last))
+            target = min(last if kept is None else kept - 1, held.get(names[key], last))
             if target >= first:
-                targets[record] = target
+                targets[names[key]] = target
     return states(connection, namespace, targets)
 
 
-def hand_down_all(connection: Connection, namespace: str, gone: Iterable[str]) -> None:
-    """Copy every message of these records to the records that share it."""
-    _hand_down(connection, namespace, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
+def hand_down_all(connection: Connection, gone: Iterable[int]) -> None:
+    """Copy every message of the records with these keys to the records that share it."""
+    _hand_down(connection, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
 
 
-def _purge_deleted(connection: Connection, namespace: str, gone: Sequence[str]) -> tuple[int, int]:
+def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, int]) -> tuple[int, int]:
     if not gone:
         return 0, 0
-    hand_down_all(connection, namespace, gone)
-    removed = []
-    for table in (changes, messages, snapshots):
-        query = delete(table).where(table.c.namespace == namespace, table.c.record.in_(gone))
-        removed.append(connection.execute(query).rowcount)
+    keys = sorted(gone.values())
+    hand_down_all(connection, keys)
+    removed = [
+        connection.execute(delete(table).where(table.c.record.in_(keys))).rowcount
+        for table in (changes, messages, snapshots)
+    ]
     # Those who shared have their own copies now.
     held = or_(shares.c.record.in_(gone), shares.c.source.in_(gone))
     connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
     return removed[0], removed[1]
 
 
-def _purge_live(connection: Connection, namespace: str, bases: Mapping[str, State]) -> tuple[int, int]:
+def _purge_live(
+    connection: Connection, namespace: str, bases: Mapping[str, State], keys: Mapping[str, int]
+) -> tuple[int, int]:
     if not bases:
         return 0, 0
-    hidden = _hidden(connection, namespace, bases)
-    _hand_down(connection, namespace, hidden)
+    hidden = _hidden(connection, namespace, bases, keys)
+    _hand_down(connection, hidden)
     m = messages.c
-    run = and_(m.namespace == namespace, m.record == bindparam("r"), m.version <= bindparam("v"))
-    run = and_(run, m.seq >= bindparam("low"), m.seq < bindparam("high"))
-    removed_messages = _delete_each(connection, delete(messages).where(run), hidden)
-    upto = [{"r": record, "v": state.version} for record, state in bases.items()]
-    removed = [
-        _delete_each(
-            connection,
-            delete(table).where(
-                table.c.namespace == namespace, table.c.record == bindparam("r"), table.c.version <= bindparam("v")
-            ),
-            upto,
-        )
-        for table in (changes, snapshots, shares)
-    ]
-    bulk.add(connection, snapshots, [snapshot_row(namespace, record, state) for record, state in bases.items()])
+    removed_messages = bulk.remove(
+        connection,
+        messages,
+        hidden,
+        lambda run: and_(m.record == run.r, m.version <= run.v, m.seq >= run.low, m.seq < run.high),
+    )
+    upto = [{"r": keys[record], "v": state.version} for record, state in bases.items()]
+    removed = [bulk.remove(connection, table, upto, partial(_upto, table)) for table in (changes, snapshots)]
+    s = shares.c
+    passed = [{"r": record, "v": state.version} for record, state in bases.items()]
+    bulk.remove(
+        connection, shares, passed, lambda base: and_(s.namespace == namespace, s.record == base.r, s.version <= base.v)
+    )
+    bulk.add(connection, snapshots, [snapshot_row(keys[record], state) for record, state in bases.items()])
     held = {
         (namespace, run.source, record, state.version, run.start, run.stop)
         for record, state in bases.items()
@@ -175,7 +180,9 @@ def _purge_live(connection: Connection, namespace: str, bases: Mapping[str, Stat
     return removed[0], removed_messages
 
 
-def _hidden(connection: Connection, namespace: str, bases: Mapping[str, State]) -> list[dict[str, Any]]:
+def _hidden(
+    connection: Connection, namespace: str, bases: Mapping[str, State], keys: Mapping[str, int]
+) -> list[dict[str, Any]]:
     """The runs of messages that neither the base nor any later state of its record shows."""
     s = shares.c
     shown: dict[str, list[Segment]] = {
@@ -187,7 +194,7 @@ def _hidden(connection: Connection, namespace: str, bases: Mapping[str, State]) 
         if version > bases[record].version:
             shown[record].append(Segment(*run))
     return [
-        {"r": record, "low": low, "high": high, "v": state.version}
+        {"r": keys[record], "low": low, "high": high, "v": state.version}
         for record, state in bases.items()
         for low, high in _gaps(shown[record], int(state.fields.get(NEXT, b"0")))
     ]
@@ -206,44 +213,45 @@ def _gaps(runs: Iterable[Segment], stop: int) -> list[tuple[int, int]]:
     return [(low, high) for low, high in gaps if low < high]
 
 
-def _hand_down(connection: Connection, namespace: str, runs: Sequence[Mapping[str, Any]]) -> None:
+def _hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
     """Copy messages that are about to go to the records that share them."""
     if not runs:
         return
     m = messages.c
     s = shares.c
-    own = messages.alias("own")
-    shared = and_(s.namespace == m.namespace, s.source == m.record, s.record != m.record)
-    shared = and_(shared, m.seq >= s.start, m.seq < s.stop)
-    theirs = and_(own.c.namespace == m.namespace, own.c.record == s.record, own.c.seq == m.seq)
+    source = records.alias("source").c
+    heir = records.alias("heir").c
+    own = messages.alias("own").c
+    shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
+    theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
+    run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
     # Version 0: older than any base of the heir, whose own purge removes them once it shows them no more.
-    query = select(m.namespace, s.record, m.seq, literal_column("0"), literal_column("''"), m.data).distinct()
-    query = query.join_from(messages, shares, shared).where(m.namespace == namespace, m.record == bindparam("r"))
+    query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
+    query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
+    query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
     query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
-    query = query.where(~select(literal(1)).select_from(own).where(theirs).exists())
+    query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
     connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
 
 
-def inherit(connection: Connection, namespace: str, accepted: Iterable[Parsed]) -> None:
+def inherit(connection: Connection, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:
     """Give forks of forks their own of what their parent was handed: where it was written it is not any more."""
     runs = [
-        {"p": item.parent, "r": item.entry.record, "low": run.start, "high": run.stop}
+        {"p": keys[item.parent], "r": keys[item.entry.record], "low": run.start, "high": run.stop}
         for item in accepted
-        if item.parent is not None
+        if item.parent is not None and item.parent in keys
         for run in item.runs
         if run.source != item.parent and run.start < run.stop
     ]
     if not runs:
         return
     m = messages.c
-    own = messages.alias("own")
-    theirs = and_(own.c.namespace == m.namespace, own.c.record == bindparam("r"), own.c.seq == m.seq)
-    query = select(m.namespace, bindparam("r", type_=TEXT), m.seq, literal_column("0"), literal_column("''"), m.data)
-    query = query.where(m.namespace == namespace, m.record == bindparam("p"))
-    query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"))
-    query = query.where(~select(literal(1)).select_from(own).where(theirs).exists())
+    own = messages.alias("own").c
+    query = select(bindparam("r", type_=BigInteger), m.seq, literal_column("0"), m.data)
+    query = query.where(m.record == bindparam("p"), m.seq >= bindparam("low"), m.seq < bindparam("high"))
+    query = query.where(~select(literal(1)).where(own.record == bindparam("r"), own.seq == m.seq).exists())
     connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)
 
 
-def _delete_each(connection: Connection, query: Delete, parameters: Sequence[Mapping[str, Any]]) -> int:
-    return connection.execute(query, list(parameters)).rowcount if parameters else 0
+def _upto(table: Table, base: Any) -> ColumnElement[bool]:
+    return and_(table.c.record == base.r, table.c.version <= base.v)

@@ -1,4 +1,6 @@
-"""The rows of `records`: one per record, how it stands at its head. Law: who changes a record locks its row first.
+"""The rows of `records`: one per record, how it stands at its head, and the number that names it in other tables.
+
+Law: who changes a record locks its row first.
 
 Design: section 9.
 """
@@ -6,18 +8,21 @@ Design: section 9.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, ScalarSelect, delete, select
 
-from distributed_state.cold.bulk import Row, chunks, put
+from distributed_state.cold import bulk
+from distributed_state.cold.bulk import Row
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.tables import records
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
 Head = Mapping[Any, Any]
+_COLUMNS = [column for column in records.columns if column is not records.c.key]
+_CHANGING = ("partition", "owner", "epoch", "version", "updated_ms", "deleted", "parent", "lifetime")
 
 
 def hashed(namespace: str, record: str) -> str:
@@ -41,42 +46,70 @@ def find(connection: Connection, namespace: str, record: str) -> Head | None:
 def lock(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
     """Read rows and hold them until the transaction ends, always in the same order."""
     found: dict[str, Head] = {}
-    for chunk in chunks(sorted(wanted), 1000):
-        query = select(records).where(records.c.namespace == namespace, records.c.record.in_(chunk))
+    for chunk in bulk.chunks(sorted(wanted), 5000):
+        named = bulk.among(connection, records.c.record, chunk)
+        query = select(records).where(records.c.namespace == namespace, named)
         query = query.order_by(records.c.record).with_for_update()
         found.update((row["record"], row) for row in connection.execute(query).mappings())
     return found
 
 
-def save(
-    connection: Connection,
-    namespace: str,
-    accepted: Sequence[Parsed],
-    refused: Sequence[Parsed],
-    existing: Mapping[str, Head],
-) -> None:
-    """Write the rows of the records that these entries changed, one row each however many the changes."""
-    heads: dict[str, dict[str, Any]] = {}
+def keys(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, int]:
+    """The numbers of those of these records that have rows."""
+    found: dict[str, int] = {}
+    for chunk in bulk.chunks(sorted(names), 5000):
+        named = bulk.among(connection, records.c.record, chunk)
+        query = select(records.c.record, records.c.key).where(records.c.namespace == namespace, named)
+        found.update((record, key) for record, key in connection.execute(query))
+    return found
+
+
+def key_of(namespace: str, record: str) -> ScalarSelect[int]:
+    """The number of a record, for use in a statement: it is looked up once, before any row is."""
+    return select(records.c.key).where(records.c.namespace == namespace, records.c.record == record).scalar_subquery()
+
+
+def heads(
+    namespace: str, accepted: Iterable[Parsed], refused: Iterable[Parsed], existing: Mapping[str, Head]
+) -> dict[str, dict[str, Any]]:
+    """How the records that these entries changed stand then, one row each however many the changes."""
+    found: dict[str, dict[str, Any]] = {}
     for item in accepted:
         record = item.entry.record
-        if record not in heads:
-            heads[record] = dict(existing[record]) if record in existing else _new(namespace, item)
-        _follow(heads[record], item)
+        if record not in found:
+            found[record] = dict(existing[record]) if record in existing else _new(namespace, item)
+        _follow(found[record], item)
     for item in refused:
         # It used up its version, which the next change may not get again.
-        head = heads.get(item.entry.record) or dict(existing.get(item.entry.record, {}))
+        head = found.get(item.entry.record) or dict(existing.get(item.entry.record, {}))
         if head:
             head["version"] = max(head["version"], item.entry.version)
-            heads[item.entry.record] = head
-    names = [column.name for column in records.columns]
-    rows: list[Row] = [tuple(heads[record][name] for name in names) for record in sorted(heads)]
-    put(connection, records, rows, [(namespace, record) for record in existing])
+            found[item.entry.record] = head
+    return found
+
+
+def put(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Insert rows that have no key, and write over those of the others what a commit may change."""
+    new: list[Row] = []
+    known: list[Row] = []
+    for row in rows:
+        if "key" in row:
+            known.append((row["key"], *(row[name] for name in _CHANGING)))
+        else:
+            new.append(tuple(row[column.name] for column in _COLUMNS))
+    bulk.change(connection, records.c.key, [records.c[name] for name in _CHANGING], known)
+    bulk.add(connection, records, new, _COLUMNS)
+
+
+def remove(connection: Connection, some: Iterable[int]) -> None:
+    """Delete rows."""
+    for chunk in bulk.chunks(some, 5000):
+        connection.execute(delete(records).where(bulk.among(connection, records.c.key, chunk)))
 
 
 def _new(namespace: str, item: Parsed) -> dict[str, Any]:
     record = item.entry.record
-    scope, _, name = record.partition(":")
-    head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": scope, "id": name}
+    head: dict[str, Any] = {"namespace": namespace, "record": record, "scope": record.partition(":")[0]}
     return head | {"created_ms": item.entry.time_ms, "owner": None, "deleted": False, "parent": None, "lifetime": None}
 
 

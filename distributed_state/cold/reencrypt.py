@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlalchemy import Connection, Table, and_, bindparam, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, select, tuple_, update
 
 from distributed_state.cold import branch_reading
 from distributed_state.cold.bulk import chunks
@@ -37,8 +37,8 @@ def names(connection: Connection, namespace: str, after: str) -> list[str]:
 
 def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrite, *, keep: bool) -> int:
     """Rewrite all values of a record and return how many changed; with `keep` they are only counted."""
-    lock(connection, namespace, [record])
-    work = _Work(connection, namespace, record, convert, keep)
+    row = lock(connection, namespace, [record]).get(record)
+    work = _Work(connection, namespace, record, row["key"] if row else -1, convert, keep)
     for table in (snapshots, changes, quarantine, branches):
         work.packed(table)
     work.messages()
@@ -65,10 +65,13 @@ def rewrite_events(
 
 
 class _Work:
-    def __init__(self, connection: Connection, namespace: str, record: str, convert: Rewrite, keep: bool) -> None:
+    def __init__(
+        self, connection: Connection, namespace: str, record: str, key: int, convert: Rewrite, keep: bool
+    ) -> None:
         self._connection = connection
         self._namespace = namespace
         self._record = record
+        self._key = key
         self._convert = convert
         self._keep = keep
         self._sources: dict[int, str] = {}
@@ -100,7 +103,7 @@ class _Work:
                     self._sources.update(dict.fromkeys(range(run.start, run.stop), run.source))
             elif kind == b"s" and is_value(name):
                 value = self._value(self._record, codec.decode_key(name), value)
-            elif kind == b"m":
+            elif kind == b"m" and value:
                 value = self._value(self._record, codec.MESSAGE, value)
             elif kind == b"e" and name.count(b" ") >= 2:
                 _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
@@ -118,17 +121,22 @@ class _Work:
         """Rows of the record, each as its key and its data, some at a time."""
         own = [column for column in table.primary_key if column.name not in ("namespace", "record")]
         own += [table.c.event] if "event" in table.c and not table.c.event.primary_key else []
-        mine = and_(table.c.namespace == self._namespace, table.c.record == self._record)
+        mine = self._mine(table)
         numbers = self._connection.execute(select(own[0]).where(mine).distinct().order_by(own[0])).scalars().all()
         for page in chunks(numbers, PAGE):
             query = select(table.c.data, *own).where(mine, own[0].in_(page)).order_by(own[0])
             names = [column.name for column in own]
             yield [(dict(zip(names, key, strict=True)), data) for data, *key in self._connection.execute(query)]
 
+    def _mine(self, table: Table) -> ColumnElement[bool]:
+        if "namespace" in table.c:
+            return and_(table.c.namespace == self._namespace, table.c.record == self._record)
+        return table.c.record == self._key
+
     def _store(self, table: Table, rows: Iterable[tuple[dict[str, Any], bytes, bytes]]) -> None:
         new = [key | {"new": again} for key, data, again in rows if again != data]
         if new and not self._keep:
             named = [{f"b_{name}": value for name, value in row.items()} for row in new]
             place = [table.c[name] == bindparam(f"b_{name}") for name in new[0] if name != "new"]
-            query = update(table).where(table.c.namespace == self._namespace, table.c.record == self._record, *place)
+            query = update(table).where(self._mine(table), *place)
             self._connection.execute(query.values(data=bindparam("b_new")), named)

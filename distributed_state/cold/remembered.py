@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import CTE, BigInteger, Connection, and_, column, func, insert, select, values
+from sqlalchemy import BigInteger, Connection, FromClause, Join, and_, func, insert, join, select
 
 from distributed_state.cold import record_index
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.bulk import chunks, listed
 from distributed_state.cold.tables import TEXT, changes, events, quarantine, records
 from distributed_state.cold.values import Archived, Commits
 from distributed_state.values.journal import JournalEntry, unpack
@@ -29,10 +29,9 @@ def heads(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict
             # The row of the record itself wins: one that was erased may have begun again.
             if row.record == record or record not in found:
                 found[record] = Archived(row.version, row.epoch, 0, "")
-        names = _wanted((record, found[record].version) for record in chunk if record in found)
-        same = and_(c.record == names.c.record, c.version == names.c.version)
-        at = select(c.record, c.version, c.epoch, c.offset, c.event).join(names, same)
-        for record, *head in connection.execute(at.where(c.namespace == namespace)).all():
+        names = _wanted(connection, ((record, found[record].version) for record in chunk if record in found))
+        at = select(names.c.record, c.version, c.epoch, c.offset, c.event).select_from(_changes(namespace, names))
+        for record, *head in connection.execute(at).all():
             found[record] = Archived(*head)
     return found
 
@@ -60,9 +59,8 @@ def lacking(
     c, q = changes.c, quarantine.c
     held = _alone(connection, namespace, partition, epoch, entries)
     for chunk in chunks(entries, 500):
-        names = _wanted({(entry.record, entry.version) for entry in chunk})
-        same = and_(c.record == names.c.record, c.version == names.c.version)
-        held.update(connection.execute(select(c.event).join(names, same).where(c.namespace == namespace)).scalars())
+        names = _wanted(connection, {(entry.record, entry.version) for entry in chunk})
+        held.update(connection.execute(select(c.event).select_from(_changes(namespace, names))).scalars())
         aside = and_(q.namespace == namespace, q.event.in_([entry.event for entry in chunk]))
         held.update(connection.execute(select(q.event).where(aside)).scalars())
     left = [entry for entry in entries if entry.event not in held]
@@ -76,8 +74,9 @@ def _purged(connection: Connection, namespace: str, entries: Sequence[JournalEnt
     c = changes.c
     oldest: dict[str, int] = {}
     for chunk in chunks(sorted({entry.record for entry in entries}), 500):
-        query = select(c.record, func.min(c.version)).where(c.namespace == namespace, c.record.in_(chunk))
-        oldest.update((record, version) for record, version in connection.execute(query.group_by(c.record)))
+        names = {key: record for record, key in record_index.keys(connection, namespace, chunk).items()}
+        query = select(c.record, func.min(c.version)).where(c.record.in_(names)).group_by(c.record)
+        oldest.update((names[key], version) for key, version in connection.execute(query))
     return {entry.event for entry in entries if entry.version < oldest.get(entry.record, 0)}
 
 
@@ -118,9 +117,15 @@ def set_aside(
     return len(rows)
 
 
-def _wanted(pairs: Iterable[tuple[str, int]]) -> CTE:
-    rows = sorted(pairs) or [("", -1)]
-    return values(column("record", TEXT), column("version", BigInteger), name="wanted").data(rows).cte("wanted")
+def _wanted(connection: Connection, pairs: Iterable[tuple[str, int]]) -> FromClause:
+    return listed(connection, {"record": TEXT, "version": BigInteger()}, sorted(pairs))
+
+
+def _changes(namespace: str, wanted: FromClause) -> Join:
+    """The changes of these records and versions."""
+    r, c = records.c, changes.c
+    named = join(wanted, records, and_(r.namespace == namespace, r.record == wanted.c.record))
+    return named.join(changes, and_(c.record == r.key, c.version == wanted.c.version))
 
 
 def _erased(connection: Connection, namespace: str, entries: Sequence[JournalEntry]) -> dict[str, int]:

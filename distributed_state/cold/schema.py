@@ -15,7 +15,7 @@ from pathlib import Path
 from sqlalchemy import Connection, func, inspect, select, text
 
 from distributed_state.cold.engine import Database
-from distributed_state.cold.tables import HEAD, REVISIONS
+from distributed_state.cold.tables import HEAD, REVISIONS, UNRELEASED
 from distributed_state.errors import ConfigurationError
 
 _LOCK = 0x6473_7461_7465  # any number that others are unlikely to lock
@@ -39,7 +39,7 @@ def require_head(database: Database) -> None:
     """Raise ConfigurationError unless the database is at this release's revision."""
     with database.read() as connection:
         found = revision(connection)
-    _refuse_newer(database, found)
+    _refuse_unknown(database, found)
     if found != HEAD:
         raise ConfigurationError(
             f"{database.name} is at revision {found}, this release needs {HEAD}: run `distributed-state migrate`"
@@ -50,7 +50,7 @@ def migrate(database: Database) -> None:
     """Bring the database to this release's revision; costs one small query if it is there already."""
     with database.read() as connection:
         found = revision(connection)
-    _refuse_newer(database, found)
+    _refuse_unknown(database, found)
     if found == HEAD:
         return
     with database.long_write() as connection:
@@ -63,7 +63,13 @@ def migrate(database: Database) -> None:
             _upgrade(connection)
 
 
-def _refuse_newer(database: Database, found: str | None) -> None:
+def _refuse_unknown(database: Database, found: str | None) -> None:
+    if found in UNRELEASED:
+        raise ConfigurationError(
+            f"{database.name} has the tables of a version before the first release (revision {found}): run "
+            "`distributed-state export` with that version, then `distributed-state import` with this one, into another "
+            "database"
+        )
     if found is not None and found not in REVISIONS:
         raise ConfigurationError(
             f"{database.name} is at revision {found}, which this release ({HEAD}) does not know: "

@@ -15,6 +15,7 @@ from distributed_state.cold import (
     archive,
     auditing,
     backfill,
+    change_reading,
     erasure,
     exclusive,
     history,
@@ -152,7 +153,7 @@ class ColdStore:
     def holds(self, record: str, version: int, event: str) -> bool:
         """Whether this very change was archived, or quarantined: at its version there may be another one."""
         with self._database.read() as connection:
-            return history.holds(connection, self.namespace, record, version, event)
+            return change_reading.holds(connection, self.namespace, record, version, event)
 
     def lacking(self, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
         """The events of those entries that are held nowhere, without those of records that were erased since."""
@@ -234,7 +235,7 @@ class ColdStore:
     ) -> list[JournalEntry]:
         """The changes with versions between `after` and `before`, both exclusive, ascending."""
         with self._database.long_read() as connection:
-            return history.entries(connection, self.namespace, record, after, before, limit)
+            return change_reading.entries(connection, self.namespace, record, after, before, limit)
 
     def version(self, record: str) -> int | None:
         """The archived head version; None if the record was never archived."""
@@ -250,7 +251,7 @@ class ColdStore:
     def checkpoints(self, record: str) -> list[tuple[str, int, int]]:
         """Labels with their versions and times in milliseconds, ascending."""
         with self._database.read() as connection:
-            return history.checkpoints(connection, self.namespace, record)
+            return change_reading.checkpoints(connection, self.namespace, record)
 
     def listing(
         self, scope: str, *, owner: str | None, limit: int, after: str | None, deleted: bool = False

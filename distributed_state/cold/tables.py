@@ -1,4 +1,8 @@
-"""The tables. Law: every row carries its namespace; text is compared byte by byte; what users wrote is bytes.
+"""The tables. Law: text is compared byte by byte; what users wrote is bytes; nothing is kept twice.
+
+`records` gives each record a number. What there is many times of a record names it by that: `changes`, `messages` and
+`snapshots`. The other tables name it by namespace and text, because they may hold what `records` does not have.
+A change has its messages' numbers, and `messages` has what they say.
 
 Migrations create these tables (`migrations/versions`); a test compares the two.
 
@@ -7,17 +11,28 @@ Design: section 9.
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("0001", "0002", "0003")
+REVISIONS = ("1",)
 HEAD = REVISIONS[-1]
+# Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
+UNRELEASED = ("0001", "0002", "0003")
 
 # SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 _SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData()
+
+
+def _of_some(name: str, which: Column[Any], *columns: Column[Any]) -> None:
+    """An index of the rows in which a column is not NULL."""
+    there = which.is_not(None)
+    Index(name, *columns, postgresql_where=there, sqlite_where=there)
+
 
 namespaces = Table(
     "namespaces",
@@ -40,61 +55,14 @@ cursors = Table(
     Column("closed", Boolean, nullable=False),
 )
 
-changes = Table(
-    "changes",
-    metadata,
-    Column("namespace", TEXT, primary_key=True),
-    Column("record", TEXT, primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("epoch", TEXT, primary_key=True),
-    Column("partition", Integer, nullable=False),
-    Column("offset", BigInteger, nullable=False),
-    Column("event", TEXT, nullable=False),
-    Column("time_ms", BigInteger, nullable=False),
-    Column("kind", TEXT, nullable=False),
-    Column("actor", TEXT, nullable=False),
-    Column("token", BigInteger, nullable=False),
-    Column("label", TEXT, nullable=True),
-    Column("data", LargeBinary, nullable=False),
-)
-Index(
-    "changes_labels",
-    changes.c.namespace,
-    changes.c.record,
-    changes.c.version,
-    postgresql_where=changes.c.label.is_not(None),
-    sqlite_where=changes.c.label.is_not(None),
-)
-
-messages = Table(
-    "messages",
-    metadata,
-    Column("namespace", TEXT, primary_key=True),
-    Column("record", TEXT, primary_key=True),
-    Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("version", BigInteger, nullable=False),
-    Column("epoch", TEXT, nullable=False),
-    Column("data", LargeBinary, nullable=False),
-)
-
-snapshots = Table(
-    "snapshots",
-    metadata,
-    Column("namespace", TEXT, primary_key=True),
-    Column("record", TEXT, primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("epoch", TEXT, primary_key=True),
-    Column("data", LargeBinary, nullable=False),
-)
-
 records = Table(
     "records",
     metadata,
-    Column("namespace", TEXT, primary_key=True),
-    Column("record", TEXT, primary_key=True),
+    Column("key", _SERIAL, primary_key=True, autoincrement=True),
+    Column("namespace", TEXT, nullable=False),
+    Column("record", TEXT, nullable=False),
     Column("partition", Integer, nullable=False),
     Column("scope", TEXT, nullable=False),
-    Column("id", TEXT, nullable=False),
     Column("owner", TEXT, nullable=True),
     Column("epoch", TEXT, nullable=False),
     Column("version", BigInteger, nullable=False),
@@ -103,19 +71,50 @@ records = Table(
     Column("deleted", Boolean, nullable=False),
     Column("parent", TEXT, nullable=True),
     Column("lifetime", TEXT, nullable=True),
+    # Else SQLite gives the number of an erased record again, and a reader that has just looked it up takes the new one.
+    sqlite_autoincrement=True,
 )
-_NEWEST = (records.c.deleted, records.c.updated_ms, records.c.record)
-Index("records_listed", records.c.namespace, records.c.scope, *_NEWEST)
-Index("records_listed_by_owner", records.c.namespace, records.c.scope, records.c.owner, *_NEWEST)
-Index("records_owned", records.c.namespace, records.c.owner)
-Index("records_forked", records.c.namespace, records.c.parent)
-Index(
-    "records_mortal",
-    records.c.namespace,
-    records.c.partition,
-    records.c.record,
-    postgresql_where=records.c.lifetime.is_not(None),
-    sqlite_where=records.c.lifetime.is_not(None),
+_NEWEST = (records.c.scope, records.c.deleted, records.c.updated_ms, records.c.key)
+Index("records_named", records.c.namespace, records.c.record, unique=True)
+Index("records_listed", records.c.namespace, *_NEWEST)
+_of_some("records_owned", records.c.owner, records.c.namespace, records.c.owner, *_NEWEST)
+_of_some("records_forked", records.c.parent, records.c.namespace, records.c.parent)
+_of_some("records_mortal", records.c.lifetime, records.c.namespace, records.c.partition, records.c.record)
+
+# `data` are the steps of a commit; a step that adds a message has no value: `messages` has it under the step's number.
+changes = Table(
+    "changes",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("time_ms", BigInteger, nullable=False),
+    Column("token", BigInteger, nullable=False),
+    Column("epoch", TEXT, nullable=False),
+    Column("event", TEXT, nullable=False),
+    Column("kind", TEXT, nullable=False),
+    Column("actor", TEXT, nullable=False),
+    Column("label", TEXT, nullable=True),
+    Column("data", LargeBinary, nullable=False),
+)
+_of_some("changes_labels", changes.c.label, changes.c.record, changes.c.version)
+
+messages = Table(
+    "messages",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("seq", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("epoch", TEXT, nullable=False),
+    Column("data", LargeBinary, nullable=False),
 )
 
 # Since `version`, the record shows messages `start` to `stop` (exclusive) kept under `source`, which may be itself.

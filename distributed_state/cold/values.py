@@ -62,13 +62,17 @@ class Listed:
     """One row of a listing. `cursor` continues the listing after this row."""
 
     record: str
-    id: str
     owner: str | None
     version: int
     created_ms: int
     updated_ms: int
     deleted: bool
     cursor: str
+
+    @property
+    def id(self) -> str:
+        """The record's id within its scope."""
+        return self.record.partition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)

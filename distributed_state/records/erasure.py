@@ -27,7 +27,7 @@ from distributed_state.warm.answers import Draft
 from distributed_state.warm.scripts import DROP
 
 log = logging.getLogger(__name__)
-_AT_ONCE = 200
+_AT_ONCE = 1000
 _ROUNDS = 20
 
 
@@ -95,16 +95,15 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
             "revive"  # one that is deleted already gets another: replicas that are away learn of the end by it
         )
         writes.append((names, draft))
-    buried: dict[int, RecordKeys] = {}
+    buried: set[int] = set()
     texts = []
     for (names, _), result in zip(writes, await write_path.commit_many(tiers, writes) if writes else [], strict=True):
         if isinstance(result, StateError) and not isinstance(result, DurabilityUnknown):
             errors.append(result)
         else:
-            buried[names.partition] = names
+            buried.add(names.partition)
             texts.append(names.ref.text)
-    for names in buried.values():
-        await write_path.reach(tiers, names)
+    await tiers.archiver.drain(sorted(buried))
     return texts
 
 
@@ -117,7 +116,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     calls = []
     for names, version in done.items():
         notice = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
-        keys = [names.record, names.hydration, names.channel, names.event_keys[2]]
+        keys = [names.record, names.hydration, names.channel, names.event_keys[3]]
         calls.append((DROP, keys, [version, notice, names.text]))
     for answer in await patiently(tiers.port.scripts, calls):
         if isinstance(answer, StateError):

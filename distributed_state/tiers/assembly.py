@@ -34,6 +34,7 @@ from distributed_state.warm.background_events import BackgroundEvents
 from distributed_state.warm.client import Warm
 from distributed_state.warm.confirming import Confirming
 from distributed_state.warm.consumers import Consumers
+from distributed_state.warm.event_relay import EventRelay
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
 from distributed_state.warm.stream import Stream
@@ -71,6 +72,7 @@ class Tiers:
         self.keys = keys
         self.cold = cold
         self.replica = replica
+        self._name = replica.encode()
         self.codec_of = codec_of
         self.warm = Warm(port, settings, replica, codec_of)
         self.clock = self.warm.clock
@@ -87,7 +89,8 @@ class Tiers:
         self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
-        self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
+        relay = EventRelay(port, keys, self.link, self.replica)
+        self.consumers = Consumers(port, self.stream, keys, self.link, relay, self._epochs_over)
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         link = self.link if self._uses_hot else None
@@ -99,6 +102,7 @@ class Tiers:
         self.workers: list[Worker] = []
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
+        self._heard = self._hear  # one bound method for all channels
         self._mutex = port.mutex()
 
     def _local_and_link(self) -> tuple[Hot, Link]:
@@ -152,7 +156,7 @@ class Tiers:
                 self._listening[oldest] = self._listening.pop(oldest)
                 if oldest not in self.hot.entries:
                     silent.append(oldest)
-        self.link.watch(names.channel, lambda payload: self._hear(text, payload))
+        self.link.watch(names.channel, self._heard)
         for each in silent:
             self._stop_listening(each)
 
@@ -163,15 +167,15 @@ class Tiers:
         # Only now: a load that began while we listened must not be kept.
         self.hot.forget(text)
 
-    def _hear(self, text: str, payload: bytes) -> None:
+    def _hear(self, channel: bytes, payload: bytes) -> None:
         if not payload:
             return
         epoch, version, replica, change = payload.split(b" ", 3)
         if change[:1] == b"!":
             self.leases.seized(replica.decode())
-        elif replica.decode() != self.replica:
+        elif replica != self._name:
             ops = unpack(change[1:]) if change[:1] == b"+" else None
-            self.hot.apply(text, epoch.decode(), int(version), ops)
+            self.hot.apply(self.keys.heard_of(channel), epoch.decode(), int(version), ops)
 
     def see(self, partition: int, epoch: str) -> None:
         """The server answered under this epoch, "" for none; what is kept from another life of Redis is forgotten."""

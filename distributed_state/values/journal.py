@@ -47,7 +47,8 @@ def unpack(data: bytes) -> list[Op]:
             stop = middle + int(data[first + 1 : second])
             if not second < middle <= stop <= end:
                 raise ValueError("cut off")
-            ops.append(Op(data[at : at + 1], data[second + 1 : middle], data[middle:stop]))
+            # As `Op(...)` does, without a call in between: every published change is read by all who hear it.
+            ops.append(tuple.__new__(Op, (data[at : at + 1], data[second + 1 : middle], data[middle:stop])))
             at = stop
     except ValueError as error:
         raise CorruptState(f"a change of {end} bytes cannot be read at byte {at}", data=data) from error

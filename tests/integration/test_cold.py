@@ -20,9 +20,9 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import LargeBinary, Table, event, func, insert, inspect, select, text
+from sqlalchemy import LargeBinary, Table, event, func, select, text
 
-from distributed_state.cold import archive, bulk, purging, record_index, schema, tables
+from distributed_state.cold import archive, bulk, erasure, purging, tables
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Sought
@@ -158,7 +158,15 @@ def journal(cold: ColdStore) -> Journal:
 
 
 def rows(store: ColdStore, table: Table, **where: Any) -> list[Any]:
-    query = select(table).where(table.c.namespace == store.namespace)
+    """The rows of the store's namespace in a table, those of which a column is so; of `record` its text is given."""
+    query = select(table)
+    if "namespace" in table.c:
+        query = query.where(table.c.namespace == store.namespace)
+    else:
+        record = where.pop("record", None)
+        named = select(tables.records.c.key).where(tables.records.c.namespace == store.namespace)
+        named = named if record is None else named.where(tables.records.c.record == record)
+        query = query.where(table.c.record.in_(named))
     for name, value in where.items():
         query = query.where(table.c[name] == value)
     with store._database.read() as connection:
@@ -221,33 +229,23 @@ def test_a_database_of_a_newer_release_is_refused(tmp_path: Path, postgres_url: 
                 ColdStore.open(url, "n", migrate=migrate)
 
 
-def test_a_database_of_the_first_release_is_brought_up_to_date(
-    tmp_path: Path, postgres_url: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("revision", tables.UNRELEASED)
+def test_tables_of_before_the_first_release_are_refused(
+    tmp_path: Path, postgres_url: str, opened: Opener, revision: str
 ) -> None:
-    """What is in it stays, and what happens from now on is told."""
-    for url in (f"sqlite:///{tmp_path}/first.db", postgres_url):
-        with monkeypatch.context() as patched:
-            patched.setattr(schema, "HEAD", "0001")
-            schema.migrate(database := Database(url))
-        with database.read() as connection:
-            assert schema.revision(connection) == "0001"
-            assert not inspect(connection).has_table("events")
-        with database.write() as connection:
-            connection.execute(
-                insert(tables.namespaces), [{"namespace": "n", "archive_id": "a", "partitions": 64, "layout": 1}]
-            )
-        database.close()
-        with pytest.raises(ConfigurationError, match=r"0001.*distributed-state migrate"):
+    """It says how what is in them is carried over."""
+    for url in (f"sqlite:///{tmp_path}/before.db", postgres_url):
+        with opened(url)._database.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = :r"), {"r": revision})
+        for migrate in (True, False):
+            with pytest.raises(ConfigurationError, match=rf"revision {revision}.*distributed-state export.*import"):
+                ColdStore.open(url, "n", migrate=migrate)
+
+
+def test_a_database_without_tables_is_not_given_any_unasked(tmp_path: Path, postgres_url: str) -> None:
+    for url in (f"sqlite:///{tmp_path}/none.db", postgres_url):
+        with pytest.raises(ConfigurationError, match="distributed-state migrate"):
             ColdStore.open(url, "n", migrate=False)
-        cold = opened(url, "n")
-        assert cold.check()["revision"] == tables.HEAD
-        assert cold.register(7) == ("a", 64)
-        with cold._database.read() as connection:
-            assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
-        journal = Journal(cold)
-        journal.commit("session:a", (b"e", b"1 conversation.created session:a", b"{}"))
-        journal.flush()
-        assert [row.type for row in cold.audit(EVERYTHING)] == ["conversation.created"]
 
 
 def test_a_database_at_head_is_opened_without_alembic(tmp_path: Path, postgres_url: str, opened: Opener) -> None:
@@ -728,10 +726,10 @@ def test_an_entry_that_the_database_refuses_is_bisected_out(
     """Its version stays used, its bytes are kept, and a later load goes on without it."""
     add = bulk.add
 
-    def refuses(connection: Any, table: Any, given: Any) -> None:
+    def refuses(connection: Any, table: Any, given: Any, *columns: Any) -> None:
         if any(b"poison" in (row[-1] or b"") for row in given if isinstance(row[-1], bytes)):
             raise ValueError("refused")
-        add(connection, table, given)
+        add(connection, table, given, *columns)
 
     monkeypatch.setattr(bulk, "add", refuses)
     for n in range(40):
@@ -767,7 +765,7 @@ def test_an_error_that_is_no_fault_of_the_data_undoes_everything(
     journal.commit("session:a", put("k", "1"), (b"e", b"1 a session:a", b"{}"))
     journal.tell(b"2 a b")
     with monkeypatch.context() as patched:
-        patched.setattr(record_index, "save", lambda *_: 1 / 0)
+        patched.setattr(erasure, "note_late", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             cold.archive([journal.batch()])
     assert cold.audit(EVERYTHING) == []
@@ -1119,6 +1117,24 @@ def test_a_database_without_upsert_gives_the_same(
         journal.flush()
     assert cold.version("session:a") == 3
     assert [cold.version(f"session:{n}") for n in range(3)] == [1, 1, 1]
+
+
+def test_many_are_erased_in_as_many_statements_as_few(cold: ColdStore, journal: Journal) -> None:
+    """Of a user with a thousand sessions each took several."""
+    for user, count in (("few", 3), ("many", 60)):
+        for number in range(count):
+            journal.commit(f"session:{user}-{number}", put("k", "1"), (b"s", OWNER, user.encode()), messages=1)
+    journal.flush()
+    taken = {}
+    for user in ("few", "many"):
+        noted = cold.request_owned(user)
+        sent = statements(cold)
+        cold.erase([each.record for each in noted])
+        cold.complete({each.record: each.version for each in cold.pending(names=[each.record for each in noted])})
+        taken[user] = len(sent)
+    assert taken["many"] == taken["few"]
+    assert cold.pending() == []
+    assert cold.owned("many") == []
 
 
 def test_nothing_but_bytes_holds_what_users_wrote() -> None:

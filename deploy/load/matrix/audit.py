@@ -117,7 +117,11 @@ class Rows:
     def __init__(self, archive: str, namespace: str) -> None:
         with psycopg.connect(archive.replace("+psycopg", ""), connect_timeout=10) as connection:
             self._changes = connection.execute(
-                "SELECT record, version, epoch, data FROM changes WHERE namespace = %s ORDER BY version", (namespace,)
+                "SELECT r.record, c.version, c.epoch, c.data || coalesce(string_agg(m.data, '' ORDER BY m.seq), '') "
+                "FROM changes c JOIN records r ON r.key = c.record "
+                "LEFT JOIN messages m ON m.record = c.record AND m.version = c.version WHERE r.namespace = %s "
+                "GROUP BY r.record, c.record, c.version ORDER BY c.version",
+                (namespace,),
             ).fetchall()
             query = 'SELECT partition, epoch, "offset", id FROM events WHERE namespace = %s'
             self.events = {(at, epoch, number): id for at, epoch, number, id in connection.execute(query, (namespace,))}
