@@ -223,6 +223,45 @@ def test_a_record_moves_with_its_history(run: Run, tmp_path: Path) -> None:
     assert (latin.code, lines(latin.err), "UTF-8" in latin.err) == (1, 1, True)
 
 
+def test_all_records_move_with_one_file(run: Run, tmp_path: Path) -> None:
+    for number in range(3):
+        run("set", f"s{number}", "a", str(number))
+    run("set", "u", "a", '"user"', "--scope", "user")
+    run("delete", "s2")
+    file = str(tmp_path / "all.jsonl")
+    written = run("export", "--all", "--output", file)
+    assert (written.code, written.out) == (0, "")
+    assert "3 records written" in written.err
+    assert run("export", "--all").out == Path(file).read_text(encoding="utf-8")
+    other = f"sqlite:///{tmp_path}/other.db"
+    taken = run("--archive", other, "import", file)
+    assert sorted(taken.out.split()) == ["s0", "s1", "u"]
+    assert json.loads(run("--archive", other, "get", "s1").out) == {"a": 1}
+    assert json.loads(run("--archive", other, "get", "u", "--scope", "user").out) == {"a": "user"}
+    assert run("--archive", other, "export", "--all").out.count("\n") == Path(file).read_text().count("\n")
+    again = run("--archive", other, "import", file)
+    assert (again.code, "exists already" in again.err) == (1, True)
+    third = f"sqlite:///{tmp_path}/third.db"
+    run("--archive", third, "import", "-", typed=run("export", "s1").out)
+    rest = run("--archive", third, "import", file, "--skip-existing")
+    assert (rest.code, sorted(rest.out.split())) == (0, ["s0", "u"])
+    assert "2 imported, 1 there already" in rest.err
+
+
+def test_a_file_of_many_records_that_is_wrong_says_where(run: Run, tmp_path: Path) -> None:
+    run("set", "a", "a", "1")
+    run("set", "b", "a", "1")
+    text = run("export", "--all").out
+    (tmp_path / "cut.jsonl").write_text(text[:-20], encoding="utf-8")
+    other = f"sqlite:///{tmp_path}/other.db"
+    cut = run("--archive", other, "import", str(tmp_path / "cut.jsonl"))
+    assert (cut.code, lines(cut.out)) == (1, 1)
+    assert "begins at line 3" in cut.err
+    one = run("--archive", other, "import", str(tmp_path / "cut.jsonl"), "--id", "c")
+    assert "2 records" in one.err
+    assert run("export").code == run("export", "a", "--all").code == 2
+
+
 def test_deleting_and_forgetting(run: Run, archive: str) -> None:
     run("set", "s", "a", "1")
     assert run("delete", "s").out == "deleted as version 2\n"

@@ -1,6 +1,16 @@
 """The command line; `shell` is where it starts."""
 
-from distributed_state.programs.cli import auditing, changing, fleet, looking, running, sending, serving, showing
+from distributed_state.programs.cli import (
+    auditing,
+    changing,
+    fleet,
+    looking,
+    moving,
+    running,
+    sending,
+    serving,
+    showing,
+)
 from distributed_state.programs.cli.shell import main
 
-__all__ = ["auditing", "changing", "fleet", "looking", "main", "running", "sending", "serving", "showing"]
+__all__ = ["auditing", "changing", "fleet", "looking", "main", "moving", "running", "sending", "serving", "showing"]

@@ -1,9 +1,8 @@
-"""Commands that change, remove and move records. Law: what cannot be undone asks first."""
+"""Commands that change and remove records. Law: what cannot be undone asks first."""
 
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -95,44 +94,6 @@ def forget(
     with open_store(context) as store:
         count = store.forget(user)
     typer.echo(f"{count} records removed")
-
-
-@app.command()
-def export(
-    context: typer.Context,
-    id: Id,
-    output: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
-    scope: Scope = "session",
-) -> None:
-    """Write a record with its whole history as JSON lines.
-
-    Example: [cyan]distributed-state export user-123 --output user-123.jsonl[/]
-    """
-    with open_store(context) as store:
-        lines = store.export(id, scope=scope)
-    text = "".join(f"{line}\n" for line in lines)
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text, encoding="utf-8")
-
-
-@app.command("import")
-def import_(
-    context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="File that `export` wrote; - is stdin.", show_default=False)],
-    id: Annotated[str | None, typer.Option(help="Import under another id.")] = None,
-) -> None:
-    """Import an exported record with its versions and history, and print its id.
-
-    Example: [cyan]distributed-state import user-123.jsonl --id user-123-copy[/]
-    """
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidValue(f"{file}: is not text in UTF-8 ({error})") from error
-    with open_store(context) as store:
-        typer.echo(store.import_(text.splitlines(), id=id))
 
 
 @app.command("reload-config")
