@@ -105,7 +105,8 @@ class Hot:
             entry = self.entries.get(text)
             if entry is None or (entry.epoch == epoch and version <= entry.version):
                 return
-            self._drop(text)
+            del self.entries[text]
+            self.bytes -= entry.size
             if entry.epoch == epoch and version == entry.version + 1 and steps is not None:
                 following = entry.after(version, steps, self._recent)
                 following.used = entry.used
@@ -180,6 +181,7 @@ class Hot:
 
         Entries used since the last look get a second chance at the young end.
         """
+        entry.settle()
         self.entries[text] = entry
         self.bytes += entry.size
         dropped = []

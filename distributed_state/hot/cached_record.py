@@ -1,6 +1,7 @@
 """A record as hot keeps it: at one version, and never changed once made. Law: what it takes of memory is counted.
 
-That is all of the process's memory that comes with it; what it keeps is compact (see `codec.compact`).
+That is all of the process's memory that comes with it; what it keeps is compact (see `codec.compact`). Nothing that it
+holds leads back to it: hot takes it off the collector's list, and a cycle would never be freed.
 
 Design: section 7.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distributed_state.errors import CorruptState
+from distributed_state.hot.untracked import untrack
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import UNHEARD
@@ -20,6 +22,7 @@ from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
+_DICTS_ARE_TRACKED = sys.version_info >= (3, 14)  # before, not those of bytes and numbers alone
 # Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the
 # memo of a value with its name.
 _ENTRY = 1200
@@ -32,7 +35,7 @@ class CachedRecord:
 
     __slots__ = (
         "_rest",
-        "_whole",
+        "_stored",
         "codec",
         "epoch",
         "expires",
@@ -64,14 +67,16 @@ class CachedRecord:
         self.used = False
         self.freshness = UNHEARD
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
-        self.size = self.fields_size + sum(map(len, messages.values())) + _PIECE * len(messages) + _ENTRY
+        self.size = self.fields_size + _ENTRY
+        if messages:
+            self.size += sum(map(len, messages.values())) + _PIECE * len(messages)
         # When the first of its fields ends. Only a record that ever had a deadline is searched for them.
         self.expires = field_ttl.NEVER
         if TIMED in fields:
             self.expires = field_ttl.earliest(fields.values())
             self.size += _PIECE * len(fields) + _ENTRY // 2  # for `_rest`
         self._rest: CachedRecord | None = None
-        self._whole: CachedRecord | None = None
+        self._stored = fields  # with those whose time is over
 
     @classmethod
     def read(cls, record_codec: Codec, epoch: str, pairs: Sequence[bytes]) -> CachedRecord:
@@ -115,13 +120,20 @@ class CachedRecord:
         if self._rest is None:
             fields = {name: data for name, data in self.fields.items() if not field_ttl.over(data, now)}
             rest = CachedRecord(self.codec, self.epoch, self.version, fields, self.messages)
-            rest._whole = self
+            # Not the record itself: the two would hold each other.
+            rest._stored = self._stored
             self._rest = rest
         return self._rest.living(now)
 
     def raw(self, name: bytes) -> bytes | None:
         """The bytes that are stored for a field, even if its time is over: what a write has to expect."""
-        return self.fields.get(name) if self._whole is None else self._whole.raw(name)
+        return self._stored.get(name)
+
+    def settle(self) -> None:
+        """Take it off what the garbage collector walks: it holds bytes, numbers, its codec and its freshness."""
+        untrack(self, self.codec)
+        if _DICTS_ARE_TRACKED:
+            untrack(self.fields, self.messages, self.values)
 
     def deadline(self, name: bytes) -> float:
         """When a field ends."""
@@ -157,7 +169,9 @@ class CachedRecord:
         if len(messages) > recent:
             messages = {number: messages[number] for number in sorted(messages)[-recent:]}
         # What did not change is not measured again: a record of many fields would make each small change slow.
-        size = self.fields_size - _size(self.fields, touched) + _size(fields, touched)
+        size = self.fields_size
+        if touched:
+            size += _size(fields, touched) - _size(self.fields, touched)
         return CachedRecord(self.codec, self.epoch, version, fields, messages, size)
 
 
