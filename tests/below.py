@@ -215,3 +215,19 @@ class Worker:
 
     def __exit__(self, *error: object) -> None:
         self.kill()
+
+
+@contextmanager
+def deafened(home: Tiers, hear: Callable[[bytes, bytes], None] = lambda channel, payload: None) -> Iterator[None]:
+    """Run the block with this in place of what hears of records' changes: without more, nothing is heard."""
+    kept, handlers = home._heard, home.link._handlers
+
+    def replace_all(old: Any, new: Any) -> None:
+        home._heard = new
+        handlers.update({channel: new for channel, handler in list(handlers.items()) if handler == old})
+
+    replace_all(kept, hear)
+    try:
+        yield
+    finally:
+        replace_all(hear, kept)

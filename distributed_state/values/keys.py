@@ -43,8 +43,14 @@ class PartitionKeys:
     archiver: bytes
     events: bytes
     events_channel: bytes
+    relay_channel: bytes
     lifetimes: bytes
     gathering: bytes
+
+    @property
+    def emit_keys(self) -> tuple[bytes, ...]:
+        """What is touched by an event that belongs to no commit."""
+        return self.journal, self.meta, self.events, self.events_channel, self.relay_channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +68,7 @@ class RecordKeys:
     meta: bytes
     channel: bytes
     lock_channel: bytes
-    event_keys: tuple[bytes, bytes, bytes]
+    event_keys: tuple[bytes, bytes, bytes, bytes]
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -99,6 +105,11 @@ class Keys:
         begin = len(self.namespace) + 2
         return int(name[begin : name.index(b".", begin)])
 
+    def heard_of(self, channel: bytes) -> str:
+        """The text of the record whose changes are published on this channel."""
+        # A namespace and a hash tag hold no brace, so the first is ours, whatever the record is named.
+        return channel.partition(b"}:c:")[2].decode()
+
     def slot(self, partition: int) -> int:
         """The slot of a cluster in which a partition lies."""
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
@@ -117,7 +128,7 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        named = ("journal", "meta", "archiver", "events", "e", "lifetimes", "gathering")
+        named = ("journal", "meta", "archiver", "events", "e", "relay", "lifetimes", "gathering")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:
@@ -149,5 +160,10 @@ class Keys:
             meta=f"{prefix}:meta".encode(),
             channel=f"{prefix}:c:{ref.text}".encode(),
             lock_channel=f"{prefix}:l:{ref.text}".encode(),
-            event_keys=(f"{prefix}:events".encode(), f"{prefix}:e".encode(), f"{prefix}:lifetimes".encode()),
+            event_keys=(
+                f"{prefix}:events".encode(),
+                f"{prefix}:e".encode(),
+                f"{prefix}:relay".encode(),
+                f"{prefix}:lifetimes".encode(),
+            ),
         )

@@ -144,9 +144,12 @@ class Warm(Patience):
             arguments += step
         if not events:
             return self._commit, names.commit_keys, arguments
+        lives = False
         for event in events:
             arguments += event
-        return self._commit, (*names.commit_keys, *names.event_keys), arguments
+            lives = lives or event[0] in (b"x", b"X")
+        # A key costs the server as much as a word.
+        return self._commit, (*names.commit_keys, *names.event_keys[: 4 if lives else 3]), arguments
 
     def _sealed(self, names: RecordKeys, events: Sequence[Step], op: OpId) -> Sequence[Step]:
         """The steps beside a change as they are sent, and sent again: who remembers the commit has the same bytes."""

@@ -21,6 +21,7 @@ from distributed_state.errors import InvalidValue, StateError
 from distributed_state.port import Job, Port
 from distributed_state.values.keys import Keys
 from distributed_state.warm.consumer import Subscription
+from distributed_state.warm.event_relay import BATCH, EventRelay, messages
 from distributed_state.warm.heard_events import HeardEvents
 from distributed_state.warm.positions import BEGINNING, Head, Position, count
 from distributed_state.warm.stream import Stream, StreamEvent
@@ -39,12 +40,19 @@ class Consumers:
     """All consumers of this replica, and the reader of the stream that they share."""
 
     def __init__(
-        self, port: Port, stream: Stream, keys: Keys, link: Link, epochs: Callable[[], Awaitable[dict[int, int]]]
+        self,
+        port: Port,
+        stream: Stream,
+        keys: Keys,
+        link: Link,
+        relay: EventRelay,
+        epochs: Callable[[], Awaitable[dict[int, int]]],
     ) -> None:
         self._port = port
         self._stream = stream
         self._keys = keys
         self._link = link
+        self._relay = relay
         self._epochs = epochs  # how many each partition has had, as SQL knows
         self._mutex = port.mutex()
         self._subscriptions: list[Subscription] = []
@@ -154,21 +162,28 @@ class Consumers:
 
     def _watch(self, partition: int) -> None:
         channel = self._keys.partition(partition).events_channel
-        self._link.watch(channel, lambda payload: self._hear(partition, payload))
+        self._link.watch(channel, lambda _, payload: self._hear(partition, payload))
 
     def _hear(self, partition: int, payload: bytes) -> None:
-        # An empty payload says that the channel is confirmed: what came before it may have been missed.
-        missed = True
-        if payload:
-            place, _, entry = payload.partition(b"\n")
-            epoch, _, offset = place.decode().partition(" ")
-            *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
-            stored = StreamEvent(int(offset), b"\n".join(head), data)
-            taken = [each.hear(partition, epoch, stored) for each in list(self._subscriptions)]
-            missed = not all(taken)
-            if any(taken):
-                self._heard.note(partition, epoch, [stored])
-        if missed:
+        if payload.startswith(BATCH):
+            for at, message in messages(payload):
+                self._take(at, message)
+        elif payload:
+            self._relay.noticed()
+            self._take(partition, payload)
+        else:
+            # The channel is confirmed: what came before that may have been missed.
+            self.stir([partition])
+
+    def _take(self, partition: int, message: bytes) -> None:
+        place, _, entry = message.partition(b"\n")
+        epoch, _, offset = place.decode().partition(" ")
+        *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
+        stored = StreamEvent(int(offset), b"\n".join(head), data)
+        taken = [each.hear(partition, epoch, stored) for each in list(self._subscriptions)]
+        if any(taken):
+            self._heard.note(partition, epoch, [stored])
+        if not all(taken):
             self.stir([partition])
 
     async def _follow(self) -> None:
@@ -277,6 +292,7 @@ class Consumers:
 
     async def close(self) -> None:
         """Close all subscriptions and stop reading."""
+        await self._relay.close()
         for each in list(self._subscriptions):
             each.close()
         if self._job is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from distributed_state.values.freshness import Freshness
 
-Handler = Callable[[bytes], None]
+Handler = Callable[[bytes, bytes], None]  # the channel, and what was published there
 
 
 class HeardPartition:

@@ -121,7 +121,7 @@ class NodeLink:
         handler = self._heard.handlers.get(channel)
         if handler is not None:
             try:
-                handler(payload)
+                handler(channel, payload)
             except (StateError, ValueError) as error:
                 log.error("link: a message on %r cannot be read: %s", channel, error)
 
@@ -147,7 +147,7 @@ class NodeLink:
                 # What is read from now on was true when the node last proved itself, on this very connection.
                 heard.freshness.prove(self._echo + self._max_staleness)
         if handler is not None:
-            handler(b"")
+            handler(channel, b"")
 
     def _gone(self, take: Callable[[bytes], HeardPartition | None], answer: bytes, why: str) -> bool:
         """Take the end of a subscription, or an error; whether a partition is not heard here any more."""

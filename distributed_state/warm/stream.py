@@ -81,7 +81,7 @@ class Stream:
         With a `member` of a `roll` it is written only if that is due, and by one of all who try: else offset 0.
         """
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
-        names = [keys.journal, keys.meta, keys.events, keys.events_channel, *([roll] if member else [])]
+        names = [*keys.emit_keys, *([roll] if member else [])]
         data = self._sealed(subject, type, op, data)
         sent = ([op], subject[:200], self._send, names, op, (type, subject, actor, data), member)
         try:
@@ -130,7 +130,7 @@ class Stream:
         """Write an event under the id of `writer`, unless that was done since; False if it cannot be written now."""
         op = OpId(0, 0, "", 0.0, 0)
         op.since_ms = since_ms
-        names = [keys.journal, keys.meta, keys.events, keys.events_channel]
+        names = keys.emit_keys
         event = (type, subject, "", self._warm.codec_of(subject).seal_event(data, type, f"{writer}.0"))
         while await self._archived(keys.partition, f"{writer}.0.0", since_ms) is None:
             answer = await self._warm.patiently(self._send, names, op, event, "", writer)
@@ -141,7 +141,7 @@ class Stream:
 
     async def try_to_emit(self, keys: PartitionKeys, type: str, subject: str, data: bytes) -> bool:
         """Write an event alone if that can be done at once. Raises WarmUnavailable after one attempt."""
-        names = [keys.journal, keys.meta, keys.events, keys.events_channel]
+        names = keys.emit_keys
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
         data = self._sealed(subject, type, op, data)
         try:

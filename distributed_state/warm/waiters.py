@@ -58,7 +58,7 @@ class Waiters:
         waiter = Waiter(self._port)
         with self._mutex:
             self._waiting.setdefault(channel, {})[name] = waiter
-        self._link.watch(channel, lambda payload: self._wake(channel, payload))
+        self._link.watch(channel, self._wake)
         if self._link.confirmed(channel):
             waiter.ask()
         return waiter

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from agents import Recorder, ask, entered, hosted, made, now, run_of
-from below import names, redis_of, tiers, until
+from below import deafened, names, redis_of, tiers, until
 from faces import core
 
 from distributed_state import (
@@ -1015,8 +1015,7 @@ async def test_who_hears_of_a_change_finds_it(opener: Any, guarded: bool, monkey
         await here.session(id).set("notes", ["old"])
         await until(told)
         await until(hot)
-        with monkeypatch.context() as patch:
-            patch.setattr(tiers(there), "_hear", lambda text, payload: None)
+        with deafened(tiers(there)), monkeypatch.context() as patch:
             if not guarded:
                 patch.setattr(tiers(there).hot, "expect", lambda text, epoch, version: None)
             await here.session(id).clear()

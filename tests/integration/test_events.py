@@ -311,6 +311,26 @@ async def test_every_replica_hears_each_event_once(opener: Any) -> None:
     assert heard == [expected, expected, expected]
 
 
+@single
+async def test_who_handles_nothing_subscribes_to_no_events(opener: Any) -> None:
+    """To publish to who does not listen costs nothing, there and here."""
+    store = await opener(partitions=4)
+    channels = [tiers(store).keys.partition(each).events_channel for each in range(4)]
+
+    def subscribed() -> list[int]:
+        with redis_of(store) as client:
+            return [count for _, count in client.pubsub_shardnumsub(*channels)]
+
+    await store.session("s").set("n", 1)
+    assert await store.session("s").get("n") == 1
+    assert subscribed() == [0] * 4
+    store.on("a", print)
+    await store.ready()
+    await until(lambda: subscribed() == [1] * 4)
+    await store.off(print)
+    await until(lambda: subscribed() == [0] * 4)
+
+
 async def test_handlers_take_names_patterns_and_lists_of_them(store: Any) -> None:
     heard: dict[str, list[str]] = {}
 

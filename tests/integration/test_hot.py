@@ -11,7 +11,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, tiers, until
+from below import deafened, names, own_server, redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
 
@@ -320,11 +320,10 @@ async def test_a_gap_is_noticed(opener: Any) -> None:
     session, theirs = store.session("s"), other.session("s")
     await session.set("n", 0)
     await warmed(theirs, other)
-    deaf, home = tiers(other)._hear, tiers(other)
     lost: list[bytes] = []
-    home._hear = lambda text, payload: lost.append(payload) if len(lost) < 1 else deaf(text, payload)  # type: ignore[method-assign]
-    await session.set_many({"n": 1, "a": 1})
-    await until(lambda: lost)
+    with deafened(tiers(other), lambda channel, payload: lost.append(payload)):
+        await session.set_many({"n": 1, "a": 1})
+        await until(lambda: lost)
     assert await theirs.get("n") == 0, "as agreed: within max_staleness"
     await session.set("b", 2)
 

@@ -14,7 +14,7 @@ from counting import asked
 from faces import core
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from distributed_state import Deleted, InvalidValue, StateStore, TooLarge
 from distributed_state.cold.tables import changes, records
@@ -239,10 +239,10 @@ async def age(store: Any, days: float, *, upto: int, record: str = "session:s") 
     await store.archive()
     cold = tiers(store).cold
     c = changes.c
-    mine = (c.namespace == cold.namespace) & (c.record == record) & (c.version <= upto)
+    begun = (records.c.namespace == cold.namespace) & (records.c.record == record)
+    mine = (c.record == select(records.c.key).where(begun).scalar_subquery()) & (c.version <= upto)
     with cold._database.write() as connection:
         connection.execute(update(changes).where(mine).values(time_ms=c.time_ms - int(days * 86_400_000)))
-        begun = (records.c.namespace == cold.namespace) & (records.c.record == record)
         connection.execute(update(records).where(begun).values(created_ms=0))
 
 

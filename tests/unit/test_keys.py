@@ -99,3 +99,9 @@ def test_a_namespace_that_could_break_a_name_is_refused(namespace: str) -> None:
 def test_a_number_of_partitions_out_of_range_is_refused(partitions: Any) -> None:
     with pytest.raises(ConfigurationError, match="partitions"):
         Keys("ns", partitions)
+
+
+@given(refs, st.sampled_from([1, 64, 1024]))
+def test_a_channel_says_whose_changes_are_published_on_it(ref: Ref, partitions: int) -> None:
+    keys = Keys("a.b-c_d", partitions)
+    assert keys.heard_of(keys.of(ref).channel) == ref.text

@@ -173,7 +173,7 @@ class Replica:
     def watch(self, partition: int, name: str = "c") -> bytes:
         channel = f"{KEYS.partition(partition).meta.decode()[:-4]}{name}".encode()
         self.heard[channel] = []
-        self.link.watch(channel, self.heard[channel].append)
+        self.link.watch(channel, lambda of, payload: self.heard[of].append(payload))
         return channel
 
     async def hears(self, partition: int, name: str = "c") -> bytes:

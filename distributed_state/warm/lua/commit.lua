@@ -1,7 +1,7 @@
 --[[
   Change one record: every check first, then every write, because a script does not roll back.
-  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes
-        the last three only if there are steps 'e', 'E', 'x' or 'X'
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  relay_channel  lifetimes
+        the last four only if there are steps 'e', 'E', 'x' or 'X', the last one only for 'x' or 'X'
   ARGV  life            of the connection: see port/lives.py
         replica         part of the op id: see below
         epoch           '' = whichever it is
@@ -32,7 +32,7 @@
         | {'late', ms, epoch}     op ids are not kept for that long
         both with the server's clock; nothing was changed
 ]]
-local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes = unpack(KEYS)
+local record, lock, hydration, journal, meta, channel, events, events_channel, relay_channel, lifetimes = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
 local life, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
@@ -148,7 +148,7 @@ if mismatch then return {'conflict', version or '0', unpack(found or {})} end
 local size, growth, cleared = head[5] or '0', 0, false
 local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
-local change, changes, gone, event, types, payloads, look
+local change, changes, gone, event, last_event, relay, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
 local fields, n = {'#v', '', '#ops', '', '', '', '', ''}, 4
 for i = first_step, #words, 3 do
@@ -208,9 +208,11 @@ for i = first_step, #words, 3 do
     end
   elseif step == 'e' then
     types, payloads = types or {}, payloads or {}
-    event = event or (call('HGET', meta, 'event') or 0) + 0
+    if not event then event, relay = unpack(call('HMGET', meta, 'event', 'relay')) end
+    event = (event or 0) + 0
     types[#types + 1], payloads[#payloads + 1] = name, value
-    name = format('%d', event + #types) .. ' ' .. name .. ' ' .. text
+    last_event = format('%d', event + #types)
+    name = last_event .. ' ' .. name .. ' ' .. text
   elseif step == 'x' then
     local idle, left, limit = name + 0, value + 0, 0
     look = math.huge -- when to look at it

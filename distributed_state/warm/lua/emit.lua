@@ -1,6 +1,6 @@
 --[[
   Write a lifecycle event that belongs to no commit: into the stream, and into the journal so that it is archived.
-  KEYS  journal  meta  events  events_channel  roll
+  KEYS  journal  meta  events  events_channel  relay_channel  roll
         roll only with a member
   ARGV  life                of the connection: see port/lives.py
         replica, sequence   the event's id
@@ -15,7 +15,7 @@
         | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}
         | {'unsure', ms, epoch}   if it was written, then it is not kept any more, and SQL knows; the server's clock
 ]]
-local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local journal, meta, events, events_channel, relay_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local life, replica, sequence, since, event_type, subject, actor, data = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local publish_bytes, journal_entries, journal_bytes = tonumber(ARGV[9]), tonumber(ARGV[10]), tonumber(ARGV[11])
 local kept_events, member = tonumber(ARGV[12]), ARGV[13]
@@ -53,12 +53,14 @@ end
 
 -- From here on only writes.
 if member ~= '' then call('ZREM', roll, member) end
-local event, types, payloads, version = tonumber(call('HGET', meta, 'event') or '0'), {event_type}, {data}, '0'
+local event, relay = unpack(call('HMGET', meta, 'event', 'relay'))
+local types, payloads, version = {event_type}, {data}, '0'
+event = (event or 0) + 0
+local last_event = format('%d', event + 1)
 -- @include events
-local number = format('%d', event)
-local name = number .. ' ' .. event_type .. ' ' .. subject
+local name = last_event .. ' ' .. event_type .. ' ' .. subject
 data = 'e' .. #name .. ':' .. #data .. ':' .. name .. data -- a step, as in commit.lua
 -- No record, version 0: the archiver takes the event only.
 local entry_id, text, kind, token_held, last_message = op .. '.emit', '', 'emit', '0', '0'
 -- @include journal
-return {'ok', epoch, number, format('%d', now_ms), offset, archived_offset}
+return {'ok', epoch, last_event, format('%d', now_ms), offset, archived_offset}

@@ -15,6 +15,6 @@ if current ~= epoch then return {'epoch'} end
 redis.call('PERSIST', journal)
 -- No record, version 0: the archiver moves on and inserts nothing.
 local entry_id, text, version, kind = event, '', '0', 'mark'
-local actor, token_held, last_message, data = '', '0', '0', ''
+local actor, token_held, last_message, data, last_event = '', '0', '0', '', nil
 -- @include journal
 return {'ok', offset}

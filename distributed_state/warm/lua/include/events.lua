@@ -1,23 +1,31 @@
 --[[
   Lifecycle events: into the stream and to who listens, and the oldest out of the stream.
-  Expects  clock, call (redis.call), events, events_channel, meta, epoch, actor, publish_bytes, kept_events
+  Expects  clock, call (redis.call), events, events_channel, relay_channel, meta, epoch, actor, publish_bytes, kept_events
            op            what their ids begin with
            event         the number of the last one so far
+           last_event    that of the last one of these, as text
+           relay         meta's field of that name: see relay.lua
            types, payloads   of the new ones, at least one; payloads: their data
            subject       whom they are about
            version       of the record that was changed, '0' = none
-  Defines  event         the number of the last one now
+  Defines  event         the number of the last one now, which is noted with the journal's entry
 ]]
+if relay then
+  -- A clock that was set back must not make it last: a relay that hangs would keep events from all others.
+  local left = string.match(relay, '^%d+') - now_ms
+  relay = left > 0 and left <= 2000
+end
 for i, type in ipairs(types) do
-  local number = format('%d', event + i)
-  local head = op .. '.' .. format('%d', i - 1) .. '\n' .. type .. '\n' .. subject .. '\n' .. now[1] .. ' ' .. now[2]
+  -- Mostly there is one, and what makes a text of a number costs as much as two fields.
+  local number = i == #types and last_event or format('%d', event + i)
+  local head = op .. '.' .. (i == 1 and '0' or i - 1) .. '\n' .. type .. '\n' .. subject .. '\n' .. now[1] .. ' ' .. now[2]
     .. '\n' .. version .. '\n' .. actor
   call('XADD', events, number .. '-0', 'h', head, 'd', payloads[i])
-  local small = #payloads[i] <= publish_bytes
-  call('SPUBLISH', events_channel, epoch .. ' ' .. number .. (small and '\n' .. head .. '\n' .. payloads[i] or ''))
+  local message = epoch .. ' ' .. number .. (#payloads[i] <= publish_bytes and '\n' .. head .. '\n' .. payloads[i] or '')
+  -- A relay whose connection has ended hears nothing: then all others hear it at once.
+  if not relay or call('SPUBLISH', relay_channel, message) == 0 then call('SPUBLISH', events_channel, message) end
 end
 event = event + #types
-call('HSET', meta, 'event', format('%d', event))
 -- In steps, because a stream is trimmed cheaply by whole blocks only; exact, so that the floor is known.
 local floor = event - kept_events
 if floor > 0 and event % 64 < #types then
