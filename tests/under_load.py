@@ -104,8 +104,9 @@ def _versions_in_sql(settings: dict[str, Any]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = defaultdict(list)
     engine = create_engine(settings["archive"])
     with engine.connect() as connection:
-        columns = "SELECT record, version FROM changes WHERE namespace = :n ORDER BY record, version"
-        for record, version in connection.execute(text(columns), {"n": settings["namespace"]}):
+        columns = "SELECT r.record, c.version FROM changes c JOIN records r ON r.key = c.record WHERE r.namespace = :n"
+        named = {"n": settings["namespace"]}
+        for record, version in connection.execute(text(f"{columns} ORDER BY r.record, c.version"), named):
             found[record.rpartition(":")[2]].append(version)
     engine.dispose()
     return found

@@ -21,13 +21,25 @@ from rich.table import Table
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])  # it is a program, and the rest of `deploy` is beside it
 
+from deploy.load.curves.archiving import archiving
 from deploy.load.curves.claims import claims
+from deploy.load.curves.collection import collection
 from deploy.load.curves.curve import Curve, Progress
+from deploy.load.curves.events import events
+from deploy.load.curves.forgetting import forgetting
+from deploy.load.curves.purging import purging
+from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.curves.starts import starts
 
 MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]] = {
     "starts": (starts, [30, 100, 300]),
     "claims": (claims, [16, 64, 192]),
+    "sql": (sql_bytes, [300, 1_000, 3_000]),
+    "archive": (archiving, [20, 200, 2_000]),
+    "purge": (purging, [10_000, 40_000, 160_000]),
+    "forget": (forgetting, [100, 300, 1_000]),
+    "collection": (collection, [1_000, 10_000, 100_000]),
+    "events": (events, [10, 100, 500]),
 }
 
 

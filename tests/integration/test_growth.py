@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from deploy.load.curves.archiving import archiving
 from deploy.load.curves.claims import claims
+from deploy.load.curves.collection import collections
 from deploy.load.curves.curve import Curve
+from deploy.load.curves.events import events
+from deploy.load.curves.forgetting import forgetting
+from deploy.load.curves.purging import purging
+from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.growth import MEASURED
 
 GROWTH = Path(__file__).parents[2] / "deploy" / "load" / "growth.py"
@@ -47,6 +54,36 @@ def test_starts_are_measured_and_said(tmp_path: Path) -> None:
 def test_replicas_at_rest_are_measured() -> None:
     curve = claims([1, 2], lambda _: None, seconds=2.0)
     assert min(curve.costs) > 0
+
+
+@pytest.mark.wide
+def test_events_to_many_connections_are_measured() -> None:
+    curve = events([2, 4], lambda _: None, rate=200, seconds=1.0)
+    assert len(curve.costs) == 2
+    assert min(curve.costs) > 0
+
+
+@pytest.mark.wide
+def test_what_sql_takes_is_measured() -> None:
+    curve = sql_bytes([3, 30], lambda _: None)
+    assert 1 < curve.costs[1] < curve.costs[0], "of few conversations most is what tables have at least"
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(("measure", "sizes"), [(archiving, [5]), (purging, [4_000]), (forgetting, [3])])
+def test_what_sql_does_is_measured(measure: Callable[..., Curve], sizes: list[int]) -> None:
+    curve = measure(sizes, lambda _: None)
+    assert len(curve.costs) == 1
+    assert min(curve.costs) > 0
+
+
+@pytest.mark.wide
+def test_more_records_in_hot_are_no_more_objects_to_collect() -> None:
+    (few, taken, before), (many, _, after) = collections([200, 1200], lambda _: None)
+    assert (few, many) == (200, 1200)
+    assert taken > 0
+    # What is remembered of keys and of absence is bounded, and four objects each until then. A record itself is none.
+    assert after - before <= 4.1 * (many - few)
 
 
 @pytest.mark.wide
