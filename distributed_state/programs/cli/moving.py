@@ -10,7 +10,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from distributed_state import SessionInfo, StateStore
+import distributed_state
 from distributed_state.errors import Conflict, InvalidValue, NotFound, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store
 
@@ -43,7 +43,7 @@ def export(
             _export_all(store, file)
 
 
-def _export_all(store: StateStore, file: TextIO) -> None:
+def _export_all(store: distributed_state.StateStore, file: TextIO) -> None:
     written = 0
     with err.status("") as status:
         for scope in _SCOPES:
@@ -58,7 +58,7 @@ def _export_all(store: StateStore, file: TextIO) -> None:
     err.print(f"{written} records written")
 
 
-def _everything(store: StateStore, scope: str) -> Iterator[SessionInfo]:
+def _everything(store: distributed_state.StateStore, scope: str) -> Iterator[distributed_state.SessionInfo]:
     """All records of a scope, each once, those too that are changed meanwhile, and listed further up then."""
     seen = set[str]()
     store.archive()
@@ -76,7 +76,7 @@ def _everything(store: StateStore, scope: str) -> Iterator[SessionInfo]:
         until = newest
 
 
-def _listed(store: StateStore, scope: str, until: float) -> Iterator[SessionInfo]:
+def _listed(store: distributed_state.StateStore, scope: str, until: float) -> Iterator[distributed_state.SessionInfo]:
     page = store.sessions(scope=scope, limit=500)
     while page:
         for row in page:
