@@ -186,6 +186,7 @@ def waited(server: RedisServer) -> int:
 # A replica that is away
 
 
+@pytest.mark.wide
 @KIND
 @FACE
 async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_it(

@@ -437,6 +437,7 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
             assert [each.type for each in await store.audit()].count("lost") == 5
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @single
 @pytest.mark.only(face="blocking")

@@ -49,6 +49,7 @@ async def test_three_reapers_at_once_end_each_session_once(opener: Any) -> None:
         assert [change.kind for change in await stores[2].session(id).history()] == ["batch", "expire"]
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
@@ -71,6 +72,7 @@ async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
     assert len({event.source for event in await stores[0].audit(type="session.expired", limit=1000)}) == 3
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
 @pytest.mark.brief("servers")
 @pytest.mark.timeout(90)

@@ -434,6 +434,7 @@ def writes_meanwhile(server: RedisServer, sql: Sql) -> None:
             assert not store.session(name).branches()
 
 
+@pytest.mark.wide
 def test_writers_go_on_through_a_repair(server: RedisServer, sql: Sql) -> None:
     writes_meanwhile(server, sql)
 

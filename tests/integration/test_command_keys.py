@@ -24,6 +24,7 @@ def command(folder: Path, *words: str, **environment: str) -> subprocess.Complet
     return subprocess.run([*call, *words], env=clean | given, capture_output=True, text=True, check=False, timeout=60)
 
 
+@pytest.mark.wide
 def test_the_command_line_reads_writes_and_replaces_keys(tmp_path: Path) -> None:
     one, two = f"one:{KEY}", f"one:{KEY},two:{base64.b64encode(b'2' * 32).decode()}"
     assert command(tmp_path, "set", "s", "ssn", '"123-45"', KEYS=one).returncode == 0

@@ -45,6 +45,7 @@ def load(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.wide
 def test_a_fleet_of_its_own_loses_nothing_when_a_worker_is_killed(tmp_path: Path) -> None:
     words = ("--local", "--seconds", "4", "--rate", "30", "--processes", "1", "--fault", "kill-worker@1")
     code, said = load(*words, "--out", str(tmp_path))
@@ -126,6 +127,7 @@ def test_a_lost_and_a_doubled_turn_are_found() -> None:
     assert "is there more than once" in output
 
 
+@pytest.mark.wide
 def test_a_missed_threshold_and_a_fleet_that_is_not_there_fail() -> None:
     with forgetful({}) as url:
         code, output = load("--url", url, *SHORT, "--max-p99", "0.000001")

@@ -21,6 +21,7 @@ from distributed_state.adapters.opperator import lifecycle
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
 async def test_two_daemons_and_a_replica_share_notes_and_hear_the_same(opener: Any) -> None:

@@ -180,6 +180,7 @@ async def test_of_a_replica_that_dies_one_other_tells_once(opener: Any) -> None:
     assert len(events) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -> None:

@@ -585,6 +585,7 @@ def test_without_sql_it_is_not_ready_and_serves_what_is_in_redis(servers: Any, n
             assert store.session("c").version(fresh=True) == 3
 
 
+@pytest.mark.wide
 def test_a_redis_that_is_silent_does_not_hold_up_the_health_checks(tmp_path: Path) -> None:
     with redis_server() as server:
         options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
