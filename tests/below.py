@@ -152,15 +152,20 @@ def everything_in_redis(client: Any, prefix: str = "") -> bytes:
 
 
 def everything_in_sql(url: str, namespace: str) -> dict[str, list[Any]]:
-    """Every row of every table, of one namespace where the table has that column."""
+    """Every row of every table, without what belongs to the records of other namespaces; orphans are there."""
     engine = create_engine(url)
     try:
         with engine.connect() as connection:
             found = {}
             for table in look(engine).get_table_names():
-                mine = any(column["name"] == "namespace" for column in look(engine).get_columns(table))
-                query = f'SELECT * FROM "{table}"' + (" WHERE namespace = :n" if mine else "")
-                found[table] = [tuple(row) for row in connection.execute(text(query), {"n": namespace} if mine else {})]
+                columns = {column["name"] for column in look(engine).get_columns(table)}
+                query = f'SELECT * FROM "{table}"'
+                if "namespace" in columns:
+                    query += " WHERE namespace = :n"
+                elif "record" in columns:
+                    query += " WHERE record NOT IN (SELECT key FROM records WHERE namespace <> :n)"
+                values = {"n": namespace} if ":n" in query else {}
+                found[table] = [tuple(row) for row in connection.execute(text(query), values)]
             return found
     finally:
         engine.dispose()
