@@ -15,10 +15,10 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
 
-from distributed_state.cold import bulk, change_reading, erasure, record_index, tables
+from distributed_state.cold import blocks, bulk, change_reading, erasure, record_index, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
+from distributed_state.cold.handing_down import inherit
 from distributed_state.cold.history import snapshot_row, states
-from distributed_state.cold.purging import inherit
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
 from distributed_state.values.journal import JournalEntry, State, fold
@@ -259,6 +259,7 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
 
 def set_aside(connection: Connection, head: record_index.Head, first: int, reason: str) -> None:
     """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
+    blocks.expand(connection, [head["key"]])
     place = {"namespace": head["namespace"], "partition": head["partition"], "record": head["record"]}
     rows = [
         place | {

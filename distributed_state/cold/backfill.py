@@ -15,7 +15,7 @@ from functools import partial
 
 from sqlalchemy import Connection, and_, select
 
-from distributed_state.cold import bulk, erasure, record_index, remembered, tables
+from distributed_state.cold import blocks, bulk, erasure, record_index, remembered, tables
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.history import states
 from distributed_state.cold.recovery import clock_us, is_at
@@ -99,14 +99,12 @@ def backfill(
 
 def _kept(connection: Connection, namespace: str, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
     """Which messages of these runs SQL has, by the record under which it has them."""
-    m = tables.messages.c
     found: set[tuple[str, int]] = set()
     keys = record_index.keys(connection, namespace, {name, *(run.source for run in runs)})
     names = {key: record for record, key in keys.items()}
     for run in runs:
-        here = m.record.in_({keys[each] for each in (name, run.source) if each in keys})
-        query = select(m.record, m.seq).where(here, m.seq >= run.start, m.seq < run.stop)
-        found.update((names[key], seq) for key, seq in connection.execute(query))
+        here = blocks.Run({keys[each] for each in (name, run.source) if each in keys}, run.start, run.stop)
+        found.update((names[key], seq) for key, seq, _ in blocks.messages_in(connection, [here]))
     return found
 
 

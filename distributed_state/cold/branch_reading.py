@@ -13,6 +13,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, delete, func, select, update
 
+from distributed_state.cold import blocks
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.history import states
 from distributed_state.cold.record_index import key_of
@@ -73,8 +74,13 @@ def gaps(base: int, versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
 def _base(connection: Connection, namespace: str, record: str, first: int, epoch: str) -> int:
     """The last version before `first` that was not written in a later life; 0 if there is none."""
     found = 0
+    key = key_of(namespace, record)
+    for rows in blocks.downwards(connection, key, first - 1):
+        found = max((row.version for row in rows if ordinal(row.epoch) <= ordinal(epoch)), default=0)
+        if found:
+            break
     for t in (changes.c, snapshots.c):
-        query = select(t.epoch, func.max(t.version)).where(t.record == key_of(namespace, record))
+        query = select(t.epoch, func.max(t.version)).where(t.record == key)
         for theirs, version in connection.execute(query.where(t.version < first).group_by(t.epoch)):
             if ordinal(theirs) <= ordinal(epoch):
                 found = max(found, version)

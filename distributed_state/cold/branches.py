@@ -18,11 +18,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, select
 
-from distributed_state.cold import archive, branch_reading, record_index
+from distributed_state.cold import archive, blocks, branch_reading, record_index
 from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.engine import Database
-from distributed_state.cold.entries import parse
+from distributed_state.cold.entries import LARGEST, parse
 from distributed_state.cold.record_index import forgotten, hashed
 from distributed_state.cold.tables import branches, changes, erasures, records
 from distributed_state.cold.values import Branched, BranchState, Kept
@@ -161,15 +161,23 @@ class _Line:
         with those that came after it here, whose state it is a part of.
         """
         new = list({entry.event: entry for entry in entries if entry.event not in self._known}.values())
-        c = changes.c
-        archived: dict[str, tuple[int, str]] = {}
-        for chunk in chunks([entry.event for entry in new], 500):
-            here = (c.record == record_index.key_of(self._namespace, self._record), c.event.in_(chunk))
-            for event, version, epoch in self._connection.execute(select(c.event, c.version, c.epoch).where(*here)):
-                archived[event] = (version, epoch)
+        archived = self._archived({entry.event for entry in new})
         new = [entry for entry in new if archived.get(entry.event) != (entry.version, self._epoch)]
         lost = any(entry.event not in archived for entry in new)
         return new if lost or self._held else []
+
+    def _archived(self, events: Collection[str]) -> dict[str, tuple[int, str]]:
+        """The version and the epoch of those of these commits that the record has."""
+        c = changes.c
+        key = record_index.key_of(self._namespace, self._record)
+        found: dict[str, tuple[int, str]] = {}
+        for chunk in chunks(events, 500):
+            rows = select(c.event, c.version, c.epoch).where(c.record == key, c.event.in_(chunk))
+            found.update((event, (version, epoch)) for event, version, epoch in self._connection.execute(rows))
+        if len(found) < len(events):
+            for block in blocks.downwards(self._connection, key, LARGEST):
+                found.update((row.event, (row.version, row.epoch)) for row in block if row.event in events)
+        return found
 
     def _readable(self, entry: JournalEntry) -> bool:
         """Whether a database can hold it, and its steps can be read; else it goes into quarantine."""

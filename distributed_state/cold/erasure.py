@@ -19,10 +19,10 @@ from sqlalchemy import Connection, and_, bindparam, delete, or_, select, update
 from distributed_state.cold import branch_reading, record_index
 from distributed_state.cold.bulk import Row, chunks, put
 from distributed_state.cold.entries import Parsed
+from distributed_state.cold.handing_down import hand_down_all
 from distributed_state.cold.listing import forks, owned
-from distributed_state.cold.purging import hand_down_all
 from distributed_state.cold.record_index import ERASED, Head, forgotten, hashed, lock
-from distributed_state.cold.tables import changes, erasures, events, messages, quarantine, records, shares, snapshots
+from distributed_state.cold.tables import OF_A_RECORD, erasures, events, quarantine, records, shares
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
 
@@ -107,7 +107,7 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
         if alone:
             hand_down_all(connection, [rows[each]["key"] for each in sorted(alone) if each in rows])
         keys = [row["key"] for row in rows.values()]
-        for table in (changes, messages, snapshots):
+        for table in OF_A_RECORD:
             connection.execute(delete(table).where(table.c.record.in_(keys)))
         q = quarantine.c
         connection.execute(delete(quarantine).where(q.namespace == namespace, q.record.in_(chunk)))

@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, case, func, or_, select
+from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal, or_, select
 
+from distributed_state.cold import blocks
 from distributed_state.cold.bulk import Row, chunks, listed
 from distributed_state.cold.record_index import ERASED, Head, find, hashed, key_of, keys
-from distributed_state.cold.tables import TEXT, changes, messages, records, snapshots
+from distributed_state.cold.tables import TEXT, change_blocks, changes, messages, records, snapshots
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Loaded, Segment, State, fold, pack, unpack
-from distributed_state.values.model import DELETED, RESTORED
+from distributed_state.values.model import DELETED
 
 log = logging.getLogger(__name__)
 _GONE = {DELETED: b"1"}
-_STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing of what a rollback restores
 
 
 def snapshot_row(key: int, state: State) -> Row:
@@ -58,10 +58,17 @@ def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row],
     for record, epoch, version, data in connection.execute(query):
         found[record] = State(epoch, version, _fields(data))
     after = and_(c.record == bases.c.key, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
-    query = select(bases.c.record, c.epoch, c.version, c.data).join_from(bases, changes, after)
+    rows = select(bases.c.record, bases.c.base, bases.c.target, c.epoch, c.version, c.data)
+    b = change_blocks.c
+    around = and_(b.record == bases.c.key, b.last > func.coalesce(bases.c.base, 0), b.first <= bases.c.target)
+    packed = select(bases.c.record, bases.c.base, bases.c.target, literal(""), b.last, b.data)
+    later = blocks.steps(
+        connection, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around)
+    )
     # Sorted here: asked to sort, SQLite walks all of `changes` in that order.
-    later = sorted(connection.execute(query), key=lambda row: (row.record, row.version))
-    for record, epoch, version, data in later:
+    for record, base, target, epoch, version, data in sorted(later, key=lambda row: (row[0], row[4])):
+        if not (base or 0) < version <= target:
+            continue
         fields = found[record].fields if record in found else {}
         fold(fields, unpack(data))
         found[record] = State(epoch, version, fields)
@@ -76,10 +83,14 @@ def load(connection: Connection, namespace: str, record: str, window: int) -> Lo
         return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [])
     base = head["base"] or 0
     fields = _fields(head["data"] or b"")
-    c = changes.c
+    c, b = changes.c, change_blocks.c
     at = base
-    query = select(c.version, c.data).where(c.record == head["key"], c.version > base, c.version <= head["version"])
-    for version, data in connection.execute(query.order_by(c.version)):
+    key, last = head["key"], head["version"]
+    rows = select(c.epoch, c.version, c.data).where(c.record == key, c.version > base, c.version <= last)
+    packed = select(literal(""), b.last, b.data).where(b.record == key, b.last > base)
+    for _, version, data in sorted(blocks.steps(connection, rows, packed), key=lambda row: int(row[1])):
+        if version <= base:
+            continue
         _warn_of_gap(record, at, version)
         at = version
         fold(fields, unpack(data))
@@ -98,12 +109,23 @@ def applied(connection: Connection, namespace: str, record: str, event: str, sin
     if version is not None:
         return int(version)
     head = find(connection, namespace, record)
-    first = connection.execute(select(c.version, c.time_ms).where(here).order_by(c.version).limit(1)).first()
+    first = _first(connection, key_of(namespace, record))
     # What the first that is left does not follow was purged, and is no newer.
-    purged_ms = head["updated_ms"] if head and not first else first.time_ms if first and first.version > 1 else -1
+    purged_ms = head["updated_ms"] if head and not first else first[1] if first and first[0] > 1 else -1
     if purged_ms >= since_ms:
         raise NotFound(f"{record}: what was committed lately was purged")
     return 0
+
+
+def _first(connection: Connection, key: blocks.Key) -> tuple[int, int] | None:
+    """The version and the time of the first change of a record that is kept."""
+    c, b = changes.c, change_blocks.c
+    queries = (
+        select(c.version, c.time_ms).where(c.record == key).order_by(c.version),
+        select(b.first, b.oldest_ms).where(b.record == key).order_by(b.last),
+    )
+    found = [row for query in queries for row in connection.execute(query.limit(1))]
+    return min((tuple(row) for row in found), default=None)
 
 
 def _head_with_snapshot(connection: Connection, namespace: str, record: str) -> Head | None:
@@ -155,10 +177,9 @@ def state_at(connection: Connection, namespace: str, record: str, version: int) 
 
 def oldest(connection: Connection, namespace: str, record: str) -> int:
     """The first version that can still be read."""
-    first = [
-        select(func.min(table.c.version)).where(table.c.record == key_of(namespace, record))
-        for table in (changes, snapshots)
-    ]
+    versions = (changes.c.version, snapshots.c.version, change_blocks.c.first)
+    key = key_of(namespace, record)
+    first = [select(func.min(version)).where(version.table.c.record == key) for version in versions]
     found = connection.execute(select(*(query.scalar_subquery() for query in first))).one()
     known = [version for version in found if version is not None]
     if known:
@@ -167,42 +188,6 @@ def oldest(connection: Connection, namespace: str, record: str) -> int:
     if head is None:
         raise NotFound(f"{record} is not in the archive")
     return int(head["version"])
-
-
-def step_back(connection: Connection, namespace: str, record: str, version: int, steps: int) -> int:
-    """The version whose state is `steps` before that of `version`, on the way on which it came about.
-
-    A rollback is no step: from it the way leads on from the version whose state it is, so what it took back is not met
-    again. Nor is a commit that changes no state. Read are as many rows as steps, however long the history is.
-    """
-    c = changes.c
-    at = version
-    left = steps
-    kept = and_(c.record == key_of(namespace, record), or_(c.kind.not_in(_STILL), c.version == 1))
-    while left:
-        query = select(c.version, case((c.kind == "rollback", c.data)).label("data")).where(kept, c.version <= at)
-        # One more than steps: the first is where we stand.
-        way = connection.execute(query.order_by(c.version.desc()).limit(left + 1)).all()
-        back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
-        if back is not None:
-            left = left - back[0]
-            at = back[1]
-            continue
-        found = [int(row.version) for row in way]
-        if len(found) <= left and (first := oldest(connection, namespace, record)) <= at and first not in found:
-            found.append(first)  # what a purge or an import left of the way here
-        if len(found) <= left:
-            there = steps - left + max(len(found) - 1, 0)
-            raise NotFound(f"{record[:200]}: {steps} steps back from version {version} there is nothing, only {there}")
-        return found[left]
-    return at
-
-
-def _source(version: int, data: bytes | None) -> int:
-    """The version whose state a rollback is, 0 if this is none. A file that was imported may say anything."""
-    marks = [op.value for op in unpack(data or b"") if op.name == RESTORED and op.value.isdigit()]
-    source = int(marks[-1][:19]) if marks else 0
-    return source if source < version else 0
 
 
 def messages_of(
@@ -223,28 +208,20 @@ def messages_of(
     names = {run.source for run in runs} | {record, parent or record}
     known = {record: key} if key is not None else {}
     known |= keys(connection, namespace, names - known.keys()) if names - known.keys() else {}
-    for chunk in chunks(runs, 50):
+    for chunk in chunks([run for run in runs if run.start < run.stop], 50):
         places = [
-            and_(
-                or_(
-                    m.record.in_({known[each] for each in (record, run.source) if each in known}),
-                    and_(m.record == known.get(parent or record, -1), m.version == 0),
-                ),
-                m.seq >= run.start,
-                m.seq < run.stop,
-            )
+            blocks.Run({known[each] for each in (record, run.source) if each in known}, run.start, run.stop)
             for run in chunk
-            if run.start < run.stop
         ]
-        if places:
-            query = select(m.record, m.seq, m.data).where(or_(*places))
-            kept: dict[int, dict[int, bytes]] = {}
-            for place, seq, data in connection.execute(query).all():
-                kept.setdefault(place, {})[seq] = data
-            # Copies come last and stay: the source may have been purged or erased, and begun again since.
-            last = (known.get(record), known.get(parent or ""))
-            for place in sorted(kept, key=lambda place: (place == last[0], place == last[1])):
-                found.update(kept[place])
+        asked = or_(*(and_(m.seq >= run.start, m.seq < run.stop) for run in chunk))
+        handed = and_(m.record == known.get(parent or record, -1), m.version == 0, asked)
+        kept: dict[int, dict[int, bytes]] = {}
+        for place, seq, data in blocks.messages_in(connection, places, handed):
+            kept.setdefault(place, {})[seq] = data
+        # Copies come last and stay: the source may have been purged or erased, and begun again since.
+        last = (known.get(record), known.get(parent or ""))
+        for place in sorted(kept, key=lambda place: (place == last[0], place == last[1])):
+            found.update(kept[place])
     return found
 
 
@@ -257,15 +234,18 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
     c = changes.c
     for at, run in enumerate(runs):
         source = key_of(namespace, run.source)
-        oldest = select(c.time_ms).where(c.record == source).order_by(c.version).limit(1)
-        begun = connection.execute(oldest).scalar()
-        if begun is None or begun >= since_ms:
+        begun = _first(connection, source)
+        if begun is None or begun[1] >= since_ms:
             return list(runs[at:])
         mine = and_(m.record == source, m.seq >= run.start, m.seq < run.stop)
         same = and_(c.record == m.record, c.version == m.version)
         # In the order of the key, so that the search ends at the first: what it passes is hidden and not passed again.
         query = select(m.seq).join(changes, same).where(mine, c.time_ms >= since_ms).order_by(m.seq).limit(1)
-        first = connection.execute(query).scalar()
+        newer = [
+            connection.execute(query).scalar(),
+            blocks.first_since(connection, source, run.start, run.stop, since_ms),
+        ]
+        first = min((seq for seq in newer if seq is not None), default=None)
         if first is not None:
             return [Segment(run.source, first, run.stop), *runs[at + 1 :]]
     return []

@@ -14,27 +14,36 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     ColumnElement,
     Connection,
     Table,
     and_,
-    bindparam,
     case,
     delete,
     func,
-    insert,
-    literal,
-    literal_column,
     or_,
     select,
+    union_all,
 )
 
-from distributed_state.cold import branch_reading, bulk
+from distributed_state.cold import blocks, branch_reading, bulk
+from distributed_state.cold.bulk import Row
 from distributed_state.cold.engine import Database
-from distributed_state.cold.entries import Parsed
+from distributed_state.cold.handing_down import hand_down, hand_down_all
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.record_index import ERASED, lock
-from distributed_state.cold.tables import changes, events, messages, records, shares, snapshots
+from distributed_state.cold.tables import (
+    OF_A_RECORD,
+    change_blocks,
+    changes,
+    events,
+    message_blocks,
+    messages,
+    records,
+    shares,
+    snapshots,
+)
 from distributed_state.cold.values import Purged
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment, State
@@ -71,14 +80,17 @@ def purge_all(
 def candidates(connection: Connection, namespace: str, before_ms: int, after: int) -> tuple[list[str], int | None]:
     """Of the next records in order of their keys, those that have something to purge; and where to go on."""
     r = records.c
-    c = changes.c
+    c, b = changes.c, change_blocks.c
     s = snapshots.c
     page = select(r.key, r.record, r.deleted, r.updated_ms).where(r.namespace == namespace, r.key > after)
     page = page.where(r.created_ms < before_ms, r.scope != ERASED).order_by(r.key).limit(CHUNK)
     rows = connection.execute(page).all()
     # In statements of their own: as subqueries, PostgreSQL may read all of `changes` for each page.
-    old = select(c.record).where(c.record.in_([row.key for row in rows]), c.time_ms < before_ms)
+    keys = [row.key for row in rows]
+    old = select(c.record).where(c.record.in_(keys), c.time_ms < before_ms)
     found = set(connection.execute(old.distinct()).scalars())
+    packed = select(b.record).where(b.record.in_(keys), b.oldest_ms < before_ms)
+    found.update(connection.execute(packed.distinct()).scalars())
     deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
     found.update(connection.execute(select(s.record).where(s.record.in_(deleted)).distinct()).scalars())
     return [row.record for row in rows if row.key in found], rows[-1].key if len(rows) == CHUNK else None
@@ -115,23 +127,37 @@ def _bases(
 
     Or before what a branch continues: `held` are the versions that one begins behind.
     """
-    c = changes.c
-    newer = func.min(case((c.time_ms >= before_ms, c.version)))
+    _expand_cut(connection, living, before_ms, held)
+    c, b = changes.c, change_blocks.c
     names = {key: record for record, key in living.items()}
-    targets: dict[str, int] = {}
+    spans: dict[int, list[Row]] = {}
     for chunk in bulk.chunks(sorted(names), CHUNK):
-        query = select(c.record, func.min(c.version), func.max(c.version), newer)
-        for key, first, last, kept in connection.execute(query.where(c.record.in_(chunk)).group_by(c.record)):
-            # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
-            target = min(last if kept is None else kept - 1, held.get(names[key], last))
-            if target >= first:
-                targets[names[key]] = target
+        newer = func.min(case((c.time_ms >= before_ms, c.version)))
+        rows = select(c.record, func.min(c.version), func.max(c.version), newer).where(c.record.in_(chunk))
+        newer = func.min(case((b.oldest_ms >= before_ms, b.first)))
+        packed = select(b.record, func.min(b.first), func.max(b.last), newer).where(b.record.in_(chunk))
+        for key, *span in connection.execute(union_all(rows.group_by(c.record), packed.group_by(b.record))):
+            spans.setdefault(key, []).append(tuple(span))
+    targets: dict[str, int] = {}
+    for key, found in spans.items():
+        first, last = min(span[0] for span in found), max(span[1] for span in found)
+        # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
+        kept = min((span[2] for span in found if span[2] is not None), default=last + 1)
+        target = min(last, kept - 1, held.get(names[key], last))
+        if target >= first:
+            targets[names[key]] = target
     return states(connection, namespace, targets)
 
 
-def hand_down_all(connection: Connection, gone: Iterable[int]) -> None:
-    """Copy every message of the records with these keys to the records that share it."""
-    _hand_down(connection, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
+def _expand_cut(connection: Connection, living: Mapping[str, int], before_ms: int, held: Mapping[str, int]) -> None:
+    """Put back the rows of blocks that the cutoff, or where a branch begins, lies within."""
+    b = change_blocks.c
+    cut = and_(b.oldest_ms < before_ms, b.newest_ms >= before_ms)
+    blocks.expand_changes(connection, and_(bulk.among(connection, b.record, list(living.values())), cut))
+    for record, version in held.items():
+        if record in living:
+            within = and_(b.record == living[record], b.first <= version, b.last > version)
+            blocks.expand_changes(connection, within)
 
 
 def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, int]) -> tuple[int, int]:
@@ -139,10 +165,11 @@ def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, in
         return 0, 0
     keys = sorted(gone.values())
     hand_down_all(connection, keys)
-    removed = [
-        connection.execute(delete(table).where(table.c.record.in_(keys))).rowcount
-        for table in (changes, messages, snapshots)
-    ]
+    removed = [_packed(connection, table, table.c.record.in_(keys)) for table in (change_blocks, message_blocks)]
+    for table in OF_A_RECORD:
+        count = connection.execute(delete(table).where(table.c.record.in_(keys))).rowcount
+        removed[0] += count if table is changes else 0
+        removed[1] += count if table is messages else 0
     # Those who shared have their own copies now.
     held = or_(shares.c.record.in_(gone), shares.c.source.in_(gone))
     connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
@@ -155,8 +182,11 @@ def _purge_live(
     if not bases:
         return 0, 0
     hidden = _hidden(connection, namespace, bases, keys)
-    _hand_down(connection, hidden)
-    m = messages.c
+    hand_down(connection, hidden)
+    m, b = messages.c, message_blocks.c
+    for some in bulk.chunks(hidden, CHUNK):
+        runs = (and_(b.record == run["r"], b.stop > run["low"], b.start < run["high"]) for run in some)
+        blocks.expand_messages(connection, or_(*runs))
     removed_messages = bulk.remove(
         connection,
         messages,
@@ -164,7 +194,13 @@ def _purge_live(
         lambda run: and_(m.record == run.r, m.version <= run.v, m.seq >= run.low, m.seq < run.high),
     )
     upto = [{"r": keys[record], "v": state.version} for record, state in bases.items()]
-    removed = [bulk.remove(connection, table, upto, partial(_upto, table)) for table in (changes, snapshots)]
+    c = change_blocks.c
+    there = bulk.listed(connection, {"r": BigInteger(), "v": BigInteger()}, [tuple(each.values()) for each in upto])
+    packed = select(func.sum(c.count)).join(there, and_(c.record == there.c.r, c.last <= there.c.v))
+    removed_changes = connection.execute(packed).scalar() or 0
+    for number in (changes.c.version, snapshots.c.version, c.last):
+        removed = bulk.remove(connection, number.table, upto, partial(_upto, number))
+        removed_changes += removed if number is changes.c.version else 0
     s = shares.c
     passed = [{"r": record, "v": state.version} for record, state in bases.items()]
     bulk.remove(
@@ -177,7 +213,7 @@ def _purge_live(
         for run in message_ranges.parse(state.fields.get(SEGMENTS, b"[]"))
     }
     bulk.add(connection, shares, list(held))
-    return removed[0], removed_messages
+    return int(removed_changes), removed_messages
 
 
 def _hidden(
@@ -213,45 +249,10 @@ def _gaps(runs: Iterable[Segment], stop: int) -> list[tuple[int, int]]:
     return [(low, high) for low, high in gaps if low < high]
 
 
-def _hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
-    """Copy messages that are about to go to the records that share them."""
-    if not runs:
-        return
-    m = messages.c
-    s = shares.c
-    source = records.alias("source").c
-    heir = records.alias("heir").c
-    own = messages.alias("own").c
-    shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
-    theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
-    run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
-    # Version 0: older than any base of the heir, whose own purge removes them once it shows them no more.
-    query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
-    query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
-    query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
-    query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
-    query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
-    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+def _upto(number: Column[Any], base: Any) -> ColumnElement[bool]:
+    return and_(number.table.c.record == base.r, number <= base.v)
 
 
-def inherit(connection: Connection, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:
-    """Give forks of forks their own of what their parent was handed: where it was written it is not any more."""
-    runs = [
-        {"p": keys[item.parent], "r": keys[item.entry.record], "low": run.start, "high": run.stop}
-        for item in accepted
-        if item.parent is not None and item.parent in keys
-        for run in item.runs
-        if run.source != item.parent and run.start < run.stop
-    ]
-    if not runs:
-        return
-    m = messages.c
-    own = messages.alias("own").c
-    query = select(bindparam("r", type_=BigInteger), m.seq, literal_column("0"), m.data)
-    query = query.where(m.record == bindparam("p"), m.seq >= bindparam("low"), m.seq < bindparam("high"))
-    query = query.where(~select(literal(1)).where(own.record == bindparam("r"), own.seq == m.seq).exists())
-    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)
-
-
-def _upto(table: Table, base: Any) -> ColumnElement[bool]:
-    return and_(table.c.record == base.r, table.c.version <= base.v)
+def _packed(connection: Connection, table: Table, which: ColumnElement[bool]) -> int:
+    """How many rows are in blocks."""
+    return connection.execute(select(func.sum(table.c.count)).where(which)).scalar() or 0

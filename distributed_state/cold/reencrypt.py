@@ -12,10 +12,20 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, and_, bindparam, select, tuple_, update
 
-from distributed_state.cold import branch_reading
+from distributed_state.cold import blocks, branch_reading
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import ERASED, lock
-from distributed_state.cold.tables import branches, changes, events, messages, quarantine, records, snapshots
+from distributed_state.cold.tables import (
+    branches,
+    change_blocks,
+    changes,
+    events,
+    message_blocks,
+    messages,
+    quarantine,
+    records,
+    snapshots,
+)
 from distributed_state.errors import CorruptState
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import Op, pack, unpack
@@ -41,7 +51,9 @@ def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrit
     work = _Work(connection, namespace, record, row["key"] if row else -1, convert, keep)
     for table in (snapshots, changes, quarantine, branches):
         work.packed(table)
+    work.change_blocks()
     work.messages()
+    work.message_blocks()
     return work.count
 
 
@@ -82,14 +94,30 @@ class _Work:
         for rows in self._pages(table):
             self._store(table, [(key, data, self._change(data, key.get("event", ""))) for key, data in rows])
 
+    def change_blocks(self) -> None:
+        """What a block has of changes, in its place."""
+        for page in self._pages(change_blocks):
+            for key, data in page:
+                rows = blocks.unpack_changes(data)
+                again = [row._replace(data=self._change(row.data, row.event)) for row in rows]
+                self._store(change_blocks, [(key, data, data if again == rows else blocks.pack_changes(again))])
+
     def messages(self) -> None:
-        """What was shared by a record that was purged since is kept here, as it was written there."""
+        """The messages, after the changes, which tell whose they were."""
         for rows in self._pages(messages):
-            again = []
-            for key, data in rows:
-                source = self._sources.get(key["seq"], self._record)
-                again.append((key, data, self._value(source, codec.MESSAGE, data)))
-            self._store(messages, again)
+            self._store(messages, [(key, data, self._message(key["seq"], data)) for key, data in rows])
+
+    def message_blocks(self) -> None:
+        """What a block has of messages, in its place."""
+        for page in self._pages(message_blocks):
+            for key, data in page:
+                rows = blocks.unpack_messages(data)
+                again = [row._replace(data=self._message(row.seq, row.data)) for row in rows]
+                self._store(message_blocks, [(key, data, data if again == rows else blocks.pack_messages(again))])
+
+    def _message(self, seq: int, data: bytes) -> bytes:
+        # What was shared by a record that was purged since is kept here, as it was written there.
+        return self._value(self._sources.get(seq, self._record), codec.MESSAGE, data)
 
     def _change(self, data: bytes, event: str) -> bytes:
         try:

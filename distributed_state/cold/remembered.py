@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 
 from sqlalchemy import BigInteger, Connection, FromClause, Join, and_, func, insert, join, select
 
-from distributed_state.cold import record_index
+from distributed_state.cold import blocks, record_index
 from distributed_state.cold.bulk import chunks, listed
-from distributed_state.cold.tables import TEXT, changes, events, quarantine, records
+from distributed_state.cold.tables import TEXT, change_blocks, changes, events, quarantine, records
 from distributed_state.cold.values import Archived, Commits
 from distributed_state.values.journal import JournalEntry, unpack
 
@@ -61,6 +61,11 @@ def lacking(
     for chunk in chunks(entries, 500):
         names = _wanted(connection, {(entry.record, entry.version) for entry in chunk})
         held.update(connection.execute(select(c.event).select_from(_changes(namespace, names))).scalars())
+        b = change_blocks.c
+        around = and_(b.record == records.c.key, b.first <= names.c.version, b.last >= names.c.version)
+        packed = select(b.record, b.last, b.data).distinct()
+        packed = packed.select_from(_named(namespace, names).join(change_blocks, around))
+        held.update(row.event for *_, data in connection.execute(packed) for row in blocks.unpack_changes(data))
         aside = and_(q.namespace == namespace, q.event.in_([entry.event for entry in chunk]))
         held.update(connection.execute(select(q.event).where(aside)).scalars())
     left = [entry for entry in entries if entry.event not in held]
@@ -75,8 +80,11 @@ def _purged(connection: Connection, namespace: str, entries: Sequence[JournalEnt
     oldest: dict[str, int] = {}
     for chunk in chunks(sorted({entry.record for entry in entries}), 500):
         names = {key: record for record, key in record_index.keys(connection, namespace, chunk).items()}
-        query = select(c.record, func.min(c.version)).where(c.record.in_(names)).group_by(c.record)
-        oldest.update((names[key], version) for key, version in connection.execute(query))
+        for version in (c.version, change_blocks.c.first):
+            place = version.table.c.record
+            query = select(place, func.min(version)).where(place.in_(names)).group_by(place)
+            for key, first in connection.execute(query):
+                oldest[names[key]] = min(first, oldest.get(names[key], first))
     return {entry.event for entry in entries if entry.version < oldest.get(entry.record, 0)}
 
 
@@ -123,9 +131,12 @@ def _wanted(connection: Connection, pairs: Iterable[tuple[str, int]]) -> FromCla
 
 def _changes(namespace: str, wanted: FromClause) -> Join:
     """The changes of these records and versions."""
-    r, c = records.c, changes.c
-    named = join(wanted, records, and_(r.namespace == namespace, r.record == wanted.c.record))
-    return named.join(changes, and_(c.record == r.key, c.version == wanted.c.version))
+    c = changes.c
+    return _named(namespace, wanted).join(changes, and_(c.record == records.c.key, c.version == wanted.c.version))
+
+
+def _named(namespace: str, wanted: FromClause) -> Join:
+    return join(wanted, records, and_(records.c.namespace == namespace, records.c.record == wanted.c.record))
 
 
 def _erased(connection: Connection, namespace: str, entries: Sequence[JournalEntry]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from distributed_state.cold import (
     auditing,
     backfill,
     change_reading,
+    compaction,
     erasure,
     exclusive,
     history,
@@ -28,6 +29,7 @@ from distributed_state.cold import (
     reencrypt,
     registration,
     remembered,
+    rewinding,
     schema,
 )
 from distributed_state.cold.backfill import Backfilled, Held
@@ -35,7 +37,18 @@ from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.registration import Known
 from distributed_state.cold.tables import quarantine
-from distributed_state.cold.values import Batch, Commits, Cursor, Erasure, Listed, Mortal, Purged, Quarantined, Sought
+from distributed_state.cold.values import (
+    Batch,
+    Commits,
+    Compacted,
+    Cursor,
+    Erasure,
+    Listed,
+    Mortal,
+    Purged,
+    Quarantined,
+    Sought,
+)
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
 
@@ -218,7 +231,7 @@ class ColdStore:
     def step_back(self, record: str, version: int, steps: int) -> int:
         """The version whose state is this many before that of `version`. Raises NotFound if there are not so many."""
         with self._database.read() as connection:
-            return history.step_back(connection, self.namespace, record, version, steps)
+            return rewinding.step_back(connection, self.namespace, record, version, steps)
 
     def messages(self, record: str, runs: Sequence[Segment], parent: str | None = None) -> dict[int, bytes]:
         """The messages of these runs, by sequence number; `parent` is what the record was forked from."""
@@ -342,6 +355,13 @@ class ColdStore:
         Calls `progress` after each chunk with the number of records purged so far.
         """
         return purging.purge_all(self._database, self.namespace, before_ms, progress)
+
+    def compact(self, before_ms: int, *, after: int = 0) -> tuple[Compacted, int | None]:
+        """Pack old changes and messages of some records into compressed blocks, which are read as their rows were.
+
+        Returns how much, and what `after` is for the next ones; None: those were the last.
+        """
+        return compaction.compact_page(self._database, self.namespace, before_ms, after)
 
     def adopt(self, record: str, **imported: Unpack[import_record.Imported]) -> None:
         """Import a record with its history: `base` and its messages, then the changes after it.

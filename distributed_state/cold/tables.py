@@ -117,6 +117,35 @@ snapshots = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# Old rows of a record, compressed: changes `first` to `last`, messages `start` to `stop` (exclusive), committed between
+# two times. A row in between may be in its table still.
+change_blocks = Table(
+    "change_blocks",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("last", BigInteger, primary_key=True, autoincrement=False),
+    Column("first", BigInteger, nullable=False),
+    Column("oldest_ms", BigInteger, nullable=False),
+    Column("newest_ms", BigInteger, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+message_blocks = Table(
+    "message_blocks",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("stop", BigInteger, primary_key=True, autoincrement=False),
+    Column("start", BigInteger, nullable=False),
+    Column("oldest_ms", BigInteger, nullable=False),
+    Column("newest_ms", BigInteger, nullable=False),
+    Column("count", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+)
+
+# What there is many times of a record, and goes with it.
+OF_A_RECORD = (changes, messages, snapshots, change_blocks, message_blocks)
+
 # Since `version`, the record shows messages `start` to `stop` (exclusive) kept under `source`, which may be itself.
 shares = Table(
     "shares",

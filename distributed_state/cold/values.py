@@ -91,6 +91,18 @@ class Purged:
 
 
 @dataclass(frozen=True, slots=True)
+class Compacted:
+    """How many changes and messages were packed into blocks, and of how many records."""
+
+    records: int
+    changes: int
+    messages: int
+
+    def __add__(self, other: Compacted) -> Compacted:
+        return Compacted(self.records + other.records, self.changes + other.changes, self.messages + other.messages)
+
+
+@dataclass(frozen=True, slots=True)
 class Quarantined:
     """A journal entry that could not be archived, or that a newer epoch replaced, kept as it was."""
 

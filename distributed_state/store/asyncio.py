@@ -467,6 +467,21 @@ class AsyncStateStore:
         self._context.allow("admin")
         return await repairing.repair(self._context.tiers(), dry_run, progress)
 
+    async def compact(
+        self, *, older_than: float = 86_400.0, progress: Callable[[int], None] | None = None
+    ) -> dict[str, int]:
+        """Pack history older than this many seconds into compressed blocks in SQL, which take a fraction of the space.
+
+        `history`, `at`, `rollback`, forks, export and all else read them as before. It may run beside workers, and be
+        broken off and repeated; once a day is a good pace. What becomes free is used again by SQL; files shrink by
+        its own VACUUM. `progress` is called with the number of records so far. Returns counts of records, changes and
+        messages. Raises InvalidValue if `older_than` is below `op_window`.
+
+        Example: `store.compact(older_than=7 * 86400)`
+        """
+        self._context.allow("admin")
+        return await maintenance.compact(self._context.tiers(), older_than, progress)
+
     async def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history and events older than this many seconds; the present state of live records stays readable.
 

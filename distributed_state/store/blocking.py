@@ -427,6 +427,18 @@ class StateStore:
         """
         return finish(self._twin.repair(dry_run=dry_run, progress=progress))
 
+    def compact(self, *, older_than: float = 86400.0, progress: Callable[[int], None] | None = None) -> dict[str, int]:
+        """Pack history older than this many seconds into compressed blocks in SQL, which take a fraction of the space.
+
+        `history`, `at`, `rollback`, forks, export and all else read them as before. It may run beside workers, and be
+        broken off and repeated; once a day is a good pace. What becomes free is used again by SQL; files shrink by
+        its own VACUUM. `progress` is called with the number of records so far. Returns counts of records, changes and
+        messages. Raises InvalidValue if `older_than` is below `op_window`.
+
+        Example: `store.compact(older_than=7 * 86400)`
+        """
+        return finish(self._twin.compact(older_than=older_than, progress=progress))
+
     def purge(self, *, older_than: float) -> dict[str, int]:
         """Remove history and events older than this many seconds; the present state of live records stays readable.
 

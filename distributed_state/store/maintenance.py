@@ -8,6 +8,8 @@ Design: section 15.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from distributed_state.errors import InvalidValue
@@ -42,6 +44,24 @@ async def listing(tiers: Tiers, scope: str, owner: str | None, limit: int, after
 
 
 # Removing
+
+
+async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], None] | None) -> dict[str, int]:
+    """Pack old history in SQL into blocks."""
+    shortest = tiers.settings.op_window
+    # A write whose answer was lost may be repeated that long, and is looked for among the rows.
+    if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= shortest:
+        raise InvalidValue(f"older_than is a number of seconds from {shortest:g} (op_window) on, not {older_than!r}")
+    await tiers.clock.know()
+    before_ms = int((tiers.clock.now() - older_than) * 1000)
+    records = changes = messages = 0
+    after: int | None = 0
+    while after is not None:
+        done, after = await tiers.port.sql(partial(tiers.cold.compact, before_ms, after=after))
+        records, changes, messages = records + done.records, changes + done.changes, messages + done.messages
+        if progress:
+            progress(records)
+    return {"records": records, "changes": changes, "messages": messages}
 
 
 async def purge(tiers: Tiers, older_than: float) -> dict[str, int]:

@@ -249,6 +249,7 @@ STORE: dict[str, Case] = {
     "import_": (lambda s: s.import_(LINES, id="copy"), [("admin", None)]),
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
     "repair": (lambda s: s.repair(), [("admin", None)]),
+    "compact": (lambda s: s.compact(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
     "run": (
         lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),

@@ -29,6 +29,7 @@ COMMANDS = [
     "serve",
     "branches",
     "repair",
+    "compact",
     "fork",
     "demo lifecycle",
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),

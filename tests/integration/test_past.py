@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_sql, held_in_redis, names, redis_of, tiers, until
+from below import everything_in_sql, held_in_redis, names, redis_of, shift, tiers, until
 from faces import core
 
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
@@ -818,3 +818,58 @@ async def test_no_version_is_too_large_to_be_asked_for(store: Any) -> None:
             await call()
     with pytest.raises(NotFound, match="has no version"):
         await session.at(version=2**63 - 1)
+
+
+# Compaction
+
+
+async def readings(store: Any, *ids: str) -> list[Any]:
+    """What users read of sessions that left Redis."""
+    found: list[Any] = []
+    for id in ids:
+        await evict(store, id)
+        session = store.session(id)
+        found.append(await now(session))
+        history = await session.history()
+        found.append(history)
+        found += [shown(await session.at(version=change.version)) for change in history]
+        found.append(await session.checkpoints())
+        found.append(json.loads(json.dumps(await store.export(id))))
+    return found
+
+
+async def test_packed_history_is_read_rolled_back_forked_and_written_on(store: Any) -> None:
+    """An old conversation that is packed is what it was, and goes on."""
+    session = store.session("s", user="u")
+    for number in range(12):
+        await session.write(set={"n": number, "hostile": HOSTILE}, append=[said(number)])
+    await session.checkpoint("half way")
+    for number in range(12, 20):
+        await session.write(set={"n": number}, append=[said(number)])
+    await session.rollback(steps=3)
+    await session.fork("f", version=9)
+    await store.session("f").append(said("own"))
+    before = await readings(store, "s", "f")
+    assert (await store.compact())["records"] == 0, "all of it is new"
+    shift(store, 2 * 86_400)
+    assert await store.compact() == {"records": 1, "changes": 20, "messages": 20}
+    assert await readings(store, "s", "f") == before
+    assert (await store.compact())["changes"] == 0
+    shift(store, -2 * 86_400)
+    assert await session.rollback(label="half way") == 23
+    assert await session.get("n") == 11
+    await session.append(said("after"))
+    await session.fork("g")
+    assert (await texts(store.session("g")))[-2:] == ["11", "after"]
+    await evict(store, "s", "g")
+    assert await texts(store.session("g")) == [*map(str, range(12)), "after"]
+    await store.erase("s")
+    assert await texts(store.session("g")) == [*map(str, range(12)), "after"]
+    assert await texts(store.session("f")) == [*map(str, range(9)), "own"]
+
+
+async def test_nothing_is_packed_that_a_retry_may_look_for(store: Any) -> None:
+    """A write whose answer was lost is looked for by its event for as long as `op_window`."""
+    for age in (core(store).settings.op_window - 1, -1, True, "1d", float("nan")):
+        with pytest.raises(InvalidValue, match="op_window"):
+            await store.compact(older_than=age)

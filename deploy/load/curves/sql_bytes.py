@@ -1,19 +1,24 @@
-"""What SQL takes for what users keep: the bytes of all its tables and indexes over those of the JSON."""
+"""What SQL takes for what users keep: the bytes of all its tables and indexes over those of the JSON.
+
+Right after it was archived, and after `compact` and VACUUM FULL; plain and encrypted.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Sequence
 
 from sqlalchemy import create_engine, text
 
 from deploy.load.curves.curve import Curve, Progress
-from distributed_state import AsyncStateStore
+from distributed_state import AsyncStateStore, Encryption, KeyRing
 from distributed_state.programs.servers import postgres_server, redis_server
 
 _TURNS = 3
 _AT_ONCE = 50
+_WINDOW = 2.0
 # As long as those of the airline agents of tau-bench (Sierra, 2024) are on the average: 131, 251, 844 and 332 bytes.
 _QUESTION = "I would like to change my flight to Denver to the following day, {key}."
 _CALL = '{{"origin": "BOS", "destination": "DEN", "date": "2024-05-{day:02}", "booking": "{key}", "cabin": "economy"}}'
@@ -54,14 +59,44 @@ async def _converse(store: AsyncStateStore, number: int) -> int:
     return size
 
 
-async def _fill(url: str, archive: str, first: int, last: int) -> int:
-    async with AsyncStateStore.open(url, archive=archive) as store:
-        size = 0
-        for begin in range(first, last, _AT_ONCE):
-            some = range(begin, min(begin + _AT_ONCE, last))
-            size += sum(await asyncio.gather(*(_converse(store, number) for number in some)))
-        await store.archive()
+async def _fill(store: AsyncStateStore, first: int, last: int) -> int:
+    size = 0
+    for begin in range(first, last, _AT_ONCE):
+        some = range(begin, min(begin + _AT_ONCE, last))
+        size += sum(await asyncio.gather(*(_converse(store, number) for number in some)))
+    await store.archive()
     return size
+
+
+async def _compact(store: AsyncStateStore) -> None:
+    await asyncio.sleep(_WINDOW)  # what is younger is not packed
+    await store.compact(older_than=_WINDOW)
+
+
+async def _measured(
+    url: str, archive: str, sizes: Sequence[int], progress: Progress, *, packed: bool, encrypted: bool
+) -> list[float]:
+    costs = []
+    done = total = 0
+    encryption = Encryption(KeyRing({"key": secrets.token_bytes(32)})) if encrypted else None
+    options = {"op_window": _WINDOW, "retry_for": 0.5, "timeout": 0.5}
+    async with AsyncStateStore.open(url, archive=archive, encryption=encryption, **options) as store:
+        for size in sizes:
+            progress(f"{size} conversations")
+            total += await _fill(store, done, size)
+            done = size
+            if packed:
+                await _compact(store)
+                await asyncio.to_thread(_vacuum, archive)
+            costs.append(sum(sizes_of(archive).values()) / total)
+    return costs
+
+
+def _vacuum(archive: str) -> None:
+    engine = create_engine(archive, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("VACUUM FULL"))
+    engine.dispose()
 
 
 def sizes_of(archive: str) -> dict[str, int]:
@@ -74,14 +109,29 @@ def sizes_of(archive: str) -> dict[str, int]:
     return found
 
 
+def _curve(sizes: Sequence[int], progress: Progress, name: str, goal: float, *, packed: bool, encrypted: bool) -> Curve:
+    with redis_server() as server, postgres_server() as database:
+        measured = _measured(server.url, database.url, sizes, progress, packed=packed, encrypted=encrypted)
+        return Curve(
+            f"SQL bytes : the user's JSON, {name}", "", "conversations", list(sizes), asyncio.run(measured), goal
+        )
+
+
 def sql_bytes(sizes: Sequence[int], progress: Progress) -> Curve:
     """All tables of PostgreSQL against the JSON of so many conversations, right after they were archived."""
-    costs = []
-    with redis_server() as server, postgres_server() as database:
-        done = total = 0
-        for size in sizes:
-            progress(f"{size} conversations")
-            total += asyncio.run(_fill(server.url, database.url, done, size))
-            done = size
-            costs.append(sum(sizes_of(database.url).values()) / total)
-    return Curve("SQL bytes : the user's JSON", "", "conversations", list(sizes), costs, 2.2)
+    return _curve(sizes, progress, "fresh", 2.2, packed=False, encrypted=False)
+
+
+def packed_sql_bytes(sizes: Sequence[int], progress: Progress) -> Curve:
+    """The same after compaction."""
+    return _curve(sizes, progress, "compacted", 0.9, packed=True, encrypted=False)
+
+
+def encrypted_sql_bytes(sizes: Sequence[int], progress: Progress) -> Curve:
+    """With every value encrypted."""
+    return _curve(sizes, progress, "encrypted, fresh", 2.6, packed=False, encrypted=True)
+
+
+def packed_encrypted_sql_bytes(sizes: Sequence[int], progress: Progress) -> Curve:
+    """With every value encrypted, after compaction."""
+    return _curve(sizes, progress, "encrypted, compacted", 1.8, packed=True, encrypted=True)

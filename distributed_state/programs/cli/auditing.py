@@ -76,6 +76,13 @@ def moment(option: str, text: str | None, now: float) -> float | None:
         raise InvalidValue(f"{option} is {_WHEN}, not {text!r:.80}") from error
 
 
+def span(option: str, text: str) -> float:
+    """The length of time that an option names, in seconds."""
+    if found := _AGO.fullmatch(text):
+        return float(found[1]) * _SECONDS[found[2]]
+    raise InvalidValue(f"{option} is a number and a unit, as in 30m, 12h or 7d, not {text!r:.80}")
+
+
 def ago(seconds: float) -> str:
     """A length of time in its largest unit, as `moment` reads it."""
     unit = max((each for each in _SECONDS if _SECONDS[each] <= max(seconds, 1)), key=_SECONDS.__getitem__)

@@ -16,6 +16,7 @@ def upgrade() -> None:
     """Create every table."""
     _of_the_namespace()
     _of_each_record()
+    _of_blocks()
     _of_what_happened()
     _of_what_is_put_aside()
     _of_what_is_erased()
@@ -104,6 +105,20 @@ def _of_each_record() -> None:
         sa.Column("stop", sa.BigInteger, primary_key=True, autoincrement=False),
     )
     op.create_index("shares_held", "shares", ["namespace", "record"])
+
+
+def _of_blocks() -> None:
+    for table, first, last in (("change_blocks", "first", "last"), ("message_blocks", "start", "stop")):
+        op.create_table(
+            table,
+            sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False),
+            sa.Column(last, sa.BigInteger, primary_key=True, autoincrement=False),
+            sa.Column(first, sa.BigInteger, nullable=False),
+            sa.Column("oldest_ms", sa.BigInteger, nullable=False),
+            sa.Column("newest_ms", sa.BigInteger, nullable=False),
+            sa.Column("count", sa.Integer, nullable=False),
+            sa.Column("data", sa.LargeBinary, nullable=False),
+        )
 
 
 def _of_what_happened() -> None:

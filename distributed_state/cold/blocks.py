@@ -1,0 +1,235 @@
+"""Old changes and messages of a record in compressed blocks. Law: a block says what its rows said, to the byte.
+
+A row stands in its table or in a block of its record, never in both. Who changes what is in a block puts its rows back
+first (`expand`), in the same transaction and with the record locked; `cold/compaction.py` makes them a block again.
+
+What is encrypted stays encrypted: a block needs no key, and its steps and messages are bytes here.
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    and_,
+    delete,
+    false,
+    or_,
+    select,
+    true,
+    union_all,
+)
+
+from distributed_state.cold import bulk
+from distributed_state.cold.entries import LARGEST
+from distributed_state.cold.tables import change_blocks, changes, message_blocks, messages
+from distributed_state.errors import CorruptState
+from distributed_state.values.journal import pack, unpack
+
+RAW_BYTES = 65_536  # of the rows in a block; a row that is longer has a block of its own
+_AT_ONCE = 4  # blocks that a walk reads in one statement
+Key = int | ScalarSelect[int]
+
+
+class ChangeRow(NamedTuple):
+    """A row of `changes` that has no label; those that have one stay in their table."""
+
+    version: int
+    offset: int
+    time_ms: int
+    token: int
+    epoch: str
+    event: str
+    kind: str
+    actor: str
+    data: bytes
+
+
+class MessageRow(NamedTuple):
+    """A row of `messages` that was written with a change, and not handed down.
+
+    `time_ms` is that of the change, -1 if it was purged. A block keeps it, as its change may be in another one.
+    """
+
+    seq: int
+    version: int
+    time_ms: int
+    data: bytes
+
+
+CHANGE = [changes.c[name] for name in ChangeRow._fields]
+_MESSAGE = [messages.c[name] for name in ("record", "seq", "version", "data")]
+
+
+def pack_changes(rows: Iterable[ChangeRow]) -> bytes:
+    """The bytes of a block of changes."""
+    return zlib.compress(pack((b"c", json.dumps(row[:-1]).encode(), row.data) for row in rows))
+
+
+def unpack_changes(data: bytes) -> list[ChangeRow]:
+    """The changes in a block, ascending. Raises CorruptState if the bytes are none."""
+    try:
+        return [ChangeRow._make((*json.loads(op.name), op.value)) for op in unpack(zlib.decompress(data))]
+    except (zlib.error, ValueError, TypeError) as error:
+        raise CorruptState(f"a block of {len(data)} bytes cannot be read: {error}", data=data) from error
+
+
+def pack_messages(rows: Iterable[MessageRow]) -> bytes:
+    """The bytes of a block of messages."""
+    return zlib.compress(pack((b"m", b"%d %d %d" % row[:-1], row.data) for row in rows))
+
+
+def unpack_messages(data: bytes) -> list[MessageRow]:
+    """The messages in a block, ascending. Raises CorruptState if the bytes are none."""
+    try:
+        return [MessageRow._make((*map(int, op.name.split(b" ")), op.value)) for op in unpack(zlib.decompress(data))]
+    except (zlib.error, ValueError, TypeError) as error:
+        raise CorruptState(f"a block of {len(data)} bytes cannot be read: {error}", data=data) from error
+
+
+# Reading
+
+
+def changes_between(
+    connection: Connection, key: Key, after: int, before: int | None, limit: int | None
+) -> list[ChangeRow]:
+    """The changes of a record between two versions, both exclusive, ascending, at most so many."""
+    c = changes.c
+    query = select(*CHANGE).where(c.record == key, c.version > after)
+    if before is not None:
+        query = query.where(c.version < before)
+    found = [ChangeRow(*row) for row in connection.execute(query.order_by(c.version).limit(limit))]
+    end = LARGEST if before is None else before
+    for first, data in _upwards(connection, key, after, end):
+        if limit is not None and len(found) >= limit and found[-1].version < first:
+            break
+        found += [row for row in unpack_changes(data) if after < row.version < end]
+        if limit is not None:
+            found = sorted(found)[:limit]
+    return sorted(found)
+
+
+def downwards(connection: Connection, key: Key, last: int) -> Iterator[list[ChangeRow]]:
+    """The blocks of a record with changes up to a version, the newest first; each ascending, without what is newer."""
+    b = change_blocks.c
+    query = select(b.first, b.data).where(b.record == key).order_by(b.last.desc()).limit(_AT_ONCE)
+    while found := connection.execute(query.where(b.first <= last)).all():
+        for first, data in found:
+            yield [row for row in unpack_changes(data) if row.version <= last]
+            last = first - 1
+
+
+def _upwards(connection: Connection, key: Key, after: int, before: int) -> Iterator[tuple[int, bytes]]:
+    """The blocks with changes between two versions, the oldest first: the first version in each, and its bytes."""
+    b = change_blocks.c
+    query = select(b.last, b.first, b.data).where(b.record == key, b.first < before).order_by(b.last).limit(_AT_ONCE)
+    while found := connection.execute(query.where(b.last > after)).all():
+        yield from ((first, data) for _, first, data in found)
+        after = found[-1].last
+
+
+def steps(connection: Connection, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
+    """What two queries find in one statement, of rows of `changes` and of blocks: `..., epoch, version, data` each.
+
+    Both begin with columns of the caller's own. A block comes whole: some may lie outside of what was asked for.
+    """
+    both = union_all(rows.add_columns(false().label("packed")), blocks.add_columns(true().label("packed")))
+    for *row, packed in connection.execute(both):
+        if packed:
+            yield from ((*row[:-3], each.epoch, each.version, each.data) for each in unpack_changes(row[-1]))
+        else:
+            yield tuple(row)
+
+
+class Run(NamedTuple):
+    """The messages `start` to `stop` (exclusive) that are kept under any of these records."""
+
+    records: Collection[int]
+    start: int
+    stop: int
+
+
+def messages_in(
+    connection: Connection, runs: Sequence[Run], *besides: ColumnElement[bool]
+) -> Iterator[tuple[int, int, bytes]]:
+    """The messages of runs, in rows and in blocks: number of the record, of the message, and bytes. One statement.
+
+    `besides`: rows that are asked for as well.
+    """
+    m, b = messages.c, message_blocks.c
+    mine = [and_(m.record.in_(run.records), m.seq >= run.start, m.seq < run.stop) for run in runs]
+    packed = [and_(b.record.in_(run.records), b.stop > run.start, b.start < run.stop) for run in runs]
+    rows = select(m.record, m.seq, m.data, false().label("packed")).where(or_(*mine, *besides))
+    both = union_all(rows, select(b.record, b.stop, b.data, true().label("packed")).where(or_(*packed)))
+    for record, seq, data, is_block in connection.execute(both):
+        if not is_block:
+            yield record, seq, data
+            continue
+        for row in unpack_messages(data):
+            # Its neighbours in the block are not asked for: another record may have its own of that number.
+            if any(run.start <= row.seq < run.stop and record in run.records for run in runs):
+                yield record, row.seq, row.data
+
+
+def bodies(connection: Connection, key: int, numbers: Collection[int]) -> dict[int, bytes]:
+    """What these messages say, of those that are kept under this record."""
+    found: dict[int, bytes] = {}
+    for chunk in bulk.chunks(sorted(numbers), 500):
+        # They follow each other, but for those of rolled back changes in between.
+        wanted = set(chunk)
+        run = Run({key}, chunk[0], chunk[-1] + 1)
+        found.update((seq, data) for _, seq, data in messages_in(connection, [run]) if seq in wanted)
+    return found
+
+
+def first_since(connection: Connection, key: Key, start: int, stop: int, since_ms: int) -> int | None:
+    """The first of these messages in blocks of a record that was committed at this time or later."""
+    b = message_blocks.c
+    query = select(b.data).where(b.record == key, b.stop > start, b.start < stop, b.newest_ms >= since_ms)
+    for data in connection.execute(query.order_by(b.stop)).scalars():
+        for row in unpack_messages(data):
+            if start <= row.seq < stop and row.time_ms >= since_ms:
+                return row.seq
+    return None
+
+
+# Putting back
+
+
+def expand(connection: Connection, some: Sequence[int]) -> None:
+    """Put back the rows of all blocks of these records, which are locked."""
+    b = change_blocks.c
+    expand_changes(connection, bulk.among(connection, b.record, some))
+    b = message_blocks.c
+    expand_messages(connection, bulk.among(connection, b.record, some))
+
+
+def expand_changes(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Put back the rows of the blocks of changes that fit. Their records are locked."""
+    b = change_blocks.c
+    rows = connection.execute(select(b.record, b.data).where(which)).all()
+    if not rows:
+        return
+    found = [(record, row) for record, data in rows for row in unpack_changes(data)]
+    connection.execute(delete(change_blocks).where(which))
+    bulk.add(connection, changes, sorted((record, *row) for record, row in found), [changes.c.record, *CHANGE])
+
+
+def expand_messages(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Put back the rows of the blocks of messages that fit. Their records are locked."""
+    b = message_blocks.c
+    rows = connection.execute(select(b.record, b.data).where(which)).all()
+    if not rows:
+        return
+    found = [(record, row) for record, data in rows for row in unpack_messages(data)]
+    connection.execute(delete(message_blocks).where(which))
+    bulk.add(connection, messages, sorted((record, row.seq, row.version, row.data) for record, row in found), _MESSAGE)

@@ -1,0 +1,71 @@
+"""Gives forks their own copies of messages. Law: what a fork shows is handed down before it goes where it was written.
+
+Design: section 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import BigInteger, Connection, and_, bindparam, insert, literal, literal_column, select
+
+from distributed_state.cold import blocks, bulk
+from distributed_state.cold.entries import Parsed
+from distributed_state.cold.tables import message_blocks, messages, records, shares
+
+
+def hand_down_all(connection: Connection, gone: Iterable[int]) -> None:
+    """Copy every message of the records with these keys to the records that share it."""
+    hand_down(connection, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
+
+
+def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Copy messages that are about to go to the records that share them."""
+    if not runs:
+        return
+    _expand_shared(connection, {run["r"] for run in runs})
+    m = messages.c
+    s = shares.c
+    source = records.alias("source").c
+    heir = records.alias("heir").c
+    own = messages.alias("own").c
+    shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
+    theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
+    run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
+    # Version 0: older than any base of the heir, whose own purge removes them once it shows them no more.
+    query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
+    query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
+    query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
+    query = query.where(m.seq >= bindparam("low"), m.seq < bindparam("high"), m.version <= bindparam("v"))
+    query = query.where(~select(literal(1)).where(own.record == heir.key, own.seq == m.seq).exists())
+    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), list(runs))
+
+
+def _expand_shared(connection: Connection, sources: Collection[int]) -> None:
+    """Put back the messages of those of these records that others share."""
+    r, s = records.c, shares.c
+    shared = and_(s.namespace == r.namespace, s.source == r.record, s.record != s.source)
+    query = select(r.key).join(shares, shared).where(bulk.among(connection, r.key, sources)).distinct()
+    keys = connection.execute(query).scalars().all()
+    blocks.expand_messages(connection, bulk.among(connection, message_blocks.c.record, keys))
+
+
+def inherit(connection: Connection, accepted: Iterable[Parsed], keys: Mapping[str, int]) -> None:
+    """Give forks of forks their own of what their parent was handed: where it was written it is not any more."""
+    runs = [
+        {"p": keys[item.parent], "r": keys[item.entry.record], "low": run.start, "high": run.stop}
+        for item in accepted
+        if item.parent is not None and item.parent in keys
+        for run in item.runs
+        if run.source != item.parent and run.start < run.stop
+    ]
+    if not runs:
+        return
+    blocks.expand_messages(connection, message_blocks.c.record.in_({run["p"] for run in runs}))
+    m = messages.c
+    own = messages.alias("own").c
+    query = select(bindparam("r", type_=BigInteger), m.seq, literal_column("0"), m.data)
+    query = query.where(m.record == bindparam("p"), m.seq >= bindparam("low"), m.seq < bindparam("high"))
+    query = query.where(~select(literal(1)).where(own.record == bindparam("r"), own.seq == m.seq).exists())
+    connection.execute(insert(messages).from_select([column.name for column in messages.columns], query), runs)
