@@ -732,8 +732,12 @@ def tiers_of_sql(store: Any, text: str) -> None:
     from sqlalchemy import text as sql
 
     with core(store)._lifecycle.cold._database.write() as connection:
-        for table in ("changes", "messages", "snapshots", "records", "shares"):
-            connection.execute(sql(f"DELETE FROM {table} WHERE record = :r"), {"r": text})
+        mine = {"n": core(store).settings.namespace, "r": text}
+        for table in ("changes", "messages", "snapshots"):
+            key = "(SELECT key FROM records WHERE namespace = :n AND record = :r)"
+            connection.execute(sql(f"DELETE FROM {table} WHERE record = {key}"), mine)
+        for table in ("records", "shares"):
+            connection.execute(sql(f"DELETE FROM {table} WHERE namespace = :n AND record = :r"), mine)
 
 
 async def test_under_another_id_it_is_encrypted_anew(opener: Any) -> None:
