@@ -19,7 +19,7 @@ from sqlalchemy import BigInteger, Column, Connection, Select, Table, and_, case
 from distributed_state.cold import blocks, bulk
 from distributed_state.cold.blocks import CHANGE, ChangeRow, MessageRow
 from distributed_state.cold.engine import Database
-from distributed_state.cold.record_index import ERASED
+from distributed_state.cold.record_index import following
 from distributed_state.cold.tables import change_blocks, changes, message_blocks, messages, records
 from distributed_state.cold.values import Compacted
 
@@ -49,9 +49,8 @@ def _candidates(
     connection: Connection, namespace: str, before_ms: int, after: int
 ) -> tuple[dict[int, int], int | None]:
     """Of the next records in order of their keys, those with enough old rows, and how many; and where to go on."""
-    r, c = records.c, changes.c
-    page = select(r.key).where(r.namespace == namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
-    keys = connection.execute(page.order_by(r.key).limit(_PAGE)).scalars().all()
+    c = changes.c
+    keys = [row.key for row in following(connection, namespace, after, before_ms, _PAGE)]
     old = and_(bulk.among(connection, c.record, keys), c.time_ms < before_ms, c.label.is_(None))
     count = select(c.record, func.count().label("rows")).where(old).group_by(c.record).having(func.count() > _LEAST)
     found = {row.record: int(row.rows) for row in connection.execute(count.order_by(c.record))}

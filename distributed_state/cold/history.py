@@ -16,7 +16,8 @@ from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, li
 
 from distributed_state.cold import blocks
 from distributed_state.cold.bulk import Row, chunks, listed
-from distributed_state.cold.record_index import ERASED, Head, find, hashed, key_of, keys
+from distributed_state.cold.entries import LARGEST
+from distributed_state.cold.record_index import ERASED, Head, find, following, hashed, key_of, keys
 from distributed_state.cold.tables import TEXT, change_blocks, changes, messages, records, snapshots
 from distributed_state.errors import NotFound
 from distributed_state.values import message_ranges
@@ -24,6 +25,7 @@ from distributed_state.values.journal import Loaded, Segment, State, fold, pack,
 from distributed_state.values.model import DELETED
 
 log = logging.getLogger(__name__)
+_PAGE = 200
 _GONE = {DELETED: b"1"}
 
 
@@ -249,3 +251,21 @@ def since(connection: Connection, namespace: str, record: str, runs: Sequence[Se
         if first is not None:
             return [Segment(run.source, first, run.stop), *runs[at + 1 :]]
     return []
+
+
+def overfull(
+    connection: Connection, namespace: str, keep: int | None, before_ms: int | None, after: int
+) -> tuple[list[str], int | None]:
+    """Of the next records those that show more than `keep` messages, or older ones; and where to go on."""
+    created = before_ms if keep is None and before_ms is not None else LARGEST
+    rows = following(connection, namespace, after, created, _PAGE)
+
+    def is_overfull(record: str, state: State) -> bool:
+        runs = message_ranges.segments(record, state.fields)
+        if keep is not None and message_ranges.count(runs) > keep:
+            return True
+        return before_ms is not None and since(connection, namespace, record, runs, before_ms) != runs
+
+    heads = states(connection, namespace, {row.record: row.version for row in rows})
+    found = [record for record, state in heads.items() if is_overfull(record, state)]
+    return found, rows[-1].key if len(rows) == _PAGE else None

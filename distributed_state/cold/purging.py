@@ -28,11 +28,11 @@ from sqlalchemy import (
 )
 
 from distributed_state.cold import blocks, branch_reading, bulk
-from distributed_state.cold.bulk import Row
 from distributed_state.cold.engine import Database
+from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.handing_down import hand_down, hand_down_all
 from distributed_state.cold.history import snapshot_row, states
-from distributed_state.cold.record_index import ERASED, lock
+from distributed_state.cold.record_index import following, lock
 from distributed_state.cold.tables import (
     OF_A_RECORD,
     change_blocks,
@@ -40,7 +40,6 @@ from distributed_state.cold.tables import (
     events,
     message_blocks,
     messages,
-    records,
     shares,
     snapshots,
 )
@@ -54,49 +53,66 @@ _EVENTS = 10_000
 
 
 def purge_all(
-    database: Database, namespace: str, before_ms: int, progress: Callable[[int], None] | None = None
+    database: Database,
+    namespace: str,
+    before_ms: int,
+    keep: int | None = None,
+    events_before_ms: int | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Purged:
-    """Purge the namespace, chunk by chunk; `progress` is called after each with the number of records so far."""
+    """Purge the namespace, chunk by chunk; `progress` is called after each with the number of records so far.
+
+    Of changes the newest `keep` of each record are left at most; events have a time of their own if it is given.
+    """
     with database.write() as connection:
         # First: what a branch continues stays until the branch is old.
         total = Purged(0, branch_reading.purge(connection, namespace, before_ms), 0)
     after: int | None = 0
     while after is not None:
         with database.long_read() as connection:
-            names, after = candidates(connection, namespace, before_ms, after)
+            names, after = candidates(connection, namespace, before_ms, keep, after)
         if names:
             with database.long_write() as connection:
-                total += purge(connection, namespace, names, before_ms)
+                total += purge(connection, namespace, names, before_ms, keep)
         if progress:
             progress(total.records)
+    events_before_ms = before_ms if events_before_ms is None else events_before_ms
     removed = 1
     while removed > 0:
         with database.long_write() as connection:
-            removed = purge_events(connection, namespace, before_ms)
+            removed = purge_events(connection, namespace, events_before_ms)
         total += Purged(0, 0, 0, removed)
     return total
 
 
-def candidates(connection: Connection, namespace: str, before_ms: int, after: int) -> tuple[list[str], int | None]:
+def candidates(
+    connection: Connection, namespace: str, before_ms: int, keep: int | None, after: int
+) -> tuple[list[str], int | None]:
     """Of the next records in order of their keys, those that have something to purge; and where to go on."""
-    r = records.c
     c, b = changes.c, change_blocks.c
     s = snapshots.c
-    page = select(r.key, r.record, r.deleted, r.updated_ms).where(r.namespace == namespace, r.key > after)
-    page = page.where(r.created_ms < before_ms, r.scope != ERASED).order_by(r.key).limit(CHUNK)
-    rows = connection.execute(page).all()
-    # In statements of their own: as subqueries, PostgreSQL may read all of `changes` for each page.
+    rows = following(connection, namespace, after, before_ms if keep is None else LARGEST, CHUNK)
     keys = [row.key for row in rows]
-    old = select(c.record).where(c.record.in_(keys), c.time_ms < before_ms)
-    found = set(connection.execute(old.distinct()).scalars())
-    packed = select(b.record).where(b.record.in_(keys), b.oldest_ms < before_ms)
-    found.update(connection.execute(packed.distinct()).scalars())
     deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
-    found.update(connection.execute(select(s.record).where(s.record.in_(deleted)).distinct()).scalars())
+    # In statements of their own: as subqueries, PostgreSQL may read all of `changes` for each page.
+    queries = (
+        select(c.record).where(bulk.among(connection, c.record, keys), c.time_ms < before_ms),
+        select(b.record).where(bulk.among(connection, b.record, keys), b.oldest_ms < before_ms),
+        select(s.record).where(bulk.among(connection, s.record, deleted)),
+    )
+    found = {key for query in queries for key in connection.execute(query.distinct()).scalars()}
+    if keep is not None:
+        long = [(row.key, row.version - keep) for row in rows if row.key not in found and row.version > keep]
+        upto = bulk.listed(connection, {"key": BigInteger(), "last": BigInteger()}, long)
+        for place, first in ((c.record, c.version), (b.record, b.first)):
+            beyond = select(place).join(upto, and_(place == upto.c.key, first <= upto.c.last))
+            found.update(connection.execute(beyond.distinct()).scalars())
     return [row.record for row in rows if row.key in found], rows[-1].key if len(rows) == CHUNK else None
 
 
-def purge(connection: Connection, namespace: str, names: Sequence[str], before_ms: int) -> Purged:
+def purge(
+    connection: Connection, namespace: str, names: Sequence[str], before_ms: int, keep: int | None = None
+) -> Purged:
     """Purge these records in one transaction."""
     # Locked first: archive() locks the rows of its records too, so neither sees the other's work half done.
     rows = lock(connection, namespace, names)
@@ -104,7 +120,8 @@ def purge(connection: Connection, namespace: str, names: Sequence[str], before_m
     old = (record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms)
     gone = {record: rows[record]["key"] for record in old if record not in held}
     living = {record: row["key"] for record, row in rows.items() if record not in gone}
-    bases = _bases(connection, namespace, living, before_ms, held)
+    spare = {} if keep is None else {record: rows[record]["version"] - keep for record in living}
+    bases = _bases(connection, namespace, living, before_ms, held, spare)
     removed = [_purge_deleted(connection, namespace, gone), _purge_live(connection, namespace, bases, living)]
     counts = [sum(numbers) for numbers in zip(*removed, strict=True)]
     return Purged(len(gone) + len(bases), *counts)
@@ -121,43 +138,51 @@ def purge_events(connection: Connection, namespace: str, before_ms: int) -> int:
 
 
 def _bases(
-    connection: Connection, namespace: str, living: Mapping[str, int], before_ms: int, held: Mapping[str, int]
+    connection: Connection,
+    namespace: str,
+    living: Mapping[str, int],
+    before_ms: int,
+    held: Mapping[str, int],
+    spare: Mapping[str, int],
 ) -> dict[str, State]:
     """The state of each record at its last change before the first one that is newer than the cutoff.
 
-    Or before what a branch continues: `held` are the versions that one begins behind.
+    Or at the version in `spare`, if that is higher; but not behind the one in `held`, which a branch continues.
     """
-    _expand_cut(connection, living, before_ms, held)
-    c, b = changes.c, change_blocks.c
-    names = {key: record for record, key in living.items()}
-    spans: dict[int, list[Row]] = {}
-    for chunk in bulk.chunks(sorted(names), CHUNK):
-        newer = func.min(case((c.time_ms >= before_ms, c.version)))
-        rows = select(c.record, func.min(c.version), func.max(c.version), newer).where(c.record.in_(chunk))
-        newer = func.min(case((b.oldest_ms >= before_ms, b.first)))
-        packed = select(b.record, func.min(b.first), func.max(b.last), newer).where(b.record.in_(chunk))
-        for key, *span in connection.execute(union_all(rows.group_by(c.record), packed.group_by(b.record))):
-            spans.setdefault(key, []).append(tuple(span))
+    b = change_blocks.c
+    mine = bulk.among(connection, b.record, list(living.values()))
+    blocks.expand_changes(connection, and_(mine, b.oldest_ms < before_ms, b.newest_ms >= before_ms))
     targets: dict[str, int] = {}
-    for key, found in spans.items():
-        first, last = min(span[0] for span in found), max(span[1] for span in found)
-        # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
-        kept = min((span[2] for span in found if span[2] is not None), default=last + 1)
-        target = min(last, kept - 1, held.get(names[key], last))
-        if target >= first:
-            targets[names[key]] = target
+    spans = _spans(connection, living, before_ms)
+    for record, key in living.items():
+        if key in spans:
+            first, last, kept = spans[key]
+            target = min(max(kept - 1, spare.get(record, 0)), last, held.get(record, last))
+            if target >= first:
+                targets[record] = target
+    cut = bulk.listed(
+        connection, {"key": BigInteger(), "target": BigInteger()}, [(living[r], v) for r, v in targets.items()]
+    )
+    within = and_(b.record == cut.c.key, b.first <= cut.c.target, b.last > cut.c.target)
+    blocks.expand_changes(connection, select(cut.c.key).where(within).exists())
     return states(connection, namespace, targets)
 
 
-def _expand_cut(connection: Connection, living: Mapping[str, int], before_ms: int, held: Mapping[str, int]) -> None:
-    """Put back the rows of blocks that the cutoff, or where a branch begins, lies within."""
-    b = change_blocks.c
-    cut = and_(b.oldest_ms < before_ms, b.newest_ms >= before_ms)
-    blocks.expand_changes(connection, and_(bulk.among(connection, b.record, list(living.values())), cut))
-    for record, version in held.items():
-        if record in living:
-            within = and_(b.record == living[record], b.first <= version, b.last > version)
-            blocks.expand_changes(connection, within)
+def _spans(connection: Connection, living: Mapping[str, int], before_ms: int) -> dict[int, tuple[int, int, int]]:
+    """The first and the last version of each record, and the first that is newer than the cutoff."""
+    c, b = changes.c, change_blocks.c
+    found: dict[int, tuple[int, int, int]] = {}
+    for chunk in bulk.chunks(sorted(living.values()), CHUNK):
+        # The server's clock may have gone back: a change that is newer keeps those after it, whatever their time.
+        newer = func.coalesce(func.min(case((c.time_ms >= before_ms, c.version))), LARGEST)
+        rows = select(c.record, func.min(c.version), func.max(c.version), newer).group_by(c.record)
+        newer = func.coalesce(func.min(case((b.oldest_ms >= before_ms, b.first))), LARGEST)
+        packed = select(b.record, func.min(b.first), func.max(b.last), newer).group_by(b.record)
+        mine = [bulk.among(connection, place, chunk) for place in (c.record, b.record)]
+        for key, first, last, kept in connection.execute(union_all(rows.where(mine[0]), packed.where(mine[1]))):
+            before = found.get(key, (first, last, kept))
+            found[key] = (min(first, before[0]), max(last, before[1]), min(kept, before[2]))
+    return found
 
 
 def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, int]) -> tuple[int, int]:

@@ -8,10 +8,10 @@ Design: section 9.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, delete, select
+from sqlalchemy import Connection, ScalarSelect, and_, delete, select
 
 from distributed_state.cold import bulk
 from distributed_state.cold.bulk import Row
@@ -52,6 +52,15 @@ def lock(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[
         query = query.order_by(records.c.record).with_for_update()
         found.update((row["record"], row) for row in connection.execute(query).mappings())
     return found
+
+
+def following(connection: Connection, namespace: str, after: int, before_ms: int, limit: int) -> Sequence[Any]:
+    """The next records in order of their numbers that were there before a time, without erased ones."""
+    r = records.c
+    # Along the primary key. By an index of the namespace, which this is not, PostgreSQL would sort all for each page.
+    mine = and_(r.namespace + "" == namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
+    query = select(r.key, r.record, r.version, r.deleted, r.updated_ms).where(mine)
+    return connection.execute(query.order_by(r.key).limit(limit)).all()
 
 
 def keys(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, int]:

@@ -349,12 +349,25 @@ class ColdStore:
         with self._database.long_write() as connection:
             return reencrypt.rewrite_events(connection, self.namespace, after, convert, keep=keep)
 
-    def purge(self, before_ms: int, *, progress: Callable[[int], None] | None = None) -> Purged:
+    def purge(
+        self,
+        before_ms: int,
+        *,
+        keep: int | None = None,
+        events_before_ms: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Purged:
         """Remove history and events older than `before_ms`; every state at or after it stays readable, and so do forks.
 
-        Calls `progress` after each chunk with the number of records purged so far.
+        With `keep` also all but so many of the newest changes of each record. Calls `progress` after each chunk with
+        the number of records purged so far.
         """
-        return purging.purge_all(self._database, self.namespace, before_ms, progress)
+        return purging.purge_all(self._database, self.namespace, before_ms, keep, events_before_ms, progress)
+
+    def overfull(self, keep: int | None, before_ms: int | None, after: int) -> tuple[list[str], int | None]:
+        """Of the next records those that show more than `keep` messages, or older ones; and where to go on."""
+        with self._database.long_read() as connection:
+            return history.overfull(connection, self.namespace, keep, before_ms, after)
 
     def compact(self, before_ms: int, *, after: int = 0) -> tuple[Compacted, int | None]:
         """Pack old changes and messages of some records into compressed blocks, which are read as their rows were.

@@ -482,14 +482,30 @@ class AsyncStateStore:
         self._context.allow("admin")
         return await maintenance.compact(self._context.tiers(), older_than, progress)
 
-    async def purge(self, *, older_than: float) -> dict[str, int]:
-        """Remove history and events older than this many seconds; the present state of live records stays readable.
+    async def purge(
+        self,
+        *,
+        older_than: float | None = None,
+        keep_changes: int | None = None,
+        messages_older_than: float | None = None,
+        keep_messages: int | None = None,
+        events_older_than: float | None = None,
+    ) -> dict[str, int]:
+        """Remove what is old from SQL; the present state of live records stays readable.
 
-        Versions older than that can no longer be read or restored. Forks keep what they share. Returns counts of
-        records, changes, messages and events.
+        `older_than` (seconds): versions, branches and events older than that can no longer be read or restored;
+        `events_older_than` gives events another age. `keep_changes`: of each record at most so many of its newest
+        changes stay. `keep_messages`, `messages_older_than`: conversations show no more than so many messages, none
+        older than that, but for those that its summary does not stand for yet. That is a commit of the conversation,
+        of kind `retention`; what it leaves out is removed with the versions that showed it, by `older_than` or
+        `keep_changes`. Forks keep what they share.
+
+        Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
         """
         self._context.allow("admin")
-        return await maintenance.purge(self._context.tiers(), older_than)
+        return await maintenance.purge(
+            self._context, older_than, keep_changes, messages_older_than, keep_messages, events_older_than
+        )
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.

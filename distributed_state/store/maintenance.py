@@ -8,13 +8,16 @@ Design: section 15.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from distributed_state.conversation import retention
 from distributed_state.errors import InvalidValue
+from distributed_state.records.context import RecordContext
+from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values.model import unescape
+from distributed_state.values.model import Ref, unescape
 from distributed_state.values.results import SessionInfo
 
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
@@ -64,11 +67,61 @@ async def compact(tiers: Tiers, older_than: float, progress: Callable[[int], Non
     return {"records": records, "changes": changes, "messages": messages}
 
 
-async def purge(tiers: Tiers, older_than: float) -> dict[str, int]:
+async def purge(
+    store: StoreContext,
+    older_than: float | None,
+    keep_changes: int | None,
+    messages_older_than: float | None,
+    keep_messages: int | None,
+    events_older_than: float | None,
+) -> dict[str, int]:
     """Remove old history and old events from SQL."""
-    if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= 0:
-        raise InvalidValue(f"older_than is a number of seconds from 0 on, not {older_than!r}")
+    ages = {
+        "older_than": older_than,
+        "messages_older_than": messages_older_than,
+        "events_older_than": events_older_than,
+    }
+    counts = {"keep_changes": keep_changes, "keep_messages": keep_messages}
+    _require_sense(ages, counts)
+    tiers = store.tiers()
     await tiers.archiver.drain()
     await tiers.clock.know()
-    done = await tiers.port.sql(tiers.cold.purge, int((tiers.clock.now() - older_than) * 1000))
-    return {"records": done.records, "changes": done.changes, "messages": done.messages, "events": done.events}
+    before = {name: None if age is None else int((tiers.clock.now() - age) * 1000) for name, age in ages.items()}
+    left_out = 0
+    if keep_messages is not None or messages_older_than is not None:
+        left_out = await _leave_out(store, keep_messages, before["messages_older_than"])
+        await tiers.archiver.drain()
+    purging = partial(
+        tiers.cold.purge, before["older_than"] or 0, keep=keep_changes, events_before_ms=before["events_older_than"]
+    )
+    done = await tiers.port.sql(purging)
+    return {
+        "records": done.records,
+        "changes": done.changes,
+        "messages": done.messages,
+        "events": done.events,
+        "left_out": left_out,
+    }
+
+
+def _require_sense(ages: Mapping[str, Any], counts: Mapping[str, Any]) -> None:
+    for name, age in ages.items():
+        if age is not None and (isinstance(age, bool) or not isinstance(age, (int, float)) or not age >= 0):
+            raise InvalidValue(f"{name} is a number of seconds from 0 on, not {age!r}")
+    for name, count in counts.items():
+        if count is not None and (type(count) is not int or count < 1):
+            raise InvalidValue(f"{name} is an int from 1 on, not {count!r}")
+    if all(each is None for each in (*ages.values(), *counts.values())):
+        raise InvalidValue(f"purge takes at least one of {', '.join([*ages, *counts])}")
+
+
+async def _leave_out(store: StoreContext, keep: int | None, before_ms: int | None) -> int:
+    """Let conversations show no more than that; how many messages they show no more."""
+    tiers = store.tiers()
+    left_out = 0
+    after: int | None = 0
+    while after is not None:
+        names, after = await tiers.port.sql(tiers.cold.overfull, keep, before_ms, after)
+        for name in names:
+            left_out += await retention.leave_out(RecordContext(store, Ref.parse(name)), keep, before_ms)
+    return left_out

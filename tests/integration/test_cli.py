@@ -29,7 +29,7 @@ COMMANDS = [
     "serve",
     "branches",
     "repair",
-    "compact",
+    *("compact", "purge"),
     "fork",
     "demo lifecycle",
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
@@ -631,3 +631,24 @@ def test_a_config_is_given_to_the_fleet_or_to_one_agent(run: Run, archive: str, 
         assert [record.get(name)["config"] for name in ("all", "agent:notes")] == [{"poll_interval": 5}] * 2
         told = [(event.type, event.subject, event.data["agent"]) for event in store.audit()]
         assert told == [("config.changed", "app:agent-config", name) for name in ("", "notes")]
+
+
+def test_old_history_is_packed_and_purged(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        for number in range(8):
+            store.session("s").write(set={"n": number}, append=[{"role": "user", "content": str(number)}])
+    done = run("compact", "--older-than", "1d")
+    assert (done.code, done.out) == (0, "packed 0 changes and 0 messages of 0 records\n")
+    refused = run("compact", "--older-than", "1s")
+    assert (refused.code, "op_window" in refused.err) == (1, True)
+    wrong = run("compact", "--older-than", "yesterday")
+    assert (wrong.code, "30m, 12h or 7d" in wrong.err) == (1, True)
+    done = run("purge", "--keep-messages", "3", "--yes")
+    assert done.out == "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are shown no more\n"
+    with StateStore.open(archive=archive) as store:
+        store.session("s").set("n", 9)
+    done = run("purge", "--keep-changes", "1", "--yes")
+    assert done.out.startswith("removed 9 changes, 5 messages and 0 events of 1 records")
+    assert run("purge", "--yes").code == 1
+    with StateStore.open(archive=archive) as store:
+        assert [message.content for message in store.session("s").messages()] == ["5", "6", "7"]

@@ -873,3 +873,108 @@ async def test_nothing_is_packed_that_a_retry_may_look_for(store: Any) -> None:
     for age in (core(store).settings.op_window - 1, -1, True, "1d", float("nan")):
         with pytest.raises(InvalidValue, match="op_window"):
             await store.compact(older_than=age)
+
+
+# Retention
+
+
+async def test_a_purge_leaves_the_newest_messages_and_what_a_fork_shows(store: Any) -> None:
+    """What is left out is history like anything else, until the versions that showed it go."""
+    session = store.session("s")
+    for number in range(10):
+        await session.write(set={"n": number}, append=[said(number)])
+    await session.fork("f")
+    done = await store.purge(keep_messages=4)
+    assert (done["left_out"], done["messages"], done["changes"]) == (12, 0, 0)
+    assert await texts(session) == await texts(store.session("f")) == ["6", "7", "8", "9"]
+    assert [message.number for message in await session.messages()] == [6, 7, 8, 9]
+    assert await texts(session, fresh=True) == ["6", "7", "8", "9"]
+    assert [change.kind for change in await session.history()][-1] == "retention"
+    assert [message.content for message in (await session.at(version=10)).messages] == [*map(str, range(10))]
+    assert (await store.purge(keep_messages=4))["left_out"] == 0
+    await session.append(said("new"))
+    await evict(store, "s", "f")
+    assert await texts(session) == ["6", "7", "8", "9", "new"]
+    assert await session.rollback(steps=1) == 13
+    assert await texts(session) == ["6", "7", "8", "9"]
+    done = await store.purge(keep_changes=1)
+    assert (done["messages"], done["left_out"]) == (6, 0)
+    await evict(store, "s", "f")
+    assert await texts(session) == await texts(store.session("f")) == ["6", "7", "8", "9"]
+    exported = list(await store.export("s"))
+    assert await store.import_(exported, id="copy") == "copy"
+    assert await texts(store.session("copy")) == ["6", "7", "8", "9"]
+    with pytest.raises(NotFound):
+        await session.at(version=10)
+    for id in ("s", "f"):
+        assert await store.session(id).get("n") == 9
+
+
+async def test_a_purge_leaves_out_messages_by_age(store: Any) -> None:
+    session = store.session("s")
+    await session.append(said("old"))
+    await store.archive()
+    begun = time.time()
+    await until(lambda: time.time() > begun + 0.3)
+    await session.append(said("young"))
+    assert (await store.purge(messages_older_than=3600))["left_out"] == 0
+    assert (await store.purge(messages_older_than=0.2))["left_out"] == 1
+    assert await texts(session) == ["young"]
+    await evict(store, "s")
+    assert await texts(session) == ["young"]
+
+
+async def test_messages_that_a_summary_does_not_stand_for_stay(store: Any) -> None:
+    """Nor does the summary lose the last message, by which it is known."""
+    session = store.session("s")
+    for number in range(12):
+        await session.append(said(f"{number} " + "word " * 40))
+
+    def summarize(messages: list[Message], before: str | None) -> str:
+        return f"{len(messages)} messages"
+
+    options = {"max_tokens": 400, "strategy": "summarize", "summarizer": summarize}
+    window = await session.window(**options)
+    assert window.summary is not None
+    stop = window.summary.stop
+    assert 1 < stop < 11
+    done = await store.purge(keep_messages=1)
+    assert done["left_out"] == stop - 1
+    assert [message.number for message in await session.messages()] == [*range(stop - 1, 12)]
+    again = await session.window(**options)
+    assert again.summary == window.summary
+    assert again.messages == window.messages
+
+
+async def test_a_purge_leaves_so_many_changes_of_each_record(store: Any) -> None:
+    for id, commits in (("long", 30), ("short", 3)):
+        for number in range(commits):
+            await store.session(id).set("n", number)
+    await store.session("deleted").set("n", 1)
+    await store.delete("deleted")
+    assert (await store.purge(keep_changes=5))["changes"] == 25
+    assert [change.version for change in await store.session("long").history()] == [26, 27, 28, 29, 30]
+    assert [change.version for change in await store.session("short").history()] == [1, 2, 3]
+    assert (await store.session("long").at(version=25)).fields == {"n": 24}
+    with pytest.raises(NotFound):
+        await store.session("long").at(version=24)
+
+
+async def test_events_have_an_age_of_their_own(store: Any) -> None:
+    await store.emit("order.placed", {"n": 1})
+    await store.session("s").set("n", 1)
+    await store.archive()
+    begun = time.time()
+    await until(lambda: time.time() > begun + 0.05)
+    done = await store.purge(older_than=3600, events_older_than=0.01)
+    assert (done["changes"], done["events"] > 0) == (0, True)
+    assert await store.audit(type="order.placed") == []
+    await store.emit("order.placed", {"n": 2})
+    await store.archive()
+    assert (await store.purge(older_than=0, events_older_than=3600))["events"] == 0
+
+
+async def test_a_purge_without_sense_is_refused(store: Any) -> None:
+    for wrong in ({}, {"keep_messages": 0}, {"keep_changes": True}, {"older_than": -1}, {"events_older_than": "1d"}):
+        with pytest.raises(InvalidValue, match=r"purge takes|is an int|is a number"):
+            await store.purge(**wrong)

@@ -5,6 +5,7 @@ from distributed_state.programs.cli import (
     changing,
     fleet,
     looking,
+    maintenance,
     moving,
     running,
     sending,
@@ -13,4 +14,7 @@ from distributed_state.programs.cli import (
 )
 from distributed_state.programs.cli.shell import main
 
-__all__ = ["auditing", "changing", "fleet", "looking", "main", "moving", "running", "sending", "serving", "showing"]
+__all__ = [
+    *("auditing", "changing", "fleet", "looking", "main", "maintenance", "moving", "running", "sending", "serving"),
+    "showing",
+]

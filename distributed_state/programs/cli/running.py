@@ -16,7 +16,6 @@ import typer
 
 import distributed_state
 from distributed_state.errors import InvalidValue, StateError
-from distributed_state.programs.cli.auditing import span
 from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
 
 
@@ -118,22 +117,6 @@ def repair(
         typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {each.id}")
     if done.lost:
         raise typer.Exit(1)
-
-
-@app.command()
-def compact(
-    context: typer.Context,
-    older_than: Annotated[str, typer.Option(metavar="AGE", help="Pack what is older, as 12h or 7d.")] = "1d",
-) -> None:
-    """Pack old history into compressed blocks in SQL. Everything reads it as before. Safe beside workers.
-
-    Example: [cyan]distributed-state --archive postgresql://host/agents compact --older-than 7d[/]
-    """
-    with open_store(context) as store, err.status("looking") as status:
-        done = store.compact(
-            older_than=span("--older-than", older_than), progress=lambda records: status.update(f"{records} records")
-        )
-    typer.echo(f"packed {done['changes']} changes and {done['messages']} messages of {done['records']} records")
 
 
 @app.command()
