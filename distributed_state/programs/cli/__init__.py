@@ -15,6 +15,15 @@ from distributed_state.programs.cli import (
 from distributed_state.programs.cli.shell import main
 
 __all__ = [
-    *("auditing", "changing", "fleet", "looking", "main", "maintenance", "moving", "running", "sending", "serving"),
+    "auditing",
+    "changing",
+    "fleet",
+    "looking",
+    "main",
+    "maintenance",
+    "moving",
+    "running",
+    "sending",
+    "serving",
     "showing",
 ]
