@@ -131,7 +131,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
     draft.lock_value = tiers.leases.lock_value(names.ref.text)
     if not draft.actor:
         draft.actor = actors.present()
-    return tiers.warm.ops.begin(draft.steps)
+    return tiers.warm.ops.begin(draft.steps, names.text)
 
 
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:

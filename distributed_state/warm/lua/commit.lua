@@ -60,8 +60,10 @@ local version = head[1]
 -- Op ids are kept per replica as 'replica oldest time sequence:version:digest:first,results ...', joined by ';'. A replica
 -- says with each commit which of its sequences are still unanswered. Those before are dropped and refused if they come
 -- late; with many in flight they are dropped in larger steps, so that the cost stays flat. Before the groups stands '@ms;'
--- if the record came back from SQL then: the op ids of what was committed before are in SQL, all of them, and not here.
+-- if the record came back from SQL then, or was archived up to then with more op ids than fit into one small field: the
+-- op ids of what was committed before are in SQL, all of them, and not here.
 local ops, remembered, mine, mine_oldest, hydrated = head[2], '', '', oldest, 0
+-- @include op_pieces
 if ops then
   if string.byte(ops) == 64 then -- @
     local came, groups = string.match(ops, '^@(%d+);(.*)$')
@@ -249,13 +251,27 @@ if owner ~= '' and not call('HGET', record, '#owner') then
   changes[#changes + 1] = 's6:' .. #owner .. ':#owner' .. owner
 end
 
+version = format('%d', (version or 0) + 1)
+local noted = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
+  .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+local parts = 0
+-- A record with messages is in a hash table anyway: hardly one is as short as 64 bytes.
+if #noted > 64 and #noted <= 1024 and last_message == '0' and size + growth <= 1024 then
+  for at = 65, #noted, 64 do
+    parts, n = parts + 1, n + 2
+    fields[n - 1], fields[n] = '#ops' .. parts, string.sub(noted, at, at + 63)
+  end
+  noted = string.sub(noted, 1, 64)
+end
+for i = parts + 1, pieces and #pieces or 0 do
+  gone = gone or {}
+  gone[#gone + 1] = pieces[i]
+end
+
 -- From here on only writes.
 if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
 for i = 1, gone and #gone or 0, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
-version = format('%d', (version or 0) + 1)
-fields[2] = version
-fields[4] = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
-  .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+fields[2], fields[4] = version, noted
 if growth ~= 0 or not head[5] then
   n = n + 2
   fields[n - 1], fields[n] = '#size', format('%d', size + growth)
