@@ -945,7 +945,7 @@ async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(op
             test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied,
         ),
         (
-            "elseif creation == '*' and since <= (call('HGET', meta, 'fresh') or 0) + 0 then",
+            "elseif begins and since <= (call('HGET', meta, 'fresh') or 0) + 0 then",
             test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about,
         ),
     ],

@@ -9,7 +9,7 @@
         since           ms of the server's clock: before then this op id was surely not applied
         lock_value      the lock's value as acquired, '' = none
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
-                        else the hydration token
+                        '+' = may be new: it is begun if that is known here, else the hydration token
         expected        version, '' = any, '0' = absent
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
@@ -104,19 +104,24 @@ if since < hydrated then return {'unsure', format('%d', now_ms), epoch} end
 
 -- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
 -- and evicted. The repetition leaves word where nothing is evicted, before it is applied or answered with what SQL knows.
+local begins = not version and (creation == '*' or creation == '+')
 if creation == '?' then
   creation = ''
   -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
   if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
-elseif creation == '*' and since <= (call('HGET', meta, 'fresh') or 0) + 0 then
+elseif begins and since <= (call('HGET', meta, 'fresh') or 0) + 0 then
   creation = ''
 end
 
-if not version and creation ~= '*' and (creation == '' or string.sub(creation, -#epoch - 1) ~= '@' .. epoch
-  or call('GET', hydration) ~= creation) then
-  local token = replica .. '.' .. sequence
-  -- @include hydration_token
-  return {'cold', epoch, left}
+local place, mark, listed, unheard
+if not version then
+  -- @include new_name
+  if creation == '+' and unheard then creation = '*' end
+  if creation ~= '*' and (string.sub(creation, -#epoch - 1) ~= '@' .. epoch or call('GET', hydration) ~= creation) then
+    local token = replica .. '.' .. sequence
+    -- @include hydration_token
+    return {'cold', epoch, left}
+  end
 end
 
 local holder = call('GET', lock)
@@ -292,6 +297,7 @@ else
 end
 if not head[1] then
   call('DEL', hydration)
+  if unheard then call('HSET', meta, place, listed .. mark) end
 else
   call('PERSIST', record)
 end
