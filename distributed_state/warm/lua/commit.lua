@@ -104,18 +104,16 @@ if since < hydrated then return {'unsure', format('%d', now_ms), epoch} end
 
 -- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
 -- and evicted. The repetition leaves word where nothing is evicted, before it is applied or answered with what SQL knows.
-local begins = not version and (creation == '*' or creation == '+')
 if creation == '?' then
   creation = ''
   -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
   if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
-elseif begins and since <= (call('HGET', meta, 'fresh') or 0) + 0 then
-  creation = ''
 end
 
-local place, mark, listed, unheard
+local place, mark, listed, unheard, fresh
 if not version then
   -- @include new_name
+  if (creation == '*' or creation == '+') and since <= (fresh or 0) + 0 then creation = '' end
   if creation == '+' and unheard then creation = '*' end
   if creation ~= '*' and (string.sub(creation, -#epoch - 1) ~= '@' .. epoch or call('GET', hydration) ~= creation) then
     local token = replica .. '.' .. sequence

@@ -11,7 +11,7 @@ local life, epoch, text = ARGV[1], ARGV[2], ARGV[3]
 -- @include epoch
 -- @include same_data
 if current ~= epoch then return {'epoch'} end
-local place, mark, listed, unheard
+local place, mark, listed, unheard, fresh
 -- @include new_name
 -- First what takes no memory, so that a full Redis lets the rest be done.
 redis.call('PERSIST', meta)

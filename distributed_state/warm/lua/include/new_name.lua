@@ -6,13 +6,15 @@
   Defines  place, mark   the field, and what stands for the name
            listed        what the field holds
            unheard       whether it is new, and there is room to note it
+           fresh         ms of the server's clock, false = none: what was sent before may have been applied in another life
 ]]
 local number, names = 0, nil
 -- Exact in doubles. The embedded server has no sha1hex.
-for _, byte in ipairs({string.byte(text, 1, -1)}) do number = (number * 65599 + byte) % 268435399 end
+local bytes = {string.byte(text, 1, -1)}
+for i = 1, #bytes do number = (number * 65599 + bytes[i]) % 268435399 end
 local digits = string.format('%07x', number)
 place, mark = 'k' .. string.sub(digits, 7), string.sub(digits, 1, 6)
-names, listed = unpack(redis.call('HMGET', meta, 'names', place))
+names, listed, fresh = unpack(redis.call('HMGET', meta, 'names', place, 'fresh'))
 listed = listed or ''
 -- In a full one names may be missing; so they may where nobody asked SQL for this epoch.
 unheard = names == current and #listed < 4092 and not string.find(listed, mark, 1, true)
