@@ -9,14 +9,15 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from sqlalchemy import Connection, exc
+from sqlalchemy import Connection, exc, select
 
 from distributed_state.cold import bulk, tables
 from distributed_state.cold.archive import insert_parsed
+from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.entries import Parsed, parent_record, parse
 from distributed_state.cold.history import snapshot_row
 from distributed_state.cold.record_index import hashed, keys, lock, put
-from distributed_state.errors import Conflict, CorruptState, InvalidValue
+from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold
 from distributed_state.values.model import DELETED, OWNER, PARENT, SEGMENTS
@@ -61,6 +62,18 @@ def adopt(
             _share(connection, namespace, record, base)
     except exc.IntegrityError as error:
         raise Conflict(f"{record}: a part of it is already in the archive") from error
+    _refuse_newer_epoch(connection, namespace, partition, epoch)
+
+
+def _refuse_newer_epoch(connection: Connection, namespace: str, partition: int, epoch: str) -> None:
+    """Not under an epoch that began meanwhile: Redis was told which names there are, and this is not among them."""
+    c = tables.cursors.c
+    here = select(c.epoch).where(c.namespace == namespace, c.partition == partition, c.ordinal > ordinal(epoch))
+    # The rows that the next epoch would change, held until the record is there; at the end, as archivers wait for them.
+    held = select(c.ordinal).where(c.namespace == namespace, c.partition == partition).with_for_update(read=True)
+    connection.execute(held).all()
+    if newer := connection.execute(here).scalar():
+        raise ColdUnavailable(f"partition {partition} began epoch {newer} meanwhile; nothing was changed")
 
 
 def _refuse_existing(connection: Connection, namespace: str, record: str, first: int) -> None:

@@ -16,10 +16,11 @@ from sqlalchemy import Connection, ScalarSelect, and_, delete, select
 from distributed_state.cold import bulk
 from distributed_state.cold.bulk import Row
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.tables import records
+from distributed_state.cold.tables import quarantine, records
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
+LISTED = 10_000  # records of a namespace whose names are listed when a partition starts
 Head = Mapping[Any, Any]
 _COLUMNS = [column for column in records.columns if column is not records.c.key]
 _CHANGING = ("partition", "owner", "epoch", "version", "updated_ms", "deleted", "parent", "lifetime")
@@ -61,6 +62,23 @@ def following(connection: Connection, namespace: str, after: int, before_ms: int
     mine = and_(r.namespace + "" == namespace, r.key > after, r.created_ms < before_ms, r.scope != ERASED)
     query = select(r.key, r.record, r.version, r.deleted, r.updated_ms).where(mine)
     return connection.execute(query.order_by(r.key).limit(limit)).all()
+
+
+def known_names(connection: Connection, namespace: str, partition: int) -> list[str] | None:
+    """All records of a partition, those in quarantine too; None if that is a long list, or of an erased one."""
+    q, r = quarantine.c, records.c
+    # A look at the index, whatever it holds. Rows of one partition are found only by looking at all of them.
+    if connection.execute(select(r.key).where(r.namespace == namespace).offset(LISTED).limit(1)).first():
+        return None
+    found = connection.execute(
+        select(r.record, r.scope).where(r.namespace == namespace, r.partition == partition)
+    ).all()
+    # Of one that was erased there is only a hash, and its versions go on if it begins again.
+    if any(scope == ERASED for _, scope in found):
+        return None
+    # It may be in Redis, and get a row by its next commit.
+    aside = connection.execute(select(q.record).where(q.namespace == namespace, q.partition == partition)).scalars()
+    return sorted({record for record, _ in found}.union(aside))
 
 
 def keys(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, int]:

@@ -140,6 +140,11 @@ class ColdStore:
         with self._database.write() as connection:
             return archive.mint(connection, self.namespace, partition, after)
 
+    def known_names(self, partition: int) -> list[str] | None:
+        """The texts of all records of a partition; None if that is not known, or would take long."""
+        with self._database.read() as connection:
+            return record_index.known_names(connection, self.namespace, partition)
+
     def last_begun(self, partition: int, epoch: str) -> Cursor | None:
         """How far an epoch was archived, if nothing was of any that was minted after it."""
         with self._database.read() as connection:

@@ -106,6 +106,8 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
                 base_messages=taken.shared, entries=taken.entries,
             )  # fmt: skip
 
+        if not await tiers.warm.partitions.reserve(names, entry.epoch):
+            raise WarmUnavailable(f"{ref.text[:200]}: its partition began anew meanwhile; nothing was changed")
         await tiers.port.sql(adopt)
         # Whoever looked into SQL before, or keeps hot that there is nothing, must look again.
         notice = f"{entry.epoch} {given.version} {tiers.replica} -".encode()

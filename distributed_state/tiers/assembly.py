@@ -22,6 +22,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.branches import Branches
+from distributed_state.tiers.familiar import Familiar
 from distributed_state.tiers.gathering import Gathering
 from distributed_state.tiers.memory import Memory
 from distributed_state.tiers.recovery import Recovery
@@ -82,6 +83,7 @@ class Tiers:
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
         self.absence = Absence()
+        self.familiar = Familiar()
         self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)

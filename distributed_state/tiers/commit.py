@@ -62,6 +62,8 @@ async def commit(tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLe
     memory = tiers.memory
     if memory.bytes >= memory.limit:
         await memory.make_room(names.ref.text)
+    if not draft.creation:
+        _say_if_new(tiers, names.ref.text, draft)
     op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
@@ -126,12 +128,20 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
         return await commit(tiers, names, draft)
 
 
+def _say_if_new(tiers: Tiers, text: str, draft: Draft) -> None:
+    """Let the server begin the record with this if it knows that there is none, unless this replica saw it."""
+    if text not in tiers.familiar:
+        entry = tiers.hot.entries.get(text)
+        if entry is None or not entry.version:
+            draft.creation = "+"
+
+
 def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
     """Note who writes and under which lease, and give the write an op id, to be ended whatever comes of it."""
     draft.lock_value = tiers.leases.lock_value(names.ref.text)
     if not draft.actor:
         draft.actor = actors.present()
-    return tiers.warm.ops.begin(draft.steps)
+    return tiers.warm.ops.begin(draft.steps, names.text)
 
 
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
@@ -148,6 +158,8 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     sent: list[Sent] = []
     try:
         for names, draft in writes:
+            if not draft.creation:
+                _say_if_new(tiers, names.ref.text, draft)
             sent.append((names, draft, _begin(tiers, names, draft), tiers.link.heard_on(names.channel)))
         answers = await tiers.warm.commit_many(sent)
         results = [await _carried_through(tiers, each, answer) for each, answer in zip(sent, answers, strict=True)]
@@ -247,6 +259,7 @@ def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> 
 def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> None:
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
+    tiers.familiar.note(text)
     if text in tiers.hot.entries and not lifetime_may_change(draft):
         tiers.hot.apply(text, done.epoch, done.version, done.applied(draft.steps))
     else:

@@ -219,7 +219,9 @@ class Recovery:
         if minted is None:
             return False
         await self._leave_mark()
-        word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor)
+        # Behind the mint: from here on nothing gets into SQL but what an import brings, which looks at the epoch there.
+        texts = await self._port.sql(self._cold.known_names, partition)
+        word = await self._partitions.install(keys, token, seen, minted.epoch, continued=fits, floor=floor, texts=texts)
         if word == "ok" and brought is not None:
             log.warning("partition %d: SQL has what Redis had of epoch %s; epoch %s", partition, seen, minted.epoch)
         elif word == "ok" and before is not None and not self._embedded:  # which begins empty at each start

@@ -67,6 +67,11 @@ class Committed(NamedTuple):
     archived: int = 0
     text: bytes = b""
 
+    @property
+    def begins(self) -> bool:
+        """Whether the record began with this, or began anew."""
+        return self.version == 1 or b"b" in self.text.rpartition(b" ")[2]
+
     def applied(self, steps: Iterable[Step]) -> list[Step] | None:
         """The steps that were sent as the journal has them; None if the answer does not say what came of them."""
         if self.first_message is None or self.results is None:

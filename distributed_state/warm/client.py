@@ -166,9 +166,11 @@ class Warm(Patience):
     ) -> Committed | Cold | Swap | Uninitialised | Unsure:
         """Read the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
+            done = committed(answer, trailing)
             if draft.sent_events:
-                self.emitted += sum(step in (b"e", b"E") for step, _, _ in draft.sent_events)
-            return committed(answer, trailing)
+                written = (b"e", b"E") if done.begins else (b"e",)
+                self.emitted += sum(step in written for step, _, _ in draft.sent_events)
+            return done
         word = answer[0]
         if word == b"cold":
             return Cold(answer[1].decode(), answer[2].decode())

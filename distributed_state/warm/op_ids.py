@@ -13,6 +13,9 @@ A write whose answers all came is sent again with a new time, so that a first se
 One whose answer was lost keeps its time. It is not repeated later than half of `op_window` after it was first sent, and
 the server applies none that is older than the whole window: a request that was delayed for longer is refused.
 
+A record that is archived and has more op ids than fit into a small field lets go of them in the same way, where it is
+(`settle.lua`).
+
 Design: section 5.
 """
 
@@ -36,12 +39,12 @@ LOST = "a write may have been applied, its answer was lost"
 
 
 class OpId:
-    """Names one write of this replica; `oldest` is its first that is still unanswered (RIFL, Lee et al., SOSP 2015).
+    """Names one write of this replica; `oldest`: of its writes to that record, the first unanswered (RIFL, SOSP 2015).
 
-    `first` is when it was first sent, by the monotonic clock. `since_ms`: before then, by the server's clock, it was
-    surely not applied. `doubted`: an answer was lost, so that it may have been applied since. `eased_ms`: that
-    time, when it was last put back because another server's clock may count. `size`: of its steps, in bytes. `sent`:
-    the arguments with which it was last sent, as commit.lua has them.
+    `record` is the record's text. `first` is when it was first sent, by the monotonic clock. `since_ms`: before then,
+    by the server's clock, it was surely not applied. `doubted`: an answer was lost, so that it may have been applied
+    since. `eased_ms`: that time, when it was last put back because another server's clock may count. `size`: of its
+    steps, in bytes. `sent`: the arguments with which it was last sent, as commit.lua has them.
     """
 
     # Defaults of the class, as in `answers.Draft`.
@@ -50,12 +53,13 @@ class OpId:
     eased_ms = -1
     sent: Sequence[Any] = ()
 
-    def __init__(self, sequence: int, oldest: int, digest: str, first: float, size: int) -> None:
+    def __init__(self, sequence: int, oldest: int, digest: str, first: float, size: int, record: bytes = b"") -> None:
         self.sequence = sequence
         self.oldest = oldest
         self.digest = digest
         self.first = first
         self.size = size
+        self.record = record
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,22 +83,30 @@ class OpIds:
         self._replica = replica
         self._count = count
         self._window = window
-        self._unanswered: dict[int, None] = {}
+        self._unanswered: dict[bytes, list[int]] = {}  # of each record that is being written, in order
         self._mutex = port.mutex()
 
-    def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]]) -> OpId:
-        """Name a write. `end` must follow, whatever comes of it."""
+    def begin(self, steps: Sequence[tuple[bytes, bytes, bytes]], record: bytes = b"") -> OpId:
+        """Name a write to a record. `end` must follow, whatever comes of it."""
         text = b"\0".join(chain.from_iterable(steps))
         with self._mutex:
             sequence = next(self._count)
-            self._unanswered[sequence] = None
-            oldest = next(iter(self._unanswered))
-        return OpId(sequence, oldest, f"{crc32(text):x}", self._port.monotonic(), len(text))
+            # Not of all records: they would remember, for a writer of many, what was answered long ago.
+            unanswered = self._unanswered.get(record)
+            if unanswered is None:
+                unanswered = self._unanswered[record] = []
+            unanswered.append(sequence)
+            oldest = unanswered[0]
+        return OpId(sequence, oldest, f"{crc32(text):x}", self._port.monotonic(), len(text), record)
 
     def end(self, op: OpId) -> None:
         """The caller will not send this write again."""
         with self._mutex:
-            self._unanswered.pop(op.sequence, None)
+            unanswered = self._unanswered.get(op.record, ())
+            if len(unanswered) > 1:
+                self._unanswered[op.record].remove(op.sequence)
+            elif op.sequence in unanswered:
+                del self._unanswered[op.record]
 
     def event(self, op: OpId) -> str:
         """The id of the commit that a write becomes, in the journal and in SQL."""

@@ -18,8 +18,9 @@ from distributed_state.settings import Settings
 from distributed_state.values.journal import Journal, JournalEntry, unbroken
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import PartitionState
+from distributed_state.warm.names import listed
 from distributed_state.warm.patience import Patience
-from distributed_state.warm.scripts import DISCARD, INSTALL, MARK, MINT, RENAME, SETTLE, TAIL, TRIM
+from distributed_state.warm.scripts import DISCARD, INSTALL, MARK, MINT, RENAME, RESERVE, SETTLE, TAIL, TRIM
 
 log = logging.getLogger(__name__)
 _MINTING_MS = 10_000  # whoever starts a partition and is not heard of for so long has died
@@ -45,14 +46,22 @@ class Partitions:
         return word.decode(), epoch[0].decode() if epoch else ""
 
     async def install(
-        self, keys: PartitionKeys, token: str, seen: str, epoch: str, *, continued: bool, floor: int
-    ) -> str:
+        self, keys: PartitionKeys, token: str, seen: str, epoch: str, *,
+        continued: bool, floor: int, texts: Sequence[str] | None,
+    ) -> str:  # fmt: skip
         """Start a partition under an epoch: 'ok', 'live' or 'lost'.
 
         `seen` is the epoch before. `continued`: the stream of events goes on. Fencing tokens are above `floor`.
+        `texts`: of all records that SQL has of it, None if that is not known.
         """
+        known = None if texts is None else listed(texts)
         names = [keys.meta, keys.journal, keys.events]
-        return _word(await self._patience.script(INSTALL, names, [token, seen, epoch, int(continued), floor]))
+        arguments: list[Any] = [token, seen, epoch, int(continued), floor, int(known is not None)]
+        return _word(await self._patience.script(INSTALL, names, arguments + (known or [])))
+
+    async def reserve(self, names: RecordKeys, epoch: str) -> bool:
+        """Note that a record is about to be brought into SQL; False if the partition is not under this epoch."""
+        return _word(await self._patience.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
 
     async def rename(self, keys: PartitionKeys, epoch: str, life: str) -> bool:
         """Note that the life in which a partition was seen has another name now; False if it is seen otherwise."""

@@ -73,11 +73,10 @@ def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -
     """The steps as commit.lua wrote them."""
     said = done.text.rpartition(b" ")[2]
     yield from done.applied(each for each in sent if each[0] not in _BESIDE) or ()
-    begins = done.version == 1 or b"b" in said
     found = _FIRST_EVENT.search(said)
     number = int(found[1]) if found else 0
     for step, name, value in sent:
-        if step not in _BESIDE or (step in (b"E", b"X") and not begins):
+        if step not in _BESIDE or (step in (b"E", b"X") and not done.begins):
             continue
         if step in (b"e", b"E"):
             yield b"e", b"%d %b %b" % (number, name, record), value

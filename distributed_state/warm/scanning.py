@@ -15,6 +15,7 @@ from distributed_state.warm.patience import Patience
 
 _PAGE = 1000
 _COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # when, in seconds, as commit.lua keeps it with the op ids
+_OPS = (b"#ops", *(b"#ops%d" % piece for piece in range(1, 16)))  # in one field or in pieces, as op_pieces.lua says
 
 
 async def page(patience: Patience, keys: PartitionKeys, cursor: int) -> tuple[int, list[str]]:
@@ -41,7 +42,7 @@ async def states(patience: Patience, epoch: str, records: Sequence[RecordKeys]) 
         if b"#v" in kept:
             messages = [(int(name[2:]), kept[name]) for name in kept if name[:2] == b"#m" and name[2:].isdigit()]
             fields = {name: value for name, value in kept.items() if is_state(name)}
-            times = [int(each) * 1000 for each in _COMMITTED.findall(kept.get(b"#ops", b""))]
+            times = [int(each) * 1000 for each in _COMMITTED.findall(b"".join(kept.get(each, b"") for each in _OPS))]
             state = State(epoch, int(kept[b"#v"]), fields)
             found[names.ref.text] = Loaded(state, sorted(messages), int(kept.get(b"#t", b"0")) or max(times, default=0))
     return found

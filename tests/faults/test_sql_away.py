@@ -107,7 +107,10 @@ async def is_away(store: Any, id: str) -> None:
 async def test_a_worker_starts_and_serves_with_redis_alone(opener: Any, how: str) -> None:
     store = await begun(opener)
     await store.session("warm").set("n", 0)
+    await store.session("gone").set("n", 0)
     await store.archive()
+    with redis_of(store) as client:
+        client.delete(names(store, "gone").record)
     await store.close()
     with nowhere(how) as url:
         alone = await opener(archive=url, partitions=PARTITIONS)
@@ -116,7 +119,8 @@ async def test_a_worker_starts_and_serves_with_redis_alone(opener: Any, how: str
         fresh = alone.session()
         await fresh.set("n", 0)
         async with alone.events("*"):  # joining needs nothing of SQL
-            await is_away(alone, "unknown")
+            await is_away(alone, "gone")
+        assert await alone.session("new").set("n", 0) == 1, "Redis knows that it is"
         findings = {finding.name: finding for finding in await alone.doctor()}
         assert not findings["sql"].ok
         await alone.close()

@@ -15,8 +15,10 @@ from deploy.load.curves.claims import claims
 from deploy.load.curves.collection import collections
 from deploy.load.curves.curve import Curve
 from deploy.load.curves.events import events
+from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.purging import purging
+from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.growth import MEASURED
 
@@ -61,6 +63,19 @@ def test_events_to_many_connections_are_measured() -> None:
     curve = events([2, 4], lambda _: None, rate=200, seconds=1.0)
     assert len(curve.costs) == 2
     assert min(curve.costs) > 0
+
+
+@pytest.mark.wide
+def test_first_writes_are_measured() -> None:
+    curve = first_writes([10, 100], lambda _: None)
+    assert min(curve.costs) > 0.5
+    assert max(curve.costs) < 3, "without the names it is 5"
+
+
+def test_what_a_small_session_takes_is_measured() -> None:
+    curve = small_sessions([1, 3], lambda _: None)
+    assert min(curve.costs) > 200
+    assert curve.reached
 
 
 @pytest.mark.wide

@@ -86,15 +86,20 @@ async def frozen_creator(opener: Any) -> None:
     assert await session.get_all(fresh=True) == {"quick": 1, "slow": 1}
 
 
+ASKS = ("install", "if known == '1' then", "if false then")  # SQL is asked for each name
+
+
 @pytest.mark.replicas
 async def test_a_record_is_not_created_twice(opener: Any) -> None:
-    await frozen_creator(opener)
+    with sabotage(*ASKS):
+        await frozen_creator(opener)
 
 
 @pytest.mark.replicas
 async def test_without_the_token_it_would_be(opener: Any) -> None:
     """Negative control."""
-    with sabotage("commit", "or call('GET', hydration) ~= creation)", ")"), pytest.raises(AssertionError):
+    guard = "or call('GET', hydration) ~= creation)"
+    with sabotage(*ASKS), sabotage("commit", guard, ")"), pytest.raises(AssertionError):
         await frozen_creator(opener)
 
 

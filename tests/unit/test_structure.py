@@ -67,6 +67,7 @@ LONG = {
     "tiers.archiver": "one pass and who asks for it, with what befalls them: read from top to bottom",
     "store.asyncio": "the whole public face of a store in one place",
     "warm.lease": "the whole public face of a lease in one place, beside how it is taken",
+    "commit.lua": "one atomic step, from its first check to its last write",
     "records.typed_context": "what a schema changes in each step of a record's context, side by side",
 }
 LINES = 300

@@ -9,7 +9,7 @@
         since           ms of the server's clock: before then this op id was surely not applied
         lock_value      the lock's value as acquired, '' = none
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
-                        else the hydration token
+                        '+' = may be new: it is begun if that is known here, else the hydration token
         expected        version, '' = any, '0' = absent
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
@@ -60,8 +60,10 @@ local version = head[1]
 -- Op ids are kept per replica as 'replica oldest time sequence:version:digest:first,results ...', joined by ';'. A replica
 -- says with each commit which of its sequences are still unanswered. Those before are dropped and refused if they come
 -- late; with many in flight they are dropped in larger steps, so that the cost stays flat. Before the groups stands '@ms;'
--- if the record came back from SQL then: the op ids of what was committed before are in SQL, all of them, and not here.
+-- if the record came back from SQL then, or was archived up to then with more op ids than fit into one small field: the
+-- op ids of what was committed before are in SQL, all of them, and not here.
 local ops, remembered, mine, mine_oldest, hydrated = head[2], '', '', oldest, 0
+-- @include op_pieces
 if ops then
   if string.byte(ops) == 64 then -- @
     local came, groups = string.match(ops, '^@(%d+);(.*)$')
@@ -106,15 +108,18 @@ if creation == '?' then
   creation = ''
   -- Refused at maxmemory, and it may have been applied before: that must not look as if it was not.
   if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
-elseif creation == '*' and since <= (call('HGET', meta, 'fresh') or 0) + 0 then
-  creation = ''
 end
 
-if not version and creation ~= '*' and (creation == '' or string.sub(creation, -#epoch - 1) ~= '@' .. epoch
-  or call('GET', hydration) ~= creation) then
-  local token = replica .. '.' .. sequence
-  -- @include hydration_token
-  return {'cold', epoch, left}
+local place, mark, listed, unheard, fresh
+if not version then
+  -- @include new_name
+  if (creation == '*' or creation == '+') and since <= (fresh or 0) + 0 then creation = '' end
+  if creation == '+' and unheard then creation = '*' end
+  if creation ~= '*' and (string.sub(creation, -#epoch - 1) ~= '@' .. epoch or call('GET', hydration) ~= creation) then
+    local token = replica .. '.' .. sequence
+    -- @include hydration_token
+    return {'cold', epoch, left}
+  end
 end
 
 local holder = call('GET', lock)
@@ -249,13 +254,27 @@ if owner ~= '' and not call('HGET', record, '#owner') then
   changes[#changes + 1] = 's6:' .. #owner .. ':#owner' .. owner
 end
 
+version = format('%d', (version or 0) + 1)
+local noted = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
+  .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+local parts = 0
+-- A record with messages is in a hash table anyway: hardly one is as short as 64 bytes.
+if #noted > 64 and #noted <= 1024 and last_message == '0' and size + growth <= 1024 then
+  for at = 65, #noted, 64 do
+    parts, n = parts + 1, n + 2
+    fields[n - 1], fields[n] = '#ops' .. parts, string.sub(noted, at, at + 63)
+  end
+  noted = string.sub(noted, 1, 64)
+end
+for i = parts + 1, pieces and #pieces or 0 do
+  gone = gone or {}
+  gone[#gone + 1] = pieces[i]
+end
+
 -- From here on only writes.
 if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
 for i = 1, gone and #gone or 0, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
-version = format('%d', (version or 0) + 1)
-fields[2] = version
-fields[4] = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
-  .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
+fields[2], fields[4] = version, noted
 if growth ~= 0 or not head[5] then
   n = n + 2
   fields[n - 1], fields[n] = '#size', format('%d', size + growth)
@@ -276,6 +295,7 @@ else
 end
 if not head[1] then
   call('DEL', hydration)
+  if unheard then call('HSET', meta, place, listed .. mark) end
 else
   call('PERSIST', record)
 end

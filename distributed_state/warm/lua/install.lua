@@ -8,10 +8,11 @@
         epoch
         continued  '1' = the stream of events lacks nothing of the epoch before, and goes on
         floor      fencing tokens are greater than this
+        known      '1' = the names of all records of SQL follow: field, names, ... as in new_name.lua
   Returns {'ok'} | {'live', epoch} | {'lost'}
 ]]
 local meta, journal, events = KEYS[1], KEYS[2], KEYS[3]
-local life, token, seen, epoch, continued, floor = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local life, token, seen, epoch, continued, floor, known = unpack(ARGV, 1, 7)
 -- @include epoch
 if current then return {'live', current} end
 -- @include mint_right
@@ -22,9 +23,9 @@ local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms
 redis.call('DEL', journal)
 local event, event_floor, floor_ms = before[1] or '0', before[2] or '0', before[3] or '0'
 -- Of each epoch that the stream has events of, how far it went there, the latest first: the last eight.
-local continues, known = seen .. '@' .. event, 1
+local continues, kept = seen .. '@' .. event, 1
 for each in string.gmatch(before[5] or '', '%S+') do
-  if known < 8 then continues, known = continues .. ' ' .. each, known + 1 end
+  if kept < 8 then continues, kept = continues .. ' ' .. each, kept + 1 end
 end
 if continued ~= '1' or seen == '' then
   redis.call('DEL', events)
@@ -33,8 +34,10 @@ end
 -- Every lease of before is over, and every holder of one has a smaller token than who comes now.
 floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
 -- `fresh`: what was written before this is not here: see commit.lua and emit.lua. `lifetimes` are looked through anew.
-redis.call('HDEL', meta, 'mint', 'lifetimes')
+redis.call('HDEL', meta, 'mint', 'lifetimes', 'names', 'k0', 'k1', 'k2', 'k3', 'k4', 'k5', 'k6', 'k7', 'k8', 'k9',
+  'ka', 'kb', 'kc', 'kd', 'ke', 'kf')
 redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life .. ' 0', 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
   'fresh', format('%d', now_ms))
+if known == '1' then redis.call('HSET', meta, 'names', epoch, unpack(ARGV, 8)) end
 return {'ok'}

@@ -13,7 +13,9 @@ local holder, order, grace_ms, replica, sequence = ARGV[1], ARGV[2], ARGV[3], AR
 -- Whatever kept the commit from being applied (its script is unknown here, the record left Redis, an increment has to
 -- be a swap), it is sent again under this lock. What was applied is remembered in the record, as commit.lua has it.
 if sequence ~= '' then
-  local ops = ';' .. (redis.call('HGET', record, '#ops') or '')
+  local ops = redis.call('HGET', record, '#ops')
+  -- @include op_pieces
+  ops = ';' .. (ops or '')
   local at = string.find(ops, ';' .. replica .. ' ', 1, true)
   if not at then return {'kept'} end
   if not string.find(string.match(ops, '^[^;]*', at + 1), ' ' .. sequence .. ':', 1, true) then return {'kept'} end

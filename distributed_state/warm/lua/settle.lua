@@ -1,6 +1,6 @@
 --[[
   Note that a record is archived up to a version: give it its TTL if that is the current one, drop archived messages
-  beyond the recent ones.
+  beyond the recent ones, and op ids that take more than one small field.
   KEYS  record  journal  meta
   ARGV  life    of the connection: see port/lives.py
         epoch, offset, event   of a journal entry at or behind its own; with another one there nothing is done
@@ -15,11 +15,24 @@ local version, ttl_ms, archived, recent = tonumber(ARGV[5]), ARGV[6], tonumber(A
 -- @include same_data
 if current ~= epoch then return {'epoch'} end
 -- @include same_entry
-local head = redis.call('HMGET', record, '#v', '#mn', '#md')
+local head = redis.call('HMGET', record, '#v', '#mn', '#md', '#ops')
 -- A record that is gone must not come back as a ghost of one field.
 if not head[1] then return {'gone'} end
 -- A TTL says that the record is archived whole. PEXPIRE is carried out even at maxmemory, and lets Redis evict.
-if tonumber(head[1]) == version then redis.call('PEXPIRE', record, ttl_ms) end
+if tonumber(head[1]) == version then
+  redis.call('PEXPIRE', record, ttl_ms)
+  local ops = head[4]
+  if ops and #ops >= 64 then
+    -- @include op_pieces
+    -- All of them are in SQL, as if the record came back from there: see commit.lua. What it holds was committed before
+    -- that entry, whose time leaves alone who writes now, by a clock that may be a little behind.
+    local seconds, micros = string.match(entry[2][2], '^[^\n]*\n[^\n]*\n[^\n]*\n(%d+) (%d+)\n')
+    local before = format('%d', seconds * 1000 + micros / 1000 + 1)
+    -- First the note: without it, what is dropped would not be looked for in SQL.
+    local kept = redis.pcall('HSET', record, '#ops', '@' .. before .. ';')
+    if type(kept) == 'number' and pieces and pieces[1] then redis.call('HDEL', record, unpack(pieces)) end
+  end
+end
 local before = tonumber(head[3] or '0')
 local lowest, keep_from = before, math.min(archived, tonumber(head[2] or '0') - recent)
 -- Between an old message that is shown again and the next one may lie any number of numbers: then only what is there.
