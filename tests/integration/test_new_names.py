@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from below import names, redis_of, tiers
 from controls import sabotage
 from counting import asked
 from faces import core
 from sqlalchemy import event, insert
 
-from distributed_state import ColdUnavailable
+from distributed_state import ColdUnavailable, StateStore
 from distributed_state.cold import record_index, tables
+from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
 from distributed_state.warm.answers import Cold, Committed
@@ -300,6 +306,62 @@ async def test_what_lies_in_quarantine_is_a_name_too(store: Any) -> None:
     with cold(store)._database.write() as connection:
         connection.execute(insert(tables.quarantine), row)
     assert set(cold(store).known_names(keys.partition)) == {"session:s", f"session:{beside(store, 's')}"}
+
+
+EVICT = "if redis.call('PTTL', KEYS[1]) > 0 then redis.call('DEL', KEYS[1]) end"
+
+
+def at_random(server: RedisServer, archive: str, seed: int) -> dict[str, list[int]]:
+    """The versions that three replicas were given, who write to names at random; records go, and Redis is emptied."""
+    chance = random.Random(seed)
+    given: dict[str, list[int]] = {f"s{number}": [] for number in range(200)}
+    over = threading.Event()
+
+    def write(store: StateStore, chance: random.Random) -> None:
+        for id in chance.choices(list(given), k=120):
+            given[id].append(store.session(id).set("a", chance.random()))
+
+    def evict(client: redis.Redis) -> None:
+        while not over.wait(0.005):
+            for key in client.scan_iter("default:*:r:session:*", _type="hash"):
+                client.eval(EVICT, 1, key)
+
+    with ExitStack() as stack:
+        settings = {"archive": archive, "partitions": 2, "archive_every": 0.02}
+        stores = [stack.enter_context(StateStore.open(server.url, **settings)) for _ in range(3)]
+        client = stack.enter_context(redis.Redis.from_url(server.url))
+        for _ in range(4):
+            over.clear()
+            with ThreadPoolExecutor(4) as pool:
+                evicting = pool.submit(evict, client)
+                writing = [pool.submit(write, store, random.Random(chance.random())) for store in stores]
+                wait(writing)
+                over.set()
+                for each in (evicting, *writing):
+                    each.result()
+            stores[0].archive()
+            client.flushall()
+    return given
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_goes_when_no_version_is_given_twice(seed: int, tmp_path: Path) -> None:
+    with redis_server() as server:
+        given = at_random(server, f"sqlite:///{tmp_path}/archive.db", seed)
+    for versions in given.values():
+        assert sorted(versions) == list(range(1, len(versions) + 1))
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("guard", ["noted", "listed"])
+def test_without_the_names_versions_are_given_twice(guard: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Negative control: nobody notes what is begun, or what SQL had."""
+    if guard == "listed":
+        monkeypatch.setattr(record_index, "known_names", lambda *_: [])
+    with redis_server() as server, sabotage("commit", NOTED, "" if guard == "noted" else NOTED):
+        given = at_random(server, f"sqlite:///{tmp_path}/archive.db", 1)
+    assert any(versions.count(1) > 1 for versions in given.values())
 
 
 # A request that lay about
