@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -78,7 +79,7 @@ def main() -> None:
             text = "\n".join(database.iterdump())
     (HERE / f"{HEAD}.sql").write_text(text + "\n")
     (HERE / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
-    print(f"{HEAD}.sql and expected.json written")
+    sys.stdout.write(f"{HEAD}.sql and expected.json written\n")
 
 
 if __name__ == "__main__":
