@@ -61,7 +61,10 @@ class Settings(BaseSettings):
     events_for: float = Field(86400.0, gt=0, description="and for how long they are kept for it")
     slow_handler: float = Field(0.1, gt=0, description="a handler of events that takes longer is logged")
     handler_timeout: float = Field(60.0, gt=0, description="a group's event handled for longer goes to another member")
-    beat: float = Field(2.0, ge=0, le=3600, description="pause between two heartbeats; lost after three; 0: none")
+    beat: float = Field(
+        2.0, ge=0, le=3600,
+        description="pause between two heartbeats, longer from 50 replicas on; lost after three; 0: none",
+    )  # fmt: skip
     archiver: bool = Field(True, description="archive, and end sessions, in the background of this process")
     archive_every: float = Field(0.2, gt=0, description="pause between two passes that leave nothing behind")
     archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")

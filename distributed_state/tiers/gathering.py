@@ -141,7 +141,7 @@ class Gathering:
         said = ""
         asked = True
         if self._hearing is not None:
-            self._hearing.watch(self._keys.gatherings_channel, lambda *_: self._asked.set())
+            self._hearing.listen(self._keys.gatherings_channel, lambda *_: self._asked.set())
         while True:
             try:
                 if asked or not self._hears():

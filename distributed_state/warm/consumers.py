@@ -162,7 +162,7 @@ class Consumers:
 
     def _watch(self, partition: int) -> None:
         channel = self._keys.partition(partition).events_channel
-        self._link.watch(channel, lambda _, payload: self._hear(partition, payload))
+        self._link.listen(channel, lambda _, payload: self._hear(partition, payload))
 
     def _hear(self, partition: int, payload: bytes) -> None:
         if payload.startswith(BATCH):

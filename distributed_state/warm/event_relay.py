@@ -130,7 +130,7 @@ class EventRelay:
         for partition in won - self._mine:
             self._mine.add(partition)
             # Until that is confirmed nobody is subscribed there, and the script publishes to all.
-            self._link.watch(self._keys.partition(partition).relay_channel, partial(self._hear, partition))
+            self._link.listen(self._keys.partition(partition).relay_channel, partial(self._hear, partition))
         self._leave(self._mine - won)
 
     async def _ask(self, partitions: list[int], seconds: float, least: int) -> set[int]:

@@ -57,3 +57,4 @@ class Heard:
     time_received: Callable[[str, Any, float], None]
     handlers: dict[bytes, Handler] = field(default_factory=dict)
     confirmed: dict[bytes, HeardPartition] = field(default_factory=dict)
+    unkept: set[bytes] = field(default_factory=set)  # channels of which nothing is kept that has to be proved

@@ -31,6 +31,11 @@ class NodeChannels:
         """Whether the node does not let some of its partitions be heard, while it is connected."""
         return self.wire is not None and not all(heard.asked for heard in list(self.partitions.values()))
 
+    @property
+    def nothing_kept(self) -> bool:
+        """Whether hot keeps nothing of what is heard here."""
+        return all(heard.channels.keys() <= self._heard.unkept for heard in list(self.partitions.values()))
+
     def connected(self, wire: Wire) -> None:
         """Ask for everything on another connection."""
         self.wire = wire

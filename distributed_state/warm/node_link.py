@@ -2,7 +2,8 @@
 
 Every so often the node is asked to run a script that writes, and publishes when it was asked. While the newest echo is
 at most `max_staleness` old, all that was published before it has arrived, because one connection keeps its order. Any
-other answer is silence: of a node that lost its slots, that is a replica now, that is cut off from its cluster.
+other answer is silence: of a node that lost its slots, that is a replica now, that is cut off from its cluster. Where
+hot keeps nothing of what the node has, it is probed more rarely, and at once when something is to be kept.
 
 What a partition's subscription is worth ends with it: when the connection is lost; when its slot moves, upon which the
 server ends the subscriptions of that slot and says so; when Redis begins another life.
@@ -24,6 +25,7 @@ from distributed_state.warm.scripts import PROBE
 
 log = logging.getLogger(__name__)
 _SILENCE = 5.0  # seconds
+_RESTING = 3.0  # seconds between two proofs of a link on which nothing rests
 _ROUND = 1.5  # seconds, which one round of the probe counts at most
 
 
@@ -43,6 +45,8 @@ class NodeLink:
         self._echo = 0.0
         self._since = self._round = port.monotonic()
         self._quiet = 0.0  # seconds without an echo, as far as we were awake to hear one
+        self._at_rest = False  # whether nobody waits for the next proof
+        self._wanted = port.signal()
         self._jobs = list[Job]()
 
     def begin(self) -> None:
@@ -61,6 +65,12 @@ class NodeLink:
         """Another life of Redis was met: what was read until now is over, the subscriptions are not."""
         with self._heard.mutex:
             return [heard.renew() for heard in self.channels.partitions.values()]
+
+    def watch(self, heard: HeardPartition, channel: bytes) -> None:
+        """Hear a channel of one of the partitions here."""
+        self.channels.watch(heard, channel)
+        if self._at_rest and channel not in self._heard.unkept:
+            self._wanted.set()
 
     # The reader
 
@@ -165,12 +175,20 @@ class NodeLink:
     async def _probe(self) -> None:
         try:
             while not self.over:
-                if (self.up and not await self._prove()) or self.channels.refused_some:
+                self._wanted.clear()
+                with self._heard.mutex:
+                    self._at_rest = self.up and self.channels.nothing_kept
+                if (self._due() and not await self._prove()) or self.channels.refused_some:
                     await self._ask_again()
                 self._give_up_if_silent()
-                await self._port.sleep(self._every if self.up or self.channels.refused_some else 0.02)
+                await self._wanted.wait(self._every if self.up or self.channels.refused_some else 0.02)
         finally:
             self.running -= 1
+
+    def _due(self) -> bool:
+        """Whether the node is to be probed: where hot keeps nothing, only so often that it is not taken for silent."""
+        rests = self._at_rest and self._echo >= self._since
+        return self.up and not (rests and self._port.monotonic() < self._echo + _RESTING)
 
     async def _prove(self) -> bool:
         """Have the node publish to us; whether it did."""

@@ -6,6 +6,7 @@ Design: section 9.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable
 
@@ -16,6 +17,7 @@ from distributed_state.warm.scripts import CLAIM, JOIN
 
 log = logging.getLogger(__name__)
 SECONDS = 10.0
+_RAREST = 3.0  # who has no partition looks more rarely than who has one, by so many times at most
 
 
 class PartitionAssignment:
@@ -41,6 +43,7 @@ class PartitionAssignment:
         self._claim = claim
         self._seconds = seconds
         self._ttl_ms = int(seconds * 1000)
+        self._pauses = 1.0  # of a look that finds no partition, until the next one, in thirds of `seconds`
         self._renew_at = self.ends = 0.0  # `ends`: when what is ours may be somebody else's, if nothing is heard
         self.mine: list[int] = []
         self.excess: list[int] = []
@@ -52,12 +55,13 @@ class PartitionAssignment:
             return
         # Before the team is asked for: its server may be the one that is away, or takes long.
         kept = await self._claimed(self.mine)
-        share, most = await self._share(len(kept))
+        pauses = 1.0 if kept else self._pauses
+        share, most = await self._share(len(kept), pauses)
         others = [each for each in range(self._keys.partitions) if each not in kept]
         kept += await self._take(random.sample(others, min(most, len(others))), share - len(kept))
         self.mine = kept
         self.excess = kept[share:]
-        self._renew_at = now + self._seconds / 3
+        self._renew_at = now + self._seconds / 3 * (1.0 if kept else pauses)
         self.ends = now + self._seconds
 
     async def _take(self, partitions: list[int], wanted: int) -> list[int]:
@@ -73,16 +77,17 @@ class PartitionAssignment:
             await self._claimed(taken[wanted:], ttl_ms=1)
         return taken[:wanted]
 
-    async def _share(self, kept: int) -> tuple[int, int]:
+    async def _share(self, kept: int, pauses: float) -> tuple[int, int]:
         """How many partitions are to be ours, and how many to try for that.
 
         Who has none where all have their holders finds one only when somebody ends. Together all who wait try each
-        partition twice. *Each of 320 tried all 64, and 23 % of a Redis went into that.*
+        partition twice in a third of `seconds`, and one who would try less than one looks more rarely instead. *Each of
+        320 tried all 64, and 23 % of a Redis went into that.*
 
         One server of a cluster has the list of the team. While it is away nothing changes hands: ours are what we kept.
         """
         try:
-            _, members = await self._port.script(JOIN, [self._team], [self.member, self._ttl_ms])
+            _, members = await self._port.script(JOIN, [self._team], [self.member, int(self._ttl_ms * pauses)])
         except WarmUnavailable:
             if not kept:
                 raise
@@ -90,7 +95,11 @@ class PartitionAssignment:
         partitions = self._keys.partitions
         share = -(-partitions // int(members))
         waiting = int(members) - partitions // share
-        return share, -(-2 * partitions // waiting) if waiting > 0 else partitions
+        # Of the next look: this one has said for how long it counts.
+        self._pauses = min(max(waiting / (2 * partitions), 1.0), _RAREST)
+        if waiting <= 0:
+            return share, partitions
+        return share, math.ceil(2 * partitions * pauses / waiting)
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""

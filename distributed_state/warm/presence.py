@@ -1,7 +1,8 @@
 """Which replicas there are, as each reports itself. Law: one that falls silent is published as lost once, by one other.
 
 The roll holds when each counts as lost, by the server's clock. A replica that was late itself judges nobody for a
-while: more likely it was Redis that was away, for the others as well.
+while: more likely it was Redis that was away, for the others as well. In a large fleet each beats more rarely, and says
+with each beat how long it counts.
 
 Design: section 12.
 """
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 MAX_STATUS_BYTES = 16 * 1024
 _BEATS = 3  # after so many missed beats a replica counts as lost
 _ROLL_BEATS = 2  # the roll is read again after so many
+_CALM = 50  # so many replicas beat as often as they are told to; more of them together as often, if they can
+_RAREST = 5.0  # but none more rarely than that many times
+_LISTED = 100  # the roll of more than so many is read more rarely
 _KEPT_MS = 3_600_000
 
 
@@ -58,7 +62,8 @@ class Presence:
         self._keys = keys
         self._figures = figures
         self._every = settings.beat
-        self._ttl_ms = int(settings.beat * _BEATS * 1000)
+        self._pause = settings.beat  # until the next beat of the job; what a beat says of itself goes by it
+        self._members = 1  # as the last beat was answered
         self._started = port.wall()
         self._judges_from = 0.0
         self._status: dict[str, Any] = {}
@@ -105,7 +110,7 @@ class Presence:
                 await self._read_roll()
             except StateError as error:
                 log.warning("beat: the roll cannot be read: %s", error)
-        after = self._port.monotonic() - self._every * (_BEATS + _ROLL_BEATS)
+        after = self._port.monotonic() - self._kept
         return {id for id, seen in list(self._seen.items()) if seen >= after} | {self._warm.replica}
 
     async def _read_roll(self) -> None:
@@ -114,35 +119,53 @@ class Presence:
         self._seen.update((each.decode(), now) for each in listed)
         for id, seen in list(self._seen.items()):
             # Kept beyond its end on the roll, which is a long time after its last beat.
-            if seen < now - self._every * (_BEATS + _ROLL_BEATS):
+            if seen < now - self._kept:
                 self._seen.pop(id, None)
+
+    @property
+    def _ttl_ms(self) -> int:
+        return int(self._pause * _BEATS * 1000)
+
+    @property
+    def _roll_every(self) -> float:
+        """Seconds between two looks at the roll, which is longer the more there are to look at it."""
+        return self._pause * max(_ROLL_BEATS, self._members / _LISTED)
+
+    @property
+    def _kept(self) -> float:
+        """Seconds for which who was on the roll counts as known."""
+        return self._pause * _BEATS + self._roll_every
 
     async def _run(self) -> None:
         while True:
+            # Before the beat that says how long it counts: the next one comes by then, however many there are now.
+            self._pause = self._every * min(max(self._members / _CALM, 1.0), _RAREST)
             try:
                 for each in await self._beat():
                     await self._publish_loss(each)
-                if self._port.monotonic() >= self._roll_at + self._every * _ROLL_BEATS:
+                if self._port.monotonic() >= self._roll_at + self._roll_every:
                     await self._read_roll()
                 self._reached = True
             except StateError as error:
                 log.log(logging.WARNING if self._reached else logging.DEBUG, "beat: %s", error)
                 self._reached = False
-            await self._port.sleep(self._every)
+            await self._port.sleep(self._pause if self._reached else self._every)
 
     async def _beat(self) -> list[str]:
         """Report that we are there; the replicas that we see to be lost."""
         keys = self._keys
         replica = self._warm.replica
         stated = codec.encode(self._card(), "replica")
+        ttl_ms = self._ttl_ms
         answer = await self._port.script(
-            BEAT, [keys.roll, keys.replica(replica)], [replica, stated, self._ttl_ms, self._ttl_ms + _KEPT_MS]
+            BEAT, [keys.roll, keys.replica(replica)], [replica, stated, ttl_ms, ttl_ms + _KEPT_MS]
         )
+        self._members = int(answer[1])
         if answer[0] == b"late":
-            self._judges_from = self._port.monotonic() + self._ttl_ms / 1000
+            self._judges_from = self._port.monotonic() + ttl_ms / 1000
         if self._port.monotonic() < self._judges_from:
             return []
-        return [each.decode() for each in answer[1:]]
+        return [each.decode() for each in answer[2:]]
 
     def _card(self) -> dict[str, Any]:
         figures = self._figures()

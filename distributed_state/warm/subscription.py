@@ -96,15 +96,24 @@ class Link:
     def watch(self, channel: bytes, handler: Handler) -> None:
         """Ask for a channel. Does not wait."""
         with self._mutex:
-            if channel in self._handlers or self._closed:
-                return
+            self._watch(channel, handler)
+
+    def _watch(self, channel: bytes, handler: Handler) -> None:
+        if channel not in self._handlers and not self._closed:
             self._handlers[channel] = handler
             heard = self._partition(self._keys.partition_at(channel))
             heard.channels[channel] = None
             if heard.node is not None:
-                self._nodes[heard.node].channels.watch(heard, channel)
+                self._nodes[heard.node].watch(heard, channel)
             else:
                 self._hear_where_it_is(heard)
+
+    def listen(self, channel: bytes, handler: Handler) -> None:
+        """Ask for a channel of which nothing is kept in hot: for it alone the link is proved more rarely."""
+        with self._mutex:
+            if channel not in self._handlers and not self._closed:
+                self._heard.unkept.add(channel)
+                self._watch(channel, handler)
 
     def leave(self, channel: bytes) -> None:
         """Stop hearing a channel."""
@@ -112,6 +121,7 @@ class Link:
             if self._handlers.pop(channel, None) is None:
                 return
             self._confirmed.pop(channel, None)
+            self._heard.unkept.discard(channel)
             heard = self._partition(self._keys.partition_at(channel))
             heard.channels.pop(channel, None)
             if heard.node is not None:

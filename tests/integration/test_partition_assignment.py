@@ -92,9 +92,29 @@ async def test_who_waits_asks_for_little(opener: Any) -> None:
 async def test_if_each_tried_all_it_would_be_much(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
 
-    async def share(self: PartitionAssignment, _: int) -> tuple[int, int]:
+    async def share(self: PartitionAssignment, *_: float) -> tuple[int, int]:
         _, members = await self._port.script(partition_assignment.JOIN, [self._team], [self.member, self._ttl_ms])
         return -(-PARTITIONS // int(members)), PARTITIONS
 
     monkeypatch.setattr(PartitionAssignment, "_share", share)
     assert await calls_of_a_look(opener, 60) > 60 + PARTITIONS + 60
+
+
+async def looks_of(opener: Any, members: int) -> float:
+    """How many of a team there would look in a third of its seconds, if all began now."""
+    team = await looked(opener, members)
+    now = min(each.ends for each in team.members) - 60.0
+    holders = [each for each in team.members if each.mine]
+    assert all(each._renew_at <= each.ends - 40.0 + 0.001 for each in holders), "who has one keeps it"
+    return sum(20.0 / max(each._renew_at - now, 20.0) for each in team.members)
+
+
+async def test_of_many_who_wait_each_looks_more_rarely(opener: Any) -> None:
+    """So what they ask together does not grow as they do, up to three times as many as would try one each."""
+    assert await looks_of(opener, PARTITIONS * 7) < 4 * PARTITIONS
+
+
+async def test_if_they_looked_as_often_it_would_grow_as_they_do(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    monkeypatch.setattr(partition_assignment, "_RAREST", 1.0)
+    assert await looks_of(opener, PARTITIONS * 7) > 6 * PARTITIONS

@@ -15,6 +15,7 @@ from controls import sabotage
 from faces import core
 
 from distributed_state import Fenced, InvalidValue, LockTimeout, Replica, TooLarge
+from distributed_state.warm import presence
 
 real = pytest.mark.only(warm="real")
 single = pytest.mark.only(warm="single")
@@ -248,8 +249,39 @@ async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> None:
-    with sabotage("beat", "if not before or tonumber(before) <= now_ms then return {'late'} end", ""):
+    with sabotage("beat", "if not before or tonumber(before) <= now_ms then return {'late', members} end", ""):
         assert await all_late(opener) != []
+
+
+async def counts_for(opener: Any, others: int) -> float:
+    """How many of its `beat`s a replica counts from a beat on, where there are so many others."""
+    store = await opener(beat=0.1)
+    roll, longest = core(store).keys.roll, 0.0
+    with redis_of(store) as client:
+        client.zadd(roll, {f"other-{n}": time.time() * 1000 + 3_600_000 for n in range(others)})
+        for _ in range(60):
+            seconds, micros = client.time()
+            left = (client.zscore(roll, store.replica) or 0) - seconds * 1000 - micros / 1000
+            longest = max(longest, left / 100)
+            await asyncio.sleep(0.02)
+        client.delete(roll)
+    return longest
+
+
+@single
+async def test_in_a_large_fleet_each_beats_more_rarely_and_says_so(opener: Any) -> None:
+    """What it says counts for three of its pauses. The pauses have an end, so that a loss is noticed."""
+    assert await counts_for(opener, 9) <= 3
+    assert 5 < await counts_for(opener, 97) <= 6
+    assert 12 < await counts_for(opener, 2000) <= 15
+
+
+@single
+async def test_if_all_beat_alike_a_large_fleet_would_beat_as_much_as_it_is_large(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence, "_CALM", 10**9)
+    assert await counts_for(opener, 2000) <= 3
 
 
 @single

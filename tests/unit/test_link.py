@@ -155,18 +155,40 @@ class Cluster:
     def spawn(self, job: Any, name: str) -> AsyncioJob:
         return AsyncioJob(job, name)
 
+    def signal(self) -> Signal:
+        return Signal(self)
+
     def mutex(self) -> Any:
         return nullcontext()
+
+
+class Signal:
+    """By the time that is played here."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._set = cluster, False
+
+    def set(self) -> None:
+        self._set = True
+
+    def clear(self) -> None:
+        self._set = False
+
+    async def wait(self, timeout: float) -> bool:
+        end = self._cluster.now + timeout
+        while not self._set and self._cluster.now < end:
+            await asyncio.sleep(0)
+        return self._set
 
 
 class Replica:
     """A link, and what it told its owner."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, max_staleness: float = 0.2) -> None:
         self.cluster, self.heard, self.lost, self.epochs = cluster, dict[bytes, list[bytes]](), list[Freshness](), []
         self.epochs = list[tuple[int, str]]()
         self.link = Link(
-            cluster, KEYS, "me", max_staleness=0.2, lost=self.lost.extend,
+            cluster, KEYS, "me", max_staleness=max_staleness, lost=self.lost.extend,
             epoch_heard=lambda *epoch: self.epochs.append(epoch), time_received=lambda *answer: None,
         )  # type: ignore[arg-type]  # fmt: skip
 
@@ -546,3 +568,79 @@ def test_a_request_is_confirmed_by_the_last_answer_only() -> None:
     assert requests.refused() == b"d"
     assert requests.refused() == b"c"
     assert requests.refused() is None
+
+
+def listening(cluster: Cluster, **how: float) -> Replica:
+    """A replica that hears a channel of which nothing is kept."""
+    replica = Replica(cluster, **how)
+    replica.link.listen(f"{KEYS.partition(0).meta.decode()[:-4]}e".encode(), lambda *_: None)
+    return replica
+
+
+async def passed(cluster: Cluster, seconds: float) -> None:
+    end = cluster.now + seconds
+    await cluster.until(lambda: cluster.now >= end)
+
+
+async def rests(cluster: Cluster) -> None:
+    """How often a link is proved, by what is kept of its node."""
+    replica = listening(cluster)
+    await cluster.until(lambda: replica.epochs)
+    await passed(cluster, 7.0)
+    assert len(replica.epochs) <= 4
+    assert len(cluster.servers["a:1"].wires) == 1, "it was not taken for silent"
+    near = await replica.hears(0)
+    await cluster.until(lambda: replica.good(near))
+    before = len(replica.epochs)
+    await passed(cluster, 1.0)
+    assert replica.good(near)
+    assert len(replica.epochs) - before >= 10, "what is kept is proved as often as ever"
+    replica.link.leave(near)
+    await passed(cluster, 0.1)
+    before = len(replica.epochs)
+    await passed(cluster, 1.0)
+    assert len(replica.epochs) - before <= 1, "nothing is kept any more"
+    await replica.link.close()
+
+
+async def test_a_link_on_which_nothing_rests_is_proved_rarely(cluster: Cluster) -> None:
+    await rests(cluster)
+
+
+async def test_a_link_that_never_rested_would_be_proved_all_the_time(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeChannels, "nothing_kept", False)
+    with pytest.raises(AssertionError):
+        await rests(cluster)
+
+
+async def test_a_link_that_always_rested_would_prove_too_little(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NodeChannels, "nothing_kept", True)
+    with pytest.raises(AssertionError):
+        await rests(cluster)
+
+
+async def begins_to_keep(cluster: Cluster) -> None:
+    replica = listening(cluster, max_staleness=1.0)
+    await cluster.until(lambda: replica.epochs)
+    await passed(cluster, 2.37)  # the echo proves nothing any more, and the next round is some time away
+    began = cluster.now
+    near = await replica.hears(0)
+    await cluster.until(lambda: replica.good(near))
+    assert cluster.now - began < 0.05
+    await replica.link.close()
+
+
+async def test_a_link_that_rests_is_proved_at_once_when_something_is_to_be_kept(cluster: Cluster) -> None:
+    await begins_to_keep(cluster)
+
+
+async def test_it_would_wait_for_the_next_round_if_nobody_woke_the_probe(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_link.NodeLink, "watch", lambda self, *channel: self.channels.watch(*channel))
+    with pytest.raises(AssertionError):
+        await begins_to_keep(cluster)
