@@ -27,6 +27,7 @@ from deploy.load.curves.collection import collection
 from deploy.load.curves.curve import Curve, Progress
 from deploy.load.curves.events import events
 from deploy.load.curves.forgetting import forgetting
+from deploy.load.curves.idle import idle
 from deploy.load.curves.purging import purging
 from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.curves.starts import starts
@@ -34,6 +35,7 @@ from deploy.load.curves.starts import starts
 MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]] = {
     "starts": (starts, [30, 100, 300]),
     "claims": (claims, [16, 64, 192]),
+    "idle": (idle, [20, 80, 320]),
     "sql": (sql_bytes, [300, 1_000, 3_000]),
     "archive": (archiving, [20, 200, 2_000]),
     "purge": (purging, [10_000, 40_000, 160_000]),
