@@ -28,6 +28,7 @@ from deploy.load.curves.curve import Curve, Progress
 from deploy.load.curves.events import events
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
+from deploy.load.curves.idle import idle
 from deploy.load.curves.purging import purging
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import (
@@ -43,6 +44,7 @@ MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]
     "claims": (claims, [16, 64, 192]),
     "first": (first_writes, [300, 3_000, 30_000]),
     "small": (small_sessions, [1, 4, 16]),
+    "idle": (idle, [20, 80, 320]),
     "sql": (sql_bytes, [300, 1_000, 3_000]),
     "sql-packed": (packed_sql_bytes, [300, 1_000, 3_000]),
     "sql-encrypted": (encrypted_sql_bytes, [300, 1_000, 3_000]),

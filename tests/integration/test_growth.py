@@ -17,10 +17,12 @@ from deploy.load.curves.curve import Curve
 from deploy.load.curves.events import events
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
+from deploy.load.curves.idle import idle, resting
 from deploy.load.curves.purging import purging
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.growth import MEASURED
+from distributed_state.warm.node_channels import NodeChannels
 
 GROWTH = Path(__file__).parents[2] / "deploy" / "load" / "growth.py"
 
@@ -56,6 +58,30 @@ def test_starts_are_measured_and_said(tmp_path: Path) -> None:
 def test_replicas_at_rest_are_measured() -> None:
     curve = claims([1, 2], lambda _: None, seconds=2.0)
     assert min(curve.costs) > 0
+
+
+@pytest.mark.wide
+def test_a_fleet_at_rest_is_measured() -> None:
+    curve = idle([1, 2], lambda _: None, settled=0.5, seconds=1.0)
+    assert curve.sizes == [1, 2]
+    assert min(curve.costs) >= 0
+
+
+def probes_for_each_beat() -> float:
+    """Of replicas that have nothing in hot; both are counted by the server in the same seconds."""
+    _, asked = resting(2, settled=4.0, seconds=12.0)
+    return asked["persist"] / asked["pexpire"]
+
+
+@pytest.mark.wide
+def test_replicas_at_rest_hardly_probe() -> None:
+    assert probes_for_each_beat() < 1.2
+
+
+@pytest.mark.wide
+def test_if_no_link_rested_they_would_probe_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeChannels, "nothing_kept", False)
+    assert probes_for_each_beat() > 3
 
 
 @pytest.mark.wide
