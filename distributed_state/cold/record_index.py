@@ -9,14 +9,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, and_, delete, select
+from sqlalchemy import (
+    CompoundSelect,
+    Connection,
+    Integer,
+    ScalarSelect,
+    and_,
+    bindparam,
+    delete,
+    literal,
+    select,
+    union_all,
+)
 
 from distributed_state.cold import bulk
 from distributed_state.cold.bulk import Row
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.tables import quarantine, records
+from distributed_state.cold.tables import TEXT, quarantine, records
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
@@ -66,19 +78,26 @@ def following(connection: Connection, namespace: str, after: int, before_ms: int
 
 def known_names(connection: Connection, namespace: str, partition: int) -> list[str] | None:
     """All records of a partition, those in quarantine too; None if that is a long list, or of an erased one."""
-    q, r = quarantine.c, records.c
-    # A look at the index, whatever it holds. Rows of one partition are found only by looking at all of them.
-    if connection.execute(select(r.key).where(r.namespace == namespace).offset(LISTED).limit(1)).first():
-        return None
-    found = connection.execute(
-        select(r.record, r.scope).where(r.namespace == namespace, r.partition == partition)
-    ).all()
+    given = {"wanted_namespace": namespace, "wanted_partition": partition, "listed": LISTED}
+    found = connection.execute(_known_names(), given).all()
     # Of one that was erased there is only a hash, and its versions go on if it begins again.
-    if any(scope == ERASED for _, scope in found):
+    if any(not record or scope == ERASED for record, scope in found):
         return None
-    # It may be in Redis, and get a row by its next commit.
-    aside = connection.execute(select(q.record).where(q.namespace == namespace, q.partition == partition)).scalars()
-    return sorted({record for record, _ in found}.union(aside))
+    return sorted({record for record, _ in found})
+
+
+@cache
+def _known_names() -> CompoundSelect[Any]:
+    """Made once, as each partition that starts waits for it. A row without a name says that there are too many."""
+    q, r = quarantine.c, records.c
+    namespace = bindparam("wanted_namespace", type_=TEXT)
+    partition = bindparam("wanted_partition", type_=Integer)
+    # A look at the index, whatever it holds. Rows of one partition are found only by looking at all of them.
+    many = select(r.key).where(r.namespace == namespace).offset(bindparam("listed", type_=Integer)).limit(1).exists()
+    listed = select(r.record, r.scope).where(r.namespace == namespace, r.partition == partition, ~many)
+    # What is in quarantine may be in Redis, and get a row by its next commit.
+    aside = select(q.record, literal("")).where(q.namespace == namespace, q.partition == partition)
+    return union_all(listed, aside, select(literal(""), literal("")).where(many))
 
 
 def keys(connection: Connection, namespace: str, names: Iterable[str]) -> dict[str, int]:

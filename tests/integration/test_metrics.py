@@ -109,7 +109,9 @@ async def test_operations_are_told_by_tier_and_outcome(store: Any) -> None:
     assert scrape(OPERATIONS, "commit", "warm", "conflict") == 1
     assert scrape(OPERATIONS, "commit_many", "warm", "ok") == 1
     assert (scrape(OPERATIONS, "read", "warm", "ok") or 0) >= 1
-    assert scrape(OPERATIONS, "hydrate", "cold", "ok") == 1
+    before = scrape(OPERATIONS, "hydrate", "cold", "ok") or 0
+    assert await store.session("another").get("a") is None
+    assert scrape(OPERATIONS, "hydrate", "cold", "ok") == before + 1
     assert scrape("refused_writes_total", "conflict") == 1
     assert scrape("refused_writes_total", "fenced") == 0, "else the rate of the first would be missed"
 
@@ -426,6 +428,7 @@ async def test_what_leaves_the_process_is_a_span(opener: Any, spans: InMemorySpa
 async def test_spans_are_children_of_the_callers(opener: Any, spans: InMemorySpanExporter) -> None:
     """Also what is done in a thread or a task for it, as archiving before a commit returns."""
     store = await opener(traces=True, durability="archived", archiver=False)
+    tiers(store).familiar.note("session:s")  # SQL is asked whether it is new
     with trace.get_tracer("test").start_as_current_span("request"):
         if isinstance(store, Blocking):
             store.it.session("s").set("a", 1)
