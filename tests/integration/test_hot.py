@@ -107,6 +107,7 @@ async def test_hot_can_be_switched_off(opener: Any, settings: dict[str, Any]) ->
     store = await opener(archiver=False, **settings)
     session = store.session("s")
     await session.set("n", 1)
+    await session.get("n")  # the server is taught the script
     with asked(store) as seen:
         for _ in range(5):
             assert await session.get("n") == 1

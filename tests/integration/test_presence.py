@@ -260,8 +260,9 @@ async def counts_for(opener: Any, others: int) -> float:
     with redis_of(store) as client:
         client.zadd(roll, {f"other-{n}": time.time() * 1000 + 3_600_000 for n in range(others)})
         for _ in range(60):
+            until_ms = client.zscore(roll, store.replica) or 0
             seconds, micros = client.time()
-            left = (client.zscore(roll, store.replica) or 0) - seconds * 1000 - micros / 1000
+            left = until_ms - seconds * 1000 - micros / 1000
             longest = max(longest, left / 100)
             await asyncio.sleep(0.02)
         client.delete(roll)
