@@ -5,9 +5,22 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from sqlalchemy import BigInteger, Connection, FromClause, Join, and_, func, insert, join, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    FromClause,
+    Join,
+    LargeBinary,
+    and_,
+    func,
+    insert,
+    join,
+    literal,
+    select,
+    union_all,
+)
 
 from distributed_state.cold import blocks, record_index
 from distributed_state.cold.bulk import chunks, listed
@@ -56,22 +69,32 @@ def lacking(
 
     Marks, which change nothing, are left out, too.
     """
-    c, q = changes.c, quarantine.c
+    q = quarantine.c
     held = _alone(connection, namespace, partition, epoch, entries)
     for chunk in chunks(entries, 500):
         names = _wanted(connection, {(entry.record, entry.version) for entry in chunk})
-        held.update(connection.execute(select(c.event).select_from(_changes(namespace, names))).scalars())
-        b = change_blocks.c
-        around = and_(b.record == records.c.key, b.first <= names.c.version, b.last >= names.c.version)
-        packed = select(b.record, b.last, b.data).distinct()
-        packed = packed.select_from(_named(namespace, names).join(change_blocks, around))
-        held.update(row.event for *_, data in connection.execute(packed) for row in blocks.unpack_changes(data))
+        held.update(_events_of(connection, namespace, names))
         aside = and_(q.namespace == namespace, q.event.in_([entry.event for entry in chunk]))
         held.update(connection.execute(select(q.event).where(aside)).scalars())
     left = [entry for entry in entries if entry.event not in held]
     erased = _erased(connection, namespace, left)
     left = [entry for entry in left if entry.version > erased.get(entry.record, -1)]
     return {entry.event for entry in left} - _purged(connection, namespace, left)
+
+
+def _events_of(connection: Connection, namespace: str, wanted: FromClause) -> Iterator[str]:
+    """The events of the changes of these versions, in rows and in blocks, and of others that are in those blocks."""
+    b = change_blocks.c
+    around = and_(b.record == records.c.key, b.first <= wanted.c.version, b.last >= wanted.c.version)
+    found = select(b.record, b.last, b.data).select_from(_named(namespace, wanted).join(change_blocks, around))
+    packed = found.distinct().subquery()
+    rows = select(changes.c.event, literal(b"", LargeBinary)).select_from(_changes(namespace, wanted))
+    # One statement, which sees one moment: rows may become a block meanwhile, and a block rows.
+    for event, data in connection.execute(union_all(rows, select(literal("", TEXT), packed.c.data))):
+        if data:
+            yield from (row.event for row in blocks.unpack_changes(data))
+        else:
+            yield event
 
 
 def _purged(connection: Connection, namespace: str, entries: Sequence[JournalEntry]) -> set[str]:
