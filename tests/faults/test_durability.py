@@ -223,6 +223,7 @@ async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_
         await store.close()
 
 
+@pytest.mark.wide
 @KIND
 async def test_a_replica_that_left_is_not_forgotten(kind: str, place: Any) -> None:
     """By the process that saw it; where nobody watches, its primary forgets it."""

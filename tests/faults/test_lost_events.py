@@ -88,6 +88,7 @@ async def kill_subscribers(url: str, done: asyncio.Event) -> int:
     return kills
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.timeout(240)
 async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: Any) -> None:
@@ -131,6 +132,7 @@ async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, m
         assert min(len(each.heard) for each in listeners) < 4000
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.only(face="blocking")
 @pytest.mark.timeout(180)

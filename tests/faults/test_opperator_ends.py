@@ -62,6 +62,7 @@ async def test_a_daemon_that_reads_no_more_ends_its_agent(opener: Any, when: str
         assert "Traceback" not in daemon.errors()
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 async def test_a_daemon_that_sleeps_holds_nobody_up(opener: Any) -> None:
     reads, writes = os.pipe()

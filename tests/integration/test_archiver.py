@@ -717,6 +717,7 @@ async def told_once(store: Any) -> None:
         assert sorted(numbers) == list(range(1, len(numbers) + 1))
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
 @pytest.mark.parametrize("turns", [2, pytest.param(15, marks=pytest.mark.soak)])

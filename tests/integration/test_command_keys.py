@@ -79,6 +79,7 @@ def test_replacing_keys_ends_cleanly_at_ctrl_c(tmp_path: Path) -> None:
     assert 500 - done - 100 <= rest - 500 <= 500 - done, "of the page that was being done, some are"
 
 
+@pytest.mark.wide
 def test_keys_that_cannot_be_read_are_not_printed(tmp_path: Path) -> None:
     for keys in (KEY, f"one:{KEY[:-4]}", f"one:{KEY}x"):
         refused = command(tmp_path, "get", "s", KEYS=keys)

@@ -113,7 +113,7 @@ def twins(url: str, opened: Opener) -> Twins:
     return Twins(opened(url, snapshot_every=10), opened(url, snapshot_every=10))
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.wide) for n in range(2, 8))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in range(1, 8))])
 def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, monkeypatch: Any) -> None:
     """Written on, packed again and again up to any time, in blocks of any size, and purged."""
     chance = random.Random(seed)
@@ -122,7 +122,7 @@ def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, 
     monkeypatch.setattr(compaction, "_LEAST", chance.choice((1, 4)))
     packed = 0
     for _ in range(6):
-        for _ in range(chance.randint(5, 25)):
+        for _ in range(chance.randint(5, 20)):
             twins.write(chance)
         twins.each(lambda journal: journal.flush())
         if chance.random() < 0.2:

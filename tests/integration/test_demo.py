@@ -28,6 +28,7 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "distributed_state", "demo", "lifecycle", *words]
 
 
+@pytest.mark.wide
 def test_each_replica_sees_all_the_killed_one_too(tmp_path: Path) -> None:
     began = time.monotonic()
     done = subprocess.run(command("--json", "--keep", str(tmp_path)), capture_output=True, text=True, check=False)

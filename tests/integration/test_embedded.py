@@ -119,6 +119,7 @@ async def test_a_second_process_is_refused(tmp_path: Path) -> None:
             assert len(store.session("s").messages()) >= 1
 
 
+@pytest.mark.wide
 @faces
 async def test_a_second_store_on_the_same_postgresql_archive_is_refused(face: str, postgres_url: str) -> None:
     """In this process and in another one; it is free again when the first is closed, or killed."""

@@ -567,6 +567,7 @@ async def test_events_are_iterated_until_they_are_closed(store: Any) -> None:
     assert await events.next(0) is None
 
 
+@pytest.mark.wide
 async def test_who_was_away_longer_than_the_window_is_told_once(opener: Any) -> None:
     store = await opener(kept_events=100, partitions=4)
     async with store.events() as events:

@@ -68,6 +68,7 @@ async def test_another_epoch_is_not_gathered(opener: Any) -> None:
     assert found == ([], set())
 
 
+@pytest.mark.wide
 async def test_who_does_not_answer_is_silent(opener: Any) -> None:
     """One that holds still, and one that was never there; the others are heard out."""
     recoverer, writer, still = [await writing(opener) for _ in range(3)]
@@ -113,6 +114,7 @@ async def test_requests_are_found_where_the_list_of_them_cannot_be_reached(
     assert ([entry.version for entry in found.entries], found.silent) == ([1], set())
 
 
+@pytest.mark.wide
 async def test_who_is_there_is_known_when_redis_lost_the_roll(opener: Any) -> None:
     first, second = await opener(beat=1.0), await opener(beat=1.0)
     presence = tiers(first).presence

@@ -329,6 +329,7 @@ async def rounds(store: Any, guard: bool, count: int) -> tuple[int, int]:
     return lost, alive
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.timeout(120)
 async def test_a_write_in_the_very_moment_wins_or_is_refused(opener: Any) -> None:

@@ -158,6 +158,7 @@ def test_an_interrupted_run_tells_what_it_measured() -> None:
     assert "passed" not in output, "what was not read back has not passed"
 
 
+@pytest.mark.wide
 def test_a_run_that_is_interrupted_while_it_is_prepared_ends_in_order() -> None:
     """Of a phase that has not begun there is nothing to tell."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -222,6 +223,7 @@ def test_the_cpu_of_the_generator_is_that_of_its_processes() -> None:
             time.sleep(0.02)
 
 
+@pytest.mark.wide
 def test_a_bare_worker_that_dies_is_no_comparison() -> None:
     """The others carry less than all of them would, and ours would look better beside that."""
     trip = Trip(1, (b"1",), "redis.call('XADD', KEYS[1], '*', 'd', ARGV[1])\nreturn 'ok'")

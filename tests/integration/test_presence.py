@@ -174,6 +174,7 @@ async def survive(opener: Any, seconds: float = 1.5) -> tuple[list[Any], str]:
     return events, replica
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.replicas
 async def test_of_a_replica_that_dies_one_other_tells_once(opener: Any) -> None:

@@ -127,6 +127,7 @@ def test_a_truncated_file_is_refused_before_anything_starts(tmp_path: Path) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_it_ends_its_workers_and_servers(tmp_path: Path, number: signal.Signals, code: int) -> None:
     acks = tmp_path / "acknowledged.jsonl"

@@ -564,6 +564,7 @@ def test_without_redis_it_says_so_and_comes_back(tmp_path: Path) -> None:
         assert worker.end() == 0
 
 
+@pytest.mark.wide
 def test_without_sql_it_is_not_ready_and_serves_what_is_in_redis(servers: Any, namespace: str) -> None:
     with postgres_server() as server:
         options = _options(servers.redis("valkey").url, server.url, namespace)
