@@ -52,13 +52,15 @@ def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row],
     r = records.c
     wanted = listed(connection, {"record": TEXT, "target": BigInteger()}, targets)
     same = and_(r.namespace == namespace, r.record == wanted.c.record)
-    named = select(r.key, r.record, wanted.c.target).join(wanted, same).cte("named")
+    # Outer joins are done in this order. Of inner ones SQLite takes the list last, for each row that there is.
+    named = select(r.key, r.record, wanted.c.target).select_from(wanted.outerjoin(records, same)).cte("named")
     base = select(func.max(s.version)).where(s.record == named.c.key, s.version <= named.c.target).scalar_subquery()
     bases = select(named.c.key, named.c.record, named.c.target, base.label("base")).cte("bases")
     at_base = and_(s.record == bases.c.key, s.version == bases.c.base)
-    query = select(bases.c.record, s.epoch, s.version, s.data).join_from(bases, snapshots, at_base)
+    query = select(bases.c.record, s.epoch, s.version, s.data).join_from(bases, snapshots, at_base, isouter=True)
     for record, epoch, version, data in connection.execute(query):
-        found[record] = State(epoch, version, _fields(data))
+        if epoch is not None:
+            found[record] = State(epoch, version, _fields(data))
     after = and_(c.record == bases.c.key, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
     rows = select(bases.c.record, bases.c.base, bases.c.target, c.epoch, c.version, c.data)
     b = change_blocks.c

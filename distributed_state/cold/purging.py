@@ -164,7 +164,8 @@ def _bases(
         connection, {"key": BigInteger(), "target": BigInteger()}, [(living[r], v) for r, v in targets.items()]
     )
     within = and_(b.record == cut.c.key, b.first <= cut.c.target, b.last > cut.c.target)
-    blocks.expand_changes(connection, select(cut.c.key).where(within).exists())
+    named = bulk.among(connection, b.record, [living[record] for record in targets])  # else SQLite looks at all blocks
+    blocks.expand_changes(connection, and_(named, select(cut.c.key).where(within).exists()))
     return states(connection, namespace, targets)
 
 

@@ -16,8 +16,8 @@ from sqlalchemy import (
     and_,
     func,
     insert,
-    join,
     literal,
+    outerjoin,
     select,
     union_all,
 )
@@ -45,7 +45,8 @@ def heads(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict
         names = _wanted(connection, ((record, found[record].version) for record in chunk if record in found))
         at = select(names.c.record, c.version, c.epoch, c.offset, c.event).select_from(_changes(namespace, names))
         for record, *head in connection.execute(at).all():
-            found[record] = Archived(*head)
+            if head[0] is not None:
+                found[record] = Archived(*head)
     return found
 
 
@@ -86,14 +87,14 @@ def _events_of(connection: Connection, namespace: str, wanted: FromClause) -> It
     """The events of the changes of these versions, in rows and in blocks, and of others that are in those blocks."""
     b = change_blocks.c
     around = and_(b.record == records.c.key, b.first <= wanted.c.version, b.last >= wanted.c.version)
-    found = select(b.record, b.last, b.data).select_from(_named(namespace, wanted).join(change_blocks, around))
+    found = select(b.record, b.last, b.data).select_from(_named(namespace, wanted).outerjoin(change_blocks, around))
     packed = found.distinct().subquery()
     rows = select(changes.c.event, literal(b"", LargeBinary)).select_from(_changes(namespace, wanted))
     # One statement, which sees one moment: rows may become a block meanwhile, and a block rows.
     for event, data in connection.execute(union_all(rows, select(literal("", TEXT), packed.c.data))):
         if data:
             yield from (row.event for row in blocks.unpack_changes(data))
-        else:
+        elif event:
             yield event
 
 
@@ -153,13 +154,14 @@ def _wanted(connection: Connection, pairs: Iterable[tuple[str, int]]) -> FromCla
 
 
 def _changes(namespace: str, wanted: FromClause) -> Join:
-    """The changes of these records and versions."""
-    c = changes.c
-    return _named(namespace, wanted).join(changes, and_(c.record == records.c.key, c.version == wanted.c.version))
+    """The changes of these records and versions, without values where there is none."""
+    same = and_(changes.c.record == records.c.key, changes.c.version == wanted.c.version)
+    return _named(namespace, wanted).outerjoin(changes, same)
 
 
 def _named(namespace: str, wanted: FromClause) -> Join:
-    return join(wanted, records, and_(records.c.namespace == namespace, records.c.record == wanted.c.record))
+    # An outer join is done in this order. Of an inner one SQLite takes the list last, for each change that there is.
+    return outerjoin(wanted, records, and_(records.c.namespace == namespace, records.c.record == wanted.c.record))
 
 
 def _erased(connection: Connection, namespace: str, entries: Sequence[JournalEntry]) -> dict[str, int]:

@@ -97,6 +97,7 @@ async def whole(store: Any, id: str, values: list[int]) -> None:
 async def is_away(store: Any, id: str) -> None:
     """What only SQL knows is unavailable; never absent."""
     session = store.session(id)
+    tiers(store).familiar.note(f"session:{id}")  # so it is not said that it may be new, which Redis may know by itself
     for ask in (lambda: session.get("n"), session.exists, lambda: session.set("n", 1), session.history):
         with pytest.raises(ColdUnavailable):
             await ask()

@@ -163,7 +163,7 @@ def test_rows_move_into_blocks_but_for_the_newest_and_those_with_labels(journal:
     before = rows(journal.store, tables.changes)
     done = compact(journal.store)
     assert (done.records, done.changes, done.messages) == (1, 19, 20)
-    assert [row.version for row in rows(journal.store, tables.changes)] == [11, 21]
+    assert sorted(row.version for row in rows(journal.store, tables.changes)) == [11, 21]
     assert [row.version for row in rows(journal.store, tables.messages)] == [21]
     (block,) = rows(journal.store, tables.change_blocks)
     assert (block.first, block.last) == (1, 20)
