@@ -14,7 +14,7 @@ from distributed_state.events.group import Group
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.results import Event
 from distributed_state.warm.consumer import Subscription, Waiting
-from distributed_state.warm.consumers import Consumers
+from distributed_state.warm.positions import shown
 
 
 class AsyncEvents:
@@ -95,7 +95,7 @@ class AsyncEvents:
     @property
     def position(self) -> str:
         """How far these events are, the last one that was returned included: text for `since=` of others."""
-        return Consumers.shown(self._subscription.delivered())
+        return shown(self._subscription.delivered())
 
     def asks(self, type: str) -> bool:
         """Whether these are events of this type, too."""

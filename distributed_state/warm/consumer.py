@@ -22,6 +22,7 @@ from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import unescape
 from distributed_state.values.results import Event
+from distributed_state.warm.event_channels import types_of
 from distributed_state.warm.positions import BEGINNING, Head, Position
 from distributed_state.warm.stream import StreamEvent
 
@@ -78,7 +79,9 @@ class Subscription:
     """One consumer: what it has taken and not been given yet. The link, the feed and the consumer meet here."""
 
     def __init__(self, port: Port, types: Iterable[str]) -> None:
+        types = list(types)
         self.patterns = [pattern(each) for each in types]
+        self.types = types_of(types)
         self.ready = port.signal()
         self.closed = False
         self.starved = False
@@ -129,19 +132,28 @@ class Subscription:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def hear(self, partition: int, epoch: str, stored: StreamEvent) -> bool:
-        """Take an event that was published; False if the stream has to be looked at."""
+    def hear(self, partition: int, epoch: str, stored: StreamEvent, before: int) -> bool:
+        """Take an event that was published; False if the stream has to be looked at.
+
+        `before`: the offset of the last one before it that may be asked for here.
+        """
         with self._mutex:
             at = self._taken.get(partition)
             if at is None or self.closed:
                 return True
             if at.epoch == epoch and stored.offset <= at.offset:
                 return True
-            if not stored.head or not at.leads_to(epoch) or stored.offset != at.offset + 1 or not self.room:
+            if not stored.head or not at.leads_to(epoch) or at.offset < before or not self.room:
                 return False
             self._take(partition, epoch, stored)
         self.ready.set()
         return True
+
+    def pass_over(self, partition: int, before: Position, to: Position) -> None:
+        """Go on from a position to a later one: nothing between them is asked for here."""
+        with self._mutex:
+            if self._taken.get(partition) == before:
+                self._taken[partition] = to
 
     def read(self, partition: int, before: Position, head: Head, stored: list[StreamEvent], whole: bool) -> None:
         """Take what the stream holds after a position. Nothing, if something was taken meanwhile."""

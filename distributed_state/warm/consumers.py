@@ -13,18 +13,18 @@ Design: section 12.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
-from distributed_state.errors import InvalidValue, StateError
+from distributed_state.errors import StateError
 from distributed_state.port import Job, Port
 from distributed_state.values.keys import Keys
 from distributed_state.warm.consumer import Subscription
+from distributed_state.warm.event_channels import EventChannels, Types, are_within, published, types_together
 from distributed_state.warm.event_relay import BATCH, EventRelay, messages
 from distributed_state.warm.heard_events import HeardEvents
-from distributed_state.warm.positions import BEGINNING, Head, Position, count
-from distributed_state.warm.stream import Stream, StreamEvent
+from distributed_state.warm.positions import BEGINNING, Head, Position, count, parsed
+from distributed_state.warm.stream import Stream
 from distributed_state.warm.subscription import Link
 
 log = logging.getLogger(__name__)
@@ -32,8 +32,6 @@ _CHECK = 3.0
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds until what could not be read is tried again
 _REPLACED = 5.0  # seconds: a server that answers under an older epoch for so long was not replaced
 _AT_ONCE = 400
-_HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
-_TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
 
 class Consumers:
@@ -51,7 +49,7 @@ class Consumers:
         self._port = port
         self._stream = stream
         self._keys = keys
-        self._link = link
+        self._channels = EventChannels(port, keys, link, lambda *heard: self._hear(*heard))
         self._relay = relay
         self._epochs = epochs  # how many each partition has had, as SQL knows
         self._mutex = port.mutex()
@@ -91,7 +89,7 @@ class Consumers:
         """Where a consumer begins: now, at what is kept from before ("oldest"), or where another one was."""
         wanted = list(self._all() if among is None else among)
         if since is not None and since != "oldest":
-            given = self._parsed(since)
+            given = parsed(since, self._keys.partitions)
             return {at: given.get(at, BEGINNING) for at in wanted}
         partitions = [self._keys.partition(each) for each in wanted]
         heads = await self._stream.heads(partitions)
@@ -113,33 +111,16 @@ class Consumers:
     def check(self, since: str | None) -> None:
         """Raise InvalidValue unless a consumer may begin there."""
         if since is not None and since != "oldest":
-            self._parsed(since)
-
-    def _parsed(self, since: str) -> dict[int, Position]:
-        found = {}
-        for part in since.split(",") if isinstance(since, str) else [""]:
-            match = _TOKEN.fullmatch(part)
-            if match is None or int(match[1]) >= self._keys.partitions:
-                raise InvalidValue(
-                    f"since is a position of this namespace's events, 'oldest' or None, not {since!r:.80}"
-                )
-            found[int(match[1])] = Position(match[2], int(match[3]))
-        return found
-
-    @staticmethod
-    def shown(positions: dict[int, Position]) -> str:
-        """Positions as `since=` takes them; "oldest" if there is none."""
-        parts = [f"{each}={at.epoch}@{at.offset}" for each, at in sorted(positions.items()) if at.epoch]
-        return ",".join(parts) or "oldest"
+            parsed(since, self._keys.partitions)
 
     def join(self, subscription: Subscription) -> None:
         """Deliver events to this consumer from now on."""
         with self._mutex:
+            # Chosen first: what this one asks for is heard of before it is told of any.
+            self._channels.choose(types_together(each.types for each in [*self._subscriptions, subscription]))
             self._subscriptions.append(subscription)
             if self._job is None:
                 self._job = self._port.spawn(self._follow, "distributed-state-events")
-            for partition in self._all():
-                self._watch(partition)
         self.stir(self._all())
 
     def leave(self, subscription: Subscription) -> None:
@@ -151,8 +132,7 @@ class Consumers:
                 self._resyncs += subscription.resyncs
                 self._replayed += subscription.replayed
             # Still under the mutex: whoever joins meanwhile must not find channels that are about to be left.
-            for partition in self._all() if not self._subscriptions else ():
-                self._link.leave(self._keys.partition(partition).events_channel)
+            self._channels.choose(types_together(each.types for each in self._subscriptions))
 
     def stir(self, partitions: Iterable[int]) -> None:
         """Look into the stream for what these partitions hold."""
@@ -160,27 +140,24 @@ class Consumers:
             self._behind.update(partitions)
         self._stirred.set()
 
-    def _watch(self, partition: int) -> None:
-        channel = self._keys.partition(partition).events_channel
-        self._link.listen(channel, lambda _, payload: self._hear(partition, payload))
-
-    def _hear(self, partition: int, payload: bytes) -> None:
+    def _hear(self, partition: int, payload: bytes, types: Types) -> None:
         if payload.startswith(BATCH):
             for at, message in messages(payload):
-                self._take(at, message)
+                self._take(at, message, types)
         elif payload:
             self._relay.noticed()
-            self._take(partition, payload)
+            self._take(partition, payload, types)
         else:
             # The channel is confirmed: what came before that may have been missed.
             self.stir([partition])
 
-    def _take(self, partition: int, message: bytes) -> None:
-        place, _, entry = message.partition(b"\n")
-        epoch, _, offset = place.decode().partition(" ")
-        *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
-        stored = StreamEvent(int(offset), b"\n".join(head), data)
-        taken = [each.hear(partition, epoch, stored) for each in list(self._subscriptions)]
+    def _take(self, partition: int, message: bytes, types: Types) -> None:
+        epoch, stored, before = published(message)
+        # One that has just joined may ask for more than the channel was of.
+        taken = [
+            each.hear(partition, epoch, stored, before if are_within(each.types, types) else stored.offset - 1)
+            for each in list(self._subscriptions)
+        ]
         if any(taken):
             self._heard.note(partition, epoch, [stored])
         if not all(taken):
@@ -217,15 +194,13 @@ class Consumers:
 
     async def _catch_up(self, behind: set[int]) -> set[int]:
         """Take what the stream holds of these partitions; those that could not be looked at."""
-        # Positions first: a head that was read after them can be behind one only in a stream that lost its end.
-        taken = {each: each.taken() for each in list(self._subscriptions)}
-        wanted = behind & set().union(*taken.values())
-        heads = await self._heads(wanted)
+        wanted = behind & set().union(*(each.taken() for each in list(self._subscriptions)))
+        taken, heads = await self._places(wanted)
+        await self._channels.settle(heads)
         if any(heads[each].lost(at[each]) for at in taken.values() for each in at.keys() & heads.keys()):
             # Whatever befell one partition befell others: one resync for all.
-            taken = {each: each.taken() for each in taken}
             wanted = set(self._all())
-            heads = await self._heads(wanted)
+            taken, heads = await self._places(wanted)
         missed = wanted - heads.keys()
         for subscription, at in taken.items():
             self._tell_lost(subscription, {each: (at[each], heads[each]) for each in at.keys() & heads.keys()})
@@ -233,6 +208,21 @@ class Consumers:
             sound = [each for each in sorted(at.keys() & heads.keys()) if not heads[each].lost(at[each])]
             missed |= await self._read(subscription, sound, heads)
         return missed
+
+    async def _places(
+        self, partitions: Iterable[int]
+    ) -> tuple[dict[Subscription, dict[int, Position]], dict[int, Head]]:
+        """How far each consumer is, and the heads of these partitions."""
+        # Positions first: a head that was read after them can be behind one only in a stream that lost its end.
+        taken = {each: each.taken() for each in list(self._subscriptions)}
+        types = self._channels.types
+        heads = await self._heads(partitions)
+        for subscription, places in taken.items() if types else ():
+            for at in places.keys() & heads.keys():
+                # Also where the stream does not reach back that far: nothing of it was asked for.
+                before, places[at] = places[at], heads[at].passed(places[at], types)
+                subscription.pass_over(at, before, places[at])
+        return taken, heads
 
     async def _heads(self, partitions: Iterable[int]) -> dict[int, Head]:
         heads = await self._stream.reachable_heads([self._keys.partition(each) for each in sorted(partitions)])

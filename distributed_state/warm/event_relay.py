@@ -79,7 +79,7 @@ class EventRelay:
         self._terms = 0
         self._closed = False
         self._mine = set[int]()  # the partitions whose events are published to us alone
-        self._pending: list[tuple[int, bytes]] = []
+        self._pending: list[tuple[int, bytes, bytes]] = []  # with the lists of types that it belongs to
         self._direct = self._relayed = 0  # events heard since the last look
         self._looked = self._flushed = self._rests_until = 0.0
         self._listeners = self._lates = 0
@@ -155,7 +155,8 @@ class EventRelay:
     def _hear(self, partition: int, _: bytes, payload: bytes) -> None:
         if payload:
             with self._mutex:
-                self._pending.append((partition, payload))
+                asked, _, message = payload.partition(b"\n")
+                self._pending.append((partition, asked, message))
                 self._relayed += 1
             self._arrived.set()
 
@@ -191,13 +192,19 @@ class EventRelay:
         self._arrived.clear()
         with self._mutex:
             pending, self._pending = self._pending, []
-        by_node: dict[str, list[tuple[int, bytes]]] = {}
-        for each in pending:
-            by_node.setdefault(self._port.node_of(self._keys.partition(each[0]).meta), []).append(each)
         # By the server that has them: what is heard of one server does not depend on another.
+        by_channel: dict[tuple[str, bytes], list[tuple[int, bytes]]] = {}
+        for partition, asked, message in pending:
+            node = self._port.node_of(self._keys.partition(partition).meta)
+            by_channel.setdefault((node, b""), []).append((partition, message))
+            for each in asked.split():
+                types, _, before = each.rpartition(b"@")
+                place, line, entry = message.partition(b"\n")
+                told = place + b" " + before + line + entry
+                by_channel.setdefault((node, b":" + types), []).append((partition, told))
         sent = [
-            (b"SPUBLISH", self._keys.partition(heard[0][0]).events_channel, batch)
-            for heard in by_node.values()
+            (b"SPUBLISH", self._keys.partition(heard[0][0]).events_channel + types, batch)
+            for (_, types), heard in by_channel.items()
             for batch in batches(heard)
         ]
         try:

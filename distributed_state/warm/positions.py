@@ -8,9 +8,13 @@ Design: sections 12, 14.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from distributed_state.errors import InvalidValue
+
 _COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # which of its partition an epoch is: its name begins with it
+_TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
 
 class Position(NamedTuple):
@@ -55,16 +59,48 @@ def count(epoch: str) -> int:
     return int(found[1]) if found else 0
 
 
+def shown(positions: Mapping[int, Position]) -> str:
+    """Positions by partition as `since=` takes them; "oldest" if there is none."""
+    parts = [f"{each}={at.epoch}@{at.offset}" for each, at in sorted(positions.items()) if at.epoch]
+    return ",".join(parts) or "oldest"
+
+
+def parsed(since: str, partitions: int) -> dict[int, Position]:
+    """Read back what `shown` wrote. Raises InvalidValue."""
+    found = {}
+    for part in since.split(",") if isinstance(since, str) else [""]:
+        match = _TOKEN.fullmatch(part)
+        if match is None or int(match[1]) >= partitions:
+            raise InvalidValue(f"since is a position of this namespace's events, 'oldest' or None, not {since!r:.80}")
+        found[int(match[1])] = Position(match[2], int(match[3]))
+    return found
+
+
 class Head(NamedTuple):
     """The newest event of a partition, and the newest that is not kept any more; epoch '' if it holds nothing.
 
     `continues` names the epochs before whose events the stream has as well, with where each ended: "3-a@17 2-b@5".
+    `interests` has the types that some hear alone, with their newest event: "turn.ended,conversation.*@12 ".
     """
 
     epoch: str
     offset: int
     floor: int
     continues: str = ""
+    interests: str = ""
+
+    def last_of(self, types: str) -> int | None:
+        """The offset of the newest event of these types; None if nobody asked for them."""
+        lists = (each.rpartition("@") for each in self.interests.split())
+        return next((int(last) for each, _, last in lists if each == types), None)
+
+    def passed(self, at: Position, types: str) -> Position:
+        """Where a consumer of these types is, if there were none since: here."""
+        here = self.seen_from(at)
+        last = self.last_of(types)
+        if last is None or here.epoch != self.epoch or not last <= here.offset <= self.offset:
+            return at
+        return Position(self.epoch, self.offset)
 
     def end_of(self, epoch: str) -> int:
         """Where an epoch before ended that the stream continues; -1 if it does not."""

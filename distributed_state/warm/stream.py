@@ -259,7 +259,7 @@ def _id(warm: Warm, op: OpId) -> str:
 
 
 def _asked(keys: PartitionKeys) -> Words:
-    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continues")
+    return (b"HMGET", keys.meta, b"epoch", b"event", b"event_floor", b"continues", b"interests")
 
 
 def _page_asked(keys: PartitionKeys, after: int, count: int) -> list[Words]:
@@ -274,5 +274,5 @@ def _page(answers: Sequence[Any]) -> tuple[Head, Head, list[StreamEvent]]:
 
 
 def _head(answer: Any) -> Head:
-    epoch, offset, floor, continues = answer
-    return Head((epoch or b"").decode(), int(offset or 0), int(floor or 0), (continues or b"").decode())
+    epoch, offset, floor, continues, interests = (each or b"" for each in answer)
+    return Head(epoch.decode(), int(offset or 0), int(floor or 0), continues.decode(), interests.decode())

@@ -153,7 +153,7 @@ if mismatch then return {'conflict', version or '0', unpack(found or {})} end
 local size, growth, cleared = head[5] or '0', 0, false
 local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
-local change, changes, gone, event, last_event, relay, types, payloads, look
+local change, changes, gone, event, last_event, relay, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
 local fields, n = {'#v', '', '#ops', '', '', '', '', ''}, 4
 for i = first_step, #words, 3 do
@@ -213,7 +213,7 @@ for i = first_step, #words, 3 do
     end
   elseif step == 'e' then
     types, payloads = types or {}, payloads or {}
-    if not event then event, relay = unpack(call('HMGET', meta, 'event', 'relay')) end
+    if not event then event, relay, interests = unpack(call('HMGET', meta, 'event', 'relay', 'interests')) end
     event = (event or 0) + 0
     types[#types + 1], payloads[#payloads + 1] = name, value
     last_event = format('%d', event + #types)

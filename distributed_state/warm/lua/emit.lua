@@ -53,7 +53,7 @@ end
 
 -- From here on only writes.
 if member ~= '' then call('ZREM', roll, member) end
-local event, relay = unpack(call('HMGET', meta, 'event', 'relay'))
+local event, relay, interests = unpack(call('HMGET', meta, 'event', 'relay', 'interests'))
 local types, payloads, version = {event_type}, {data}, '0'
 event = (event or 0) + 0
 local last_event = format('%d', event + 1)

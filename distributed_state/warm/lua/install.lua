@@ -17,7 +17,7 @@ local life, token, seen, epoch, continued, floor, known = unpack(ARGV, 1, 7)
 if current then return {'live', current} end
 -- @include mint_right
 if life == '' or not may then return {'lost'} end
-local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token', 'continues')
+local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token', 'continues', 'interests')
 -- @include clock
 -- DEL first: after it even a full Redis lets the rest be done.
 redis.call('DEL', journal)
@@ -39,5 +39,7 @@ redis.call('HDEL', meta, 'mint', 'lifetimes', 'names', 'k0', 'k1', 'k2', 'k3', '
 redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life .. ' 0', 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
   'fresh', format('%d', now_ms))
+-- Who asks for some types knows nothing of what came before; without memory for that they ask anew.
+if before[6] then redis.call('HSET', meta, 'interests', (string.gsub(before[6], '@%d+', '@' .. event))) end
 if known == '1' then redis.call('HSET', meta, 'names', epoch, unpack(ARGV, 8)) end
 return {'ok'}

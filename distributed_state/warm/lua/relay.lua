@@ -10,8 +10,12 @@
 local meta, events_channel = KEYS[1], KEYS[2]
 local name, ttl_ms, least = ARGV[1], ARGV[2], ARGV[3]
 -- @include clock
+local relay, interests = unpack(redis.call('HMGET', meta, 'relay', 'interests'))
 local listeners = redis.call('PUBSUB', 'SHARDNUMSUB', events_channel)[2]
-local ends, holder = string.match(redis.call('HGET', meta, 'relay') or '', '^(%d+) (.+)$')
+for list in string.gmatch(interests or '', '(%S+)@') do
+  listeners = listeners + redis.call('PUBSUB', 'SHARDNUMSUB', events_channel .. ':' .. list)[2]
+end
+local ends, holder = string.match(relay or '', '^(%d+) (.+)$')
 local left = (ends or 0) - now_ms
 if holder and holder ~= name and left > 0 and left <= 2000 then return {'taken', listeners} end
 -- First what takes no memory: a full Redis lets the rest be done then.

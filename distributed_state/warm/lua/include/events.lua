@@ -4,7 +4,7 @@
            op            what their ids begin with
            event         the number of the last one so far
            last_event    that of the last one of these, as text
-           relay         meta's field of that name: see relay.lua
+           relay, interests   meta's fields of that name: see relay.lua and interest.lua
            types, payloads   of the new ones, at least one; payloads: their data
            subject       whom they are about
            version       of the record that was changed, '0' = none
@@ -18,12 +18,30 @@ end
 for i, type in ipairs(types) do
   -- Mostly there is one, and what makes a text of a number costs as much as two fields.
   local number = i == #types and last_event or format('%d', event + i)
-  local head = op .. '.' .. (i == 1 and '0' or i - 1) .. '\n' .. type .. '\n' .. subject .. '\n' .. now[1] .. ' ' .. now[2]
-    .. '\n' .. version .. '\n' .. actor
+  local place = epoch .. ' ' .. number
+  local head = op .. '.' .. (i == 1 and '0' or i - 1) .. '\n' .. type .. '\n' .. subject
+    .. '\n' .. now[1] .. ' ' .. now[2] .. '\n' .. version .. '\n' .. actor
   call('XADD', events, number .. '-0', 'h', head, 'd', payloads[i])
-  local message = epoch .. ' ' .. number .. (#payloads[i] <= publish_bytes and '\n' .. head .. '\n' .. payloads[i] or '')
+  local body = #payloads[i] <= publish_bytes and '\n' .. head .. '\n' .. payloads[i] or ''
+  -- Who hears only some types is told which event of them was the last before.
+  local asked = ''
+  if interests then
+    local exact, family = ',' .. type .. ',', ',' .. string.match(type, '^[^.]*') .. '.*,'
+    interests = string.gsub(interests, '(%S+)@(%d+)', function(types_of, before)
+      local list = ',' .. types_of .. ','
+      if not (string.find(list, exact, 1, true) or string.find(list, family, 1, true)) then return end
+      asked = asked .. types_of .. '@' .. before .. ' '
+      return types_of .. '@' .. number
+    end)
+    if asked ~= '' then call('HSET', meta, 'interests', interests) end
+  end
   -- A relay whose connection has ended hears nothing: then all others hear it at once.
-  if not relay or call('SPUBLISH', relay_channel, message) == 0 then call('SPUBLISH', events_channel, message) end
+  if not relay or call('SPUBLISH', relay_channel, asked .. '\n' .. place .. body) == 0 then
+    call('SPUBLISH', events_channel, place .. body)
+    for types_of, before in string.gmatch(asked, '(%S+)@(%d+)') do
+      call('SPUBLISH', events_channel .. ':' .. types_of, place .. ' ' .. before .. body)
+    end
+  end
 end
 event = event + #types
 -- In steps, because a stream is trimmed cheaply by whole blocks only; exact, so that the floor is known.

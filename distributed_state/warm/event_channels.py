@@ -1,0 +1,137 @@
+"""On which channels a replica hears events: all of a partition, or those of its types alone. Law: never on neither.
+
+Who asks for some types only hears no others. The server keeps a list of them for each partition (interest.lua), and
+tells with each event which of that list was the last before; so nothing is missed where offsets are left out. Until a
+partition has the list, and where it has lost it or keeps as many as it may, all events are heard there.
+
+Design: section 12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from distributed_state.errors import StateError
+from distributed_state.port import Port
+from distributed_state.values.keys import Keys
+from distributed_state.warm.positions import Head
+from distributed_state.warm.scripts import INTEREST
+from distributed_state.warm.stream import StreamEvent
+from distributed_state.warm.subscription import Link
+
+Types = frozenset[str] | None  # 'turn.ended', or 'turn.*' for all that begin so; None = of all types
+Hear = Callable[[int, bytes, Types], None]  # the partition, what was published, the types that the channel is of
+_HEAD = 6  # lines, as in commit.lua; then comes the data, which may be any bytes
+_MOST = 8  # lists of a partition: each costs the server at every event
+_LONGEST = 200
+_ASK_AGAIN = 60.0  # seconds after which one that was full is asked once more
+
+
+def types_of(patterns: Iterable[str]) -> Types:
+    """The types that patterns ask for, and no fewer."""
+    found = set()
+    for each in patterns:
+        family, _, rest = each.partition(".")
+        if "*" in family:
+            return None
+        found.add(f"{family}.*" if "*" in rest else each)
+    return frozenset(found)
+
+
+def types_together(many: Iterable[Types]) -> Types:
+    """What is to be heard if each of these is asked for."""
+    found: frozenset[str] = frozenset()
+    for each in many:
+        if each is None:
+            return None
+        found |= each
+    return found
+
+
+def are_within(types: Types, wider: Types) -> bool:
+    """Whether these were all heard where the others were; of a channel of all types each offset is told."""
+    return types is not None and wider is not None and types <= wider
+
+
+def published(message: bytes) -> tuple[str, StreamEvent, int]:
+    """The epoch of an event, the event, and the offset of the one before of its channel's types."""
+    place, _, entry = message.partition(b"\n")
+    epoch, number, *before = place.decode().split(" ")
+    *head, data = entry.split(b"\n", _HEAD) if entry else (b"",)
+    offset = int(number)
+    return epoch, StreamEvent(offset, b"\n".join(head), data), int(before[0]) if before else offset - 1
+
+
+class EventChannels:
+    """The channels of events that this replica hears."""
+
+    def __init__(self, port: Port, keys: Keys, link: Link, hear: Hear) -> None:
+        self._port = port
+        self._keys = keys
+        self._link = link
+        self._hear = hear
+        self._mutex = port.mutex()
+        self._types: Types = frozenset()
+        self._again = 0.0
+
+    @property
+    def types(self) -> str:
+        """The list of types that are heard alone, as the server keeps it; "" if all are, or none."""
+        return self._listed(self._types)
+
+    @staticmethod
+    def _listed(types: Types) -> str:
+        text = ",".join(sorted(types or ()))
+        return text if len(text) <= _LONGEST else ""
+
+    def choose(self, types: Types) -> None:
+        """Hear these from now on; nothing if there are none."""
+        with self._mutex:
+            if types == self._types:
+                return
+            before, self._types = self.types, types
+            for at in range(self._keys.partitions):
+                if before and before != self.types:
+                    self._link.leave(self._alone(at, before))
+                if types is None or types:
+                    self._hear_all(at)
+                else:
+                    self._link.leave(self._keys.partition(at).events_channel)
+                if self.types:
+                    self._link.listen(self._alone(at, self.types), self._handler(at, types))
+
+    def _hear_all(self, partition: int) -> None:
+        self._link.listen(self._keys.partition(partition).events_channel, self._handler(partition, None))
+
+    def _handler(self, partition: int, types: Types) -> Callable[[bytes, bytes], None]:
+        return lambda _, payload: self._hear(partition, payload, types)
+
+    def _alone(self, partition: int, types: str) -> bytes:
+        return self._keys.partition(partition).events_channel + b":" + types.encode()
+
+    async def settle(self, heads: Mapping[int, Head]) -> None:
+        """Have our types published alone where they are not, and hear all others no more where they are."""
+        types = self.types
+        calls = {}
+        for at, head in heads.items() if types else ():
+            known = head.last_of(types) is not None
+            heard = self._link.confirmed(self._alone(at, types))
+            if heard and not known and head.epoch and self._port.monotonic() >= self._again:
+                keys = self._keys.partition(at)
+                calls[at] = INTEREST, [keys.meta, keys.events_channel], [types, _MOST]
+            self._leave_others(at, types, known and heard)
+        answers = await self._port.scripts(list(calls.values())) if calls else []
+        for at, answer in zip(calls, answers, strict=True):
+            if isinstance(answer, StateError) or answer[0] == b"full":
+                self._again = self._port.monotonic() + _ASK_AGAIN
+            elif answer[0] == b"ok":
+                self._leave_others(at, types, True)
+
+    def _leave_others(self, partition: int, types: str, alone: bool) -> None:
+        with self._mutex:
+            if types != self.types:
+                return  # chosen anew meanwhile
+            if alone:
+                self._link.leave(self._keys.partition(partition).events_channel)
+            else:
+                self._hear_all(partition)

@@ -1,0 +1,23 @@
+--[[
+  Have events of some types published on a channel of their own, each with the offset of the one before of these types.
+  Whoever asks is subscribed to that channel already; it is kept while somebody is.
+  KEYS  meta  events_channel
+  ARGV  types   'turn.ended,conversation.*': joined by ',', each a type or all that begin so
+        most    so many lists are kept at most
+  Returns {'ok'} | {'uninitialised'} | {'full'}
+]]
+local meta, events_channel = KEYS[1], KEYS[2]
+local types, most = ARGV[1], tonumber(ARGV[2])
+local epoch, event, interests = unpack(redis.call('HMGET', meta, 'epoch', 'event', 'interests'))
+if not epoch then return {'uninitialised'} end
+local kept, count = '', 0
+for list, before in string.gmatch(interests or '', '(%S+)@(%d+)') do
+  if list == types then return {'ok'} end
+  if redis.call('PUBSUB', 'SHARDNUMSUB', events_channel .. ':' .. list)[2] > 0 then
+    kept, count = kept .. list .. '@' .. before .. ' ', count + 1
+  end
+end
+if count >= most then return {'full'} end
+-- What was published before is not known.
+redis.call('HSET', meta, 'interests', kept .. types .. '@' .. (event or '0') .. ' ')
+return {'ok'}
