@@ -25,7 +25,7 @@ from deploy.load.curves.archiving import archiving
 from deploy.load.curves.claims import claims
 from deploy.load.curves.collection import collection
 from deploy.load.curves.curve import Curve, Progress
-from deploy.load.curves.events import events
+from deploy.load.curves.events import events, unwanted
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.idle import idle
@@ -54,6 +54,7 @@ MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]
     "forget": (forgetting, [100, 300, 1_000]),
     "collection": (collection, [1_000, 10_000, 100_000]),
     "events": (events, [10, 100, 500]),
+    "unwanted": (unwanted, [10, 100, 500]),
 }
 
 

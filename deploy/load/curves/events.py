@@ -21,12 +21,17 @@ from distributed_state.values.keys import Keys
 
 _NAMESPACE = "events"
 _PARTITIONS = 64
+_OTHERS = "other.*"
 
 
-def _drain(url: str, count: int, said: Any) -> None:
-    """Connections that hear all events, as replicas do, and do nothing with them: they must not be the limit."""
+def _drain(url: str, count: int, wanted: bool, said: Any) -> None:
+    """Connections that hear events, as replicas do, and do nothing with them: they must not be the limit.
+
+    All events if they are `wanted`, else those of another type.
+    """
     keys = Keys(_NAMESPACE, _PARTITIONS)
-    channels = [keys.partition(each).events_channel for each in range(_PARTITIONS)]
+    alone = b"" if wanted else b":" + _OTHERS.encode()
+    channels = [keys.partition(each).events_channel + alone for each in range(_PARTITIONS)]
     subscribe = b"".join(b"*2\r\n$10\r\nSSUBSCRIBE\r\n$%d\r\n%b\r\n" % (len(each), each) for each in channels)
     place = urlsplit(url)
     selector = selectors.DefaultSelector()
@@ -41,17 +46,21 @@ def _drain(url: str, count: int, said: Any) -> None:
             time.sleep(0)
 
 
-async def _emit(url: str, archive: str, rate: int, seconds: float) -> tuple[float, list[float], float]:
+async def _emit(url: str, archive: str, rate: int, seconds: float, wanted: bool) -> tuple[float, list[float], float]:
     """Emit for a while, and hear it: the server's CPU in us an event, the delays at one listener, and the rate."""
     settings: dict[str, Any] = {"archive": archive, "namespace": _NAMESPACE, "archiver": False, "beat": 0}
-    writer, listener = [await AsyncStateStore.open(url, partitions=_PARTITIONS, **settings) for _ in range(2)]
+    stores = [await AsyncStateStore.open(url, partitions=_PARTITIONS, **settings) for _ in range(3)]
+    writer, listener, other = stores
     delays: list[float] = []
 
     async def hear(event: Event) -> None:
         delays.append(time.monotonic() - event.data["at"])
 
-    listener.on("load.*", hear)
+    listener.on("*" if wanted else "load.*", hear)
     await listener.ready()
+    if not wanted:
+        other.on(_OTHERS, hear)
+        await other.ready()
 
     async def some(until: float, first: int) -> int:
         """As much as there should have been by now, a few at a time."""
@@ -81,21 +90,24 @@ async def _emit(url: str, archive: str, rate: int, seconds: float) -> tuple[floa
         took = time.monotonic() - began
         await asyncio.sleep(0.3)
         spent = used() - before
-    for store in (writer, listener):
+    for store in stores:
         await store.close()
     return spent / sent * 1e6, sorted(delays), sent / took
 
 
-def measured(size: int, *, rate: int, seconds: float) -> tuple[float, list[float], float]:
-    """The server's CPU in us an event that `size` connections hear, the delays at a replica, and the rate."""
+def measured(size: int, *, rate: int, seconds: float, wanted: bool = True) -> tuple[float, list[float], float]:
+    """The server's CPU in us an event among `size` connections, the delays at a replica, and the rate.
+
+    If events are not `wanted` by the others, one replica alone handles their type.
+    """
     context = multiprocessing.get_context("spawn")
     with redis_server() as server, tempfile.TemporaryDirectory(prefix="distributed-state-growth-") as folder:
         ours, theirs = context.Pipe()
-        drain = context.Process(target=_drain, args=(server.url, size - 1, theirs), daemon=True)
+        drain = context.Process(target=_drain, args=(server.url, size - 1, wanted, theirs), daemon=True)
         drain.start()
         try:
             assert ours.recv() == "listening"
-            return asyncio.run(_emit(server.url, f"sqlite:///{folder}/events.db", rate, seconds))
+            return asyncio.run(_emit(server.url, f"sqlite:///{folder}/events.db", rate, seconds, wanted))
         finally:
             ours.send("stop")
             drain.join()
@@ -108,6 +120,15 @@ def events(sizes: Sequence[int], progress: Progress, *, rate: int = 1000, second
         progress(f"events to {size} connections")
         costs.append(measured(size, rate=rate, seconds=seconds)[0])
     return Curve("server CPU an event, 1,000 a second", "us", "connections", list(sizes), costs, 150.0)
+
+
+def unwanted(sizes: Sequence[int], progress: Progress, *, rate: int = 1000, seconds: float = 8.0) -> Curve:
+    """The same, of a type that one of them handles."""
+    costs = []
+    for size in sizes:
+        progress(f"events among {size} connections that want others")
+        costs.append(measured(size, rate=rate, seconds=seconds, wanted=False)[0])
+    return Curve("server CPU an event of one's type, 1,000 a second", "us", "connections", list(sizes), costs, 80.0)
 
 
 if __name__ == "__main__":
