@@ -754,6 +754,7 @@ async def test_killed_archivers_and_writers_lose_and_double_nothing(opener: Any,
     await verified(store, acknowledged)
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
 async def test_many_processes_may_open_at_once(opener: Any, servers: Any) -> None:
@@ -779,6 +780,7 @@ async def test_many_processes_may_open_at_once(opener: Any, servers: Any) -> Non
 # At the limit of Redis' memory
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="redis", face="asyncio")
 async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: Path) -> None:
     """G7: many more records than fit. `volatile-lru` takes those with a TTL; each comes back whole."""

@@ -406,7 +406,7 @@ def test_two_namespaces_share_a_database(url: str, opened: Opener, tmp_path: Pat
 def test_every_version_equals_the_fold_of_its_changes(cold: ColdStore, journal: Journal) -> None:
     """Random steps in random batches; snapshots change nothing."""
     dice = random.Random(7)
-    for _ in range(300):
+    for _ in range(150):
         record = f"session:{dice.randrange(3)}"
         ops = [put(f"k{dice.randrange(5)}", str(dice.random())) for _ in range(dice.randrange(3))]
         ops += [(b"d", b"k%d" % dice.randrange(5), b"")] * dice.randrange(2) + [(b"c", b"", b"")] * (

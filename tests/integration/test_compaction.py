@@ -121,7 +121,7 @@ def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, 
     monkeypatch.setattr(compaction, "_ROWS", chance.choice((3, 10, 1000)))
     monkeypatch.setattr(compaction, "_LEAST", chance.choice((1, 4)))
     packed = 0
-    for _ in range(6):
+    for _ in range(4):
         for _ in range(chance.randint(5, 20)):
             twins.write(chance)
         twins.each(lambda journal: journal.flush())

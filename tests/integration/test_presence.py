@@ -247,6 +247,7 @@ async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None
     assert await all_late(opener) == []
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_without_that_rule_the_living_are_told_of_as_lost(opener: Any) -> None:

@@ -78,6 +78,7 @@ def test_the_servers_that_are_named_are_used(redis_url: str, archive_url: str, n
         replay(plan, QUIET)
 
 
+@pytest.mark.wide
 def test_without_servers_threads_do_it(tmp_path: Path) -> None:
     report = replay(Plan(SAMPLE, workers=3, in_process=True, keep=tmp_path), QUIET)
     assert (report.differences, report.kills, report.messages) == ([], 0, 480)
@@ -100,6 +101,7 @@ def test_what_should_not_be_there_is_found_and_named(redis_url: str, tmp_path: P
     assert not any(text.startswith(f"{SAMPLE[1].id}: ") for text in found)
 
 
+@pytest.mark.wide
 def test_differences_are_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from distributed_state.programs import cli
     from distributed_state.programs.replay import run
