@@ -24,13 +24,13 @@ async def kept(store: Any, partitions: int = 8) -> dict[int, tuple[list[int], in
 
 
 async def test_old_events_leave_the_stream_and_stay_in_sql(opener: Any) -> None:
-    store = await quiet(opener, events_for=0.3, partitions=1)
+    store = await quiet(opener, events_for=1.0, partitions=1)
     sweeps = Sweeps(store)
     for number in range(10):
         await store.emit("old", {"n": number})
     await sweeps()
     assert await kept(store, 1) == {0: (list(range(1, 11)), 10, 0)}
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.05)
     for number in range(3):
         await store.emit("new", {"n": number})
     await sweeps()
@@ -38,7 +38,7 @@ async def test_old_events_leave_the_stream_and_stay_in_sql(opener: Any) -> None:
     async with store.events(since="oldest") as events:
         assert [(await events.next(2)).data["n"] for _ in range(3)] == [0, 1, 2]
     assert len(await store.audit(type="old")) == 10
-    await asyncio.sleep(0.35)
+    await asyncio.sleep(1.05)
     await sweeps()
     assert await kept(store, 1) == {0: ([], 13, 13)}
     await store.emit("new", {"n": 3})
