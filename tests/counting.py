@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ class Asked:
 
     def publishes(self) -> list[str]:
         """What records told those who hold them; lifecycle events have channels of their own."""
-        return [each for each in self.inside if each.startswith("SPUBLISH ") and "}:e " not in each]
+        return [each for each in self.inside if each.startswith("SPUBLISH ") and not re.search(r"}:e[ :]", each)]
 
 
 @contextmanager

@@ -68,7 +68,7 @@ async def test_each_replica_hears_each_event_once_and_in_order_in_few_messages(
     received: list[bytes] = []
     feed = tiers(next(each for each in replicas if each is not relay)).consumers
     hear = feed._hear
-    monkeypatch.setattr(feed, "_hear", lambda at, payload: (received.append(payload), hear(at, payload)))
+    monkeypatch.setattr(feed, "_hear", lambda at, payload, types: (received.append(payload), hear(at, payload, types)))
     for n in range(300):
         await replicas[n % 3].emit("test.counted", {"n": n}, subject=f"s{n % 20}")
     await until(lambda: all(len(each) == 300 for each in heard))
@@ -181,7 +181,9 @@ async def test_events_for_a_relay_that_is_gone_are_published_to_all(
 ) -> None:
     assert await heard_directly(opener, monkeypatch, "nobody")
     with sabotage(
-        "emit", "call('SPUBLISH', relay_channel, message) == 0", "call('SPUBLISH', relay_channel, message) < 0"
+        "emit",
+        "relay_channel, asked .. '\\n' .. place .. body) == 0",
+        "relay_channel, asked .. '\\n' .. place .. body) < 0",
     ):
         assert not await heard_directly(opener, monkeypatch, "nobody")
 

@@ -14,7 +14,7 @@ from deploy.load.curves.archiving import archiving
 from deploy.load.curves.claims import claims
 from deploy.load.curves.collection import collections
 from deploy.load.curves.curve import Curve
-from deploy.load.curves.events import events
+from deploy.load.curves.events import events, unwanted
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.idle import idle, resting
@@ -85,8 +85,9 @@ def test_if_no_link_rested_they_would_probe_all_the_time(monkeypatch: pytest.Mon
 
 
 @pytest.mark.wide
-def test_events_to_many_connections_are_measured() -> None:
-    curve = events([2, 4], lambda _: None, rate=200, seconds=1.0)
+@pytest.mark.parametrize("measure", [events, unwanted])
+def test_events_to_many_connections_are_measured(measure: Callable[..., Curve]) -> None:
+    curve = measure([2, 4], lambda _: None, rate=200, seconds=1.0)
     assert len(curve.costs) == 2
     assert min(curve.costs) > 0
 
