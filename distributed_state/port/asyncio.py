@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -51,6 +53,8 @@ class AsyncioPort(Router):
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Lock] = {}
+        self._handshakes: dict[str, set[asyncio.Timeout]] = defaultdict(set)
+        self._wires: dict[str, weakref.WeakSet[PipeWire]] = defaultdict(weakref.WeakSet)
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
         self._handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
         # Neither asyncio's, which a user's blocking work may fill, nor that of SQL, which may be away as well.
@@ -81,7 +85,7 @@ class AsyncioPort(Router):
         self._apart.clear()
 
     def _gone(self, node: str) -> None:
-        """A server is no more asked: who waits for its answers is told at once."""
+        """A server is no more asked, or is in another life: who waits for its answers is told at once."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._drop, node)
 
@@ -89,6 +93,11 @@ class AsyncioPort(Router):
         for pipes in (self._pipes, self._apart):
             if pipe := pipes.pop(node, None):
                 pipe.fail(driver.ConnectionError("another server has its keys now"))
+        if node not in self._topology.nodes():  # in another life, who hears it or connects to it goes on
+            for scope in self._handshakes.pop(node, ()):
+                scope.reschedule(self._loop.time())
+            for wire in self._wires.pop(node, ()):
+                wire.close()
 
     async def _look(self) -> None:
         await self._looking_by(self._connections.look)
@@ -118,11 +127,18 @@ class AsyncioPort(Router):
             return pipe
 
     async def _connect(self, node: str) -> tuple[Any, str]:
+        handshakes = self._handshakes[node]
         try:
-            return await self._connections.connect_asyncio(node)
+            async with asyncio.timeout(None) as scope:
+                handshakes.add(scope)
+                return await self._connections.connect_asyncio(node)
+        except TimeoutError as error:
+            raise WarmUnavailable(f"{self._place}: another server has the keys of {node} now") from error
         except StateError:
             self._topology.doubt()
             raise
+        finally:
+            handshakes.discard(scope)
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         if not commands:
@@ -173,7 +189,9 @@ class AsyncioPort(Router):
         if self._embedded is not None:
             return AsyncioEmbeddedWire(self._embedded)
         connection, _ = await self._connect(node)
-        return PipeWire(connection, self._place)
+        wire = PipeWire(connection, self._place)
+        self._wires[node].add(wire)
+        return wire
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

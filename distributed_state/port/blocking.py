@@ -23,7 +23,7 @@ from distributed_state.port.background import BlockingJob, BlockingSignal
 from distributed_state.port.background import finish as finish  # what the blocking face is written with
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded_wires import BlockingEmbeddedWire
-from distributed_state.port.errors import BROKEN, translate
+from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import Socket, SocketWire
 from distributed_state.port.uninterruptible import UninterruptibleThread
@@ -47,6 +47,8 @@ class BlockingPort(Router):
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections)
         self._free: dict[str, list[Socket]] = defaultdict(list)
+        # All, links and those whose handshake goes on too; and those of the life that their server is in.
+        self._made: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._used: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._connecting = threading.Lock()  # a set that grows cannot be gone through
         self._closed = False
@@ -67,13 +69,19 @@ class BlockingPort(Router):
         """After fork(): drop the parent's sockets. redis-py closes them here without shutting them down."""
         self._connections.inherited(self._gone)
         self._free.clear()
+        self._made.clear()
         self._used.clear()
 
     def _gone(self, node: str) -> None:
-        """A server is no more asked: who waits for its answers is told at once."""
+        """A server is no more asked, or is in another life: who waits for its answers is told at once.
+
+        In another life those that hear it go on, and those that connect will be of that life.
+        """
+        asked = node in self._topology.nodes()
         with self._connecting:
-            used = list(self._used.pop(node, ()))
-        for socket in used:
+            over = list(self._used.pop(node, ()))
+            over += [] if asked else list(self._made.pop(node, ()))
+        for socket in over:
             socket.shut()
 
     async def _look(self) -> None:
@@ -103,14 +111,21 @@ class BlockingPort(Router):
             return free.pop()
         except IndexError:
             pass  # raised below, an error would seem to come from this one
-        try:
-            socket = self._connections.connect(node, partial(self._refused, node))
-        except StateError:
-            self._topology.doubt()
-            raise
+        socket = self._connect(node, partial(self._refused, node))
         with self._connecting:
             self._used[node].add(socket)
         return socket
+
+    def _connect(self, node: str, on_error: Callable[[str], Exception]) -> Socket:
+        def begun(socket: Socket) -> None:
+            with self._connecting:
+                self._made[node].add(socket)
+
+        try:
+            return self._connections.connect(node, on_error, begun)
+        except StateError:
+            self._topology.doubt()
+            raise
 
     def _close_free(self, free: list[Socket]) -> None:
         """They were connected to the same server, before it left."""
@@ -165,11 +180,7 @@ class BlockingPort(Router):
     async def wire(self, node: str) -> Wire:
         if self._embedded is not None:
             return BlockingEmbeddedWire(self._embedded, background.stopping)
-        try:
-            return SocketWire(self._connections.connect(node), self._place, background.stopping)
-        except StateError:
-            self._topology.doubt()
-            raise
+        return SocketWire(self._connect(node, ReplyError), self._place, background.stopping)
 
     async def sleep(self, seconds: float) -> None:
         background.sleep(seconds)

@@ -110,11 +110,16 @@ class Connections:
         kind = theirs.SSLConnection if self.address.tls else theirs.Connection
         return kind(host=host, port=port, **given)
 
-    def connect(self, node: str, on_error: Callable[[str], Exception] = ReplyError) -> Socket:
-        """A connection for one caller at a time. Raises WarmUnavailable or ConfigurationError."""
+    def connect(
+        self,
+        node: str,
+        on_error: Callable[[str], Exception] = ReplyError,
+        begun: Callable[[Socket], None] = lambda _: None,
+    ) -> Socket:
+        """A connection for one caller at a time, as `Socket` has it. Raises WarmUnavailable or ConfigurationError."""
         late = self.late if self.topology.several else nothing
         try:
-            socket = Socket(self._blocking(node, self._options), self.timeout, on_error, late)
+            socket = Socket(self._blocking(node, self._options), self.timeout, on_error, late, begun)
             try:
                 if self.address.kind == "sentinel":
                     self._require_primary(node, socket.exchange(socket.packer.pack([_ROLE]), 1)[0])

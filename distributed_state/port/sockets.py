@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import redis.exceptions as driver
@@ -43,6 +44,7 @@ class Socket:
     """A connection whose handshake is done. `on_error` makes the error of an answer that is one.
 
     `late` is called, by the thread that waits, for each second in which no answer came; it may `shut` the connection.
+    `begun` is called with the connection when its handshake begins, and may have it `shut` from then on.
     """
 
     __slots__ = (
@@ -56,14 +58,19 @@ class Socket:
         timeout: float,
         on_error: Callable[[str], Exception] = ReplyError,
         late: Callable[[], None] = nothing,
+        begun: Callable[[Socket], None] = lambda _: None,
     ) -> None:
+        self._socket: Any = None  # until the driver has connected it
+        connection.redis_connect_func = partial(self._handshake, begun)
         try:
             connection.connect()
         except BaseException:
             connection.disconnect()  # the driver does so for its own errors alone
             raise
+        finally:
+            connection.redis_connect_func = None  # which would keep this one alive
         self._connection = connection  # the driver closes it, and knows not to shut down what a forked child inherits
-        found: socket.socket | None = getattr(connection, "_sock", None)
+        found: socket.socket | None = self._socket
         if found is None:
             raise driver.ConnectionError("the connection was closed at once")
         self.packer = Packer()  # of the life that its server was in when it was connected
@@ -81,11 +88,16 @@ class Socket:
             found.settimeout(None)
             self._send = found.sendall
         parser = reader(on_error)
-        self._socket = found
         self._buffer = bytearray(_READ)
         self._feed = parser.feed
         self._gets = parser.gets
         self._receive = found.recv_into
+
+    def _handshake(self, begun: Callable[[Socket], None], connection: Any) -> None:
+        """Called by the driver when the socket is connected."""
+        self._socket = getattr(connection, "_sock", None)
+        begun(self)
+        connection.on_connect()
 
     def exchange(self, packed: bytes, count: int) -> list[Any]:
         """Send, and read so many answers. Raises driver.RedisError or OSError; the connection is closed then."""
@@ -160,12 +172,14 @@ class Socket:
 
     def fileno(self) -> int:
         """The socket's, for a selector."""
-        return self._socket.fileno()
+        number: int = self._socket.fileno()
+        return number
 
     def shut(self) -> None:
         """End it from another thread: whoever reads it gets an error at once."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        if self._socket is not None:
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close it."""

@@ -30,8 +30,12 @@ class Connected:
     def __init__(self, ours: socket.socket) -> None:
         self._sock: socket.socket | None = ours
         self.closed = False
+        self.redis_connect_func: Any = None
 
-    def connect(self) -> None: ...
+    def connect(self) -> None:
+        self.redis_connect_func(self)
+
+    def on_connect(self) -> None: ...
 
     def disconnect(self) -> None:
         self.closed = True

@@ -281,7 +281,7 @@ class Refusing(Connections):
     def look(self) -> None:
         self.topology.look()
 
-    def connect(self, node: str, on_error: Any = None) -> Any:
+    def connect(self, node: str, *_: Any) -> Any:
         raise WarmUnavailable("away") if node == A else ConfigurationError("the server refused user name or password")
 
     async def connect_asyncio(self, node: str) -> Any:
