@@ -26,8 +26,8 @@ from distributed_state.programs.verification import gaps, same
 LISTED = 100_000
 _KNEE = 0.9  # of the bare workers' turns a second
 _FILL = """
-insert into records (namespace, record, partition, scope, id, epoch, version, created_ms, updated_ms, deleted)
-select :namespace, 'session:listed-' || n, n % 64, 'session', 'listed-' || n, '1-abcdef12', 1, :now + n, :now + n, false
+insert into records (namespace, record, partition, scope, epoch, version, created_ms, updated_ms, listed_ms, deleted)
+select :namespace, 'session:listed-' || n, n % 64, 'session', '1-abcdef12', 1, :now + n, :now + n, :now + n, false
 from generate_series(1, :count) n
 """
 

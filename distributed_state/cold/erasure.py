@@ -64,7 +64,7 @@ def _note_forgotten(connection: Connection, namespace: str, user: str) -> None:
     name = forgotten(namespace, user)
     now = int(time.time() * 1000)
     row = {"namespace": namespace, "record": name, "partition": 0, "scope": ERASED, "owner": None}
-    row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "deleted": True}
+    row |= {"epoch": "", "version": 0, "created_ms": now, "updated_ms": now, "listed_ms": now, "deleted": True}
     row |= {"parent": None, "lifetime": None}
     there = lock(connection, namespace, [name]).get(name)
     record_index.put(connection, [row | {"key": there["key"]} if there else row])

@@ -123,4 +123,5 @@ def _head(namespace: str, record: str, partition: int, state: State, parsed: Seq
     row |= {"owner": owner.decode() if owner is not None else None}
     row |= {"parent": parent_record(parent) if parent is not None else None}
     row |= {"created_ms": parsed[0].entry.time_ms if parsed else now}
-    return row | {"updated_ms": parsed[-1].entry.time_ms if parsed else now}
+    updated_ms = parsed[-1].entry.time_ms if parsed else now
+    return row | {"updated_ms": updated_ms, "listed_ms": updated_ms}

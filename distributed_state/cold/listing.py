@@ -21,7 +21,7 @@ from distributed_state.errors import InvalidValue
 def listing(
     connection: Connection, namespace: str, scope: str, owner: str | None, limit: int, after: str | None, deleted: bool
 ) -> list[Listed]:
-    """The records of a scope, the newest change first; `deleted` says whether deleted ones are among them."""
+    """The records of a scope, the newest change first, to the minute; with `deleted` deleted ones are among them."""
     place = None if after is None else _place(after)
     found = _page(connection, namespace, scope, owner, limit, place, False)
     if deleted:
@@ -41,17 +41,17 @@ def _page(
 ) -> list[Listed]:
     r = records.c
     names = (r.record, r.owner, r.version, r.created_ms, r.updated_ms, r.deleted)
-    query = select(r.key, *names).where(r.namespace == namespace, r.scope == scope, r.deleted == deleted)
+    query = select(r.key, r.listed_ms, *names).where(r.namespace == namespace, r.scope == scope, r.deleted == deleted)
     if owner is not None:
         query = query.where(r.owner == owner)
     if place is not None:
-        query = query.where(tuple_(r.updated_ms, r.key) < place)
-    rows = connection.execute(query.order_by(r.updated_ms.desc(), r.key.desc()).limit(limit))
-    return [Listed(*row[1:], cursor=_cursor(row.updated_ms, row.key)) for row in rows]
+        query = query.where(tuple_(r.listed_ms, r.key) < place)
+    rows = connection.execute(query.order_by(r.listed_ms.desc(), r.key.desc()).limit(limit))
+    return [Listed(*row[2:], cursor=_cursor(row.listed_ms, row.key)) for row in rows]
 
 
-def _cursor(updated_ms: int, key: int) -> str:
-    return urlsafe_b64encode(f"{updated_ms}:{key}".encode()).decode().rstrip("=")
+def _cursor(listed_ms: int, key: int) -> str:
+    return urlsafe_b64encode(f"{listed_ms}:{key}".encode()).decode().rstrip("=")
 
 
 def _place(cursor: str) -> tuple[int, int]:

@@ -33,9 +33,12 @@ from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT
 
 ERASED = "erased"  # the scope of rows that only keep the version of a record of which nothing else is left
 LISTED = 10_000  # records of a namespace whose names are listed when a partition starts
+LISTED_MS = (
+    60_000  # a record that changes moves to the front of listings once in so long: `listed_ms` is behind by less
+)
 Head = Mapping[Any, Any]
 _COLUMNS = [column for column in records.columns if column is not records.c.key]
-_CHANGING = ("partition", "owner", "epoch", "version", "updated_ms", "deleted", "parent", "lifetime")
+_CHANGING = ("partition", "owner", "epoch", "version", "updated_ms", "listed_ms", "deleted", "parent", "lifetime")
 
 
 def hashed(namespace: str, record: str) -> str:
@@ -160,7 +163,11 @@ def _new(namespace: str, item: Parsed) -> dict[str, Any]:
 
 
 def _follow(head: dict[str, Any], item: Parsed) -> None:
-    head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=item.entry.time_ms)
+    at = item.entry.time_ms
+    head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
+    # Where the indexes change all the same it costs nothing.
+    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or DELETED in item.touched:
+        head["listed_ms"] = at
     if item.touched:
         if OWNER in item.touched:
             head["owner"] = item.owner

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, func, insert, select, update
 
-from distributed_state.cold.record_index import ERASED, hashed
+from distributed_state.cold.record_index import ERASED, LISTED_MS, hashed
 from distributed_state.cold.tables import cursors, erasures, records
 from distributed_state.cold.values import Cursor
 from distributed_state.values.model import SCOPES
@@ -45,7 +45,7 @@ def changed_since(connection: Connection, namespace: str, partition: int, since_
         rows: list[str] = []
         for deleted in (False, True):  # as the index has it
             here: list[ColumnElement[Any]] = [r.namespace == namespace, r.scope == scope, r.deleted.is_(deleted)]
-            here += [r.updated_ms >= since_ms, r.partition == partition]
+            here += [r.listed_ms > since_ms - LISTED_MS, r.updated_ms >= since_ms, r.partition == partition]
             rows += connection.execute(select(r.record).where(*here)).scalars()
         return rows
 

@@ -68,13 +68,15 @@ records = Table(
     Column("version", BigInteger, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     Column("updated_ms", BigInteger, nullable=False),
+    Column("listed_ms", BigInteger, nullable=False),
     Column("deleted", Boolean, nullable=False),
     Column("parent", TEXT, nullable=True),
     Column("lifetime", TEXT, nullable=True),
     # Else SQLite gives the number of an erased record again, and a reader that has just looked it up takes the new one.
     sqlite_autoincrement=True,
 )
-_NEWEST = (records.c.scope, records.c.deleted, records.c.updated_ms, records.c.key)
+# By a time that moves once a minute: else each change of a record is one of its indexes, too.
+_NEWEST = (records.c.scope, records.c.deleted, records.c.listed_ms, records.c.key)
 Index("records_named", records.c.namespace, records.c.record, unique=True)
 Index("records_listed", records.c.namespace, *_NEWEST)
 _of_some("records_owned", records.c.owner, records.c.namespace, records.c.owner, *_NEWEST)

@@ -388,7 +388,8 @@ class AsyncStateStore:
                 page = await store.sessions(user="u1", limit=20, after=page[-1].cursor)
 
         Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
-        not listed: `archive()` first where that matters.
+        not listed: `archive()` first where that matters. A record moves to the front at most once a minute; `updated`
+        says when it last changed.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")

@@ -366,7 +366,8 @@ class StateStore:
                 page = store.sessions(user="u1", limit=20, after=page[-1].cursor)
 
         Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
-        not listed: `archive()` first where that matters.
+        not listed: `archive()` first where that matters. A record moves to the front at most once a minute; `updated`
+        says when it last changed.
         """
         return finish(self._twin.sessions(user=user, limit=limit, after=after, scope=scope))
 

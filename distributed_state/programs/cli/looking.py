@@ -77,7 +77,7 @@ def sessions(
     ] = None,
     scope: Scope = "session",
 ) -> None:
-    """List sessions, the most recently archived change first.
+    """List sessions, the most recently archived change first, to the minute.
 
     Example: [cyan]distributed-state sessions --user u1[/]
     """

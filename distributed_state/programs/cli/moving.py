@@ -16,6 +16,7 @@ from distributed_state.programs.cli.shell import Scope, app, err, open_store
 
 _HEADER = '{"format":'
 _SCOPES = ("user", "app", "task", "session")
+_MINUTE = 60.0  # a listing has the newest change first, to the minute
 
 
 @app.command()
@@ -80,7 +81,7 @@ def _listed(store: distributed_state.StateStore, scope: str, until: float) -> It
     page = store.sessions(scope=scope, limit=500)
     while page:
         for row in page:
-            if row.updated < until:
+            if row.updated < until - _MINUTE:
                 return
             yield row
         page = store.sessions(scope=scope, limit=500, after=page[-1].cursor)
