@@ -67,7 +67,7 @@ class Settings(BaseSettings):
     )  # fmt: skip
     archiver: bool = Field(True, description="archive, and end sessions, in the background of this process")
     archive_every: float = Field(0.2, gt=0, description="pause between two passes that leave nothing behind")
-    archive_batch: int = Field(1000, ge=1, description="journal entries of a partition in one SQL transaction")
+    archive_batch: int = Field(4000, ge=1, description="journal entries of a partition in one SQL transaction")
     snapshot_every: int = Field(100, ge=1, description="versions between two snapshots of a record in SQL")
     migrate: bool = Field(True, description="bring the SQL schema up to date at open")
     traces: bool = Field(

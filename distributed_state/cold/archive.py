@@ -129,7 +129,7 @@ class Intake:
 
     def _put(self, heads: Mapping[str, Mapping[str, Any]], existing: Mapping[str, record_index.Head]) -> None:
         """Write how the records stand when all of this is in the tables, and learn their numbers."""
-        record_index.put(self.connection, [heads[record] for record in sorted(heads)])
+        record_index.put(self.connection, [heads[record] for record in sorted(heads)], existing)
         self.keys = {record: row["key"] for record, row in existing.items()}
         self.keys |= record_index.keys(self.connection, self.namespace, heads.keys() - existing.keys())
 

@@ -5,7 +5,8 @@ Design: section 9.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from distributed_state.errors import CorruptState
@@ -33,24 +34,22 @@ class Parsed:
     entry: JournalEntry
     partition: int
     epoch: str
-    ops: list[Op]
+    data: bytes  # the steps as `changes` has them: without what messages say, which `messages` has
     label: str | None = None
-    messages: list[tuple[int, bytes]] = field(default_factory=list)
-    runs: list[Segment] = field(default_factory=list)
+    messages: Sequence[tuple[int, bytes]] = ()
+    runs: Sequence[Segment] = ()
     owner: str | None = None
     parent: str | None = None
     parent_version: int = 0
-    touched: set[bytes] = field(default_factory=set)  # which of these fields were set or deleted
+    touched: Collection[bytes] = ()  # which of these fields were set or deleted
     deleted: bool = False
     lifetime: str | None = None
-    events: list[ParsedEvent] = field(default_factory=list)
+    events: Sequence[ParsedEvent] = ()
 
     @property
-    def data(self) -> bytes:
-        """The steps as `changes` has them: without what messages say, which `messages` has."""
-        if not self.messages:
-            return self.entry.data
-        return pack((kind, name, b"" if kind == b"m" else value) for kind, name, value in self.ops)
+    def ops(self) -> list[Op]:
+        """The steps, read once more: few are asked for, and kept they would be most of what the collector walks."""
+        return unpack(self.entry.data)
 
 
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
@@ -61,16 +60,24 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     numbers = (entry.version, entry.time_ms, entry.token, entry.offset)
     if min(numbers) < 0 or max(numbers) > LARGEST:
         raise ValueError("a number outside of 0 .. 2**63 - 1")
-    parsed = Parsed(entry, partition, epoch, unpack(entry.data))
-    for op in parsed.ops:
-        if op.kind == b"m":
-            parsed.messages.append((_sequence(op.name), op.value))
-        elif op.kind == b"l":
-            parsed.label = escape((op.value or op.name).decode("utf-8", "surrogatepass"))
-        elif op.kind == b"e":
-            parsed.events.append(_parsed_event(entry.event, len(parsed.events), op))
-        elif op.name[:1] == b"#":
+    parsed = Parsed(entry, partition, epoch, entry.data)
+    steps = unpack(entry.data)
+    messages: list[tuple[int, bytes]] = []
+    events: list[ParsedEvent] = []
+    for op in steps:
+        kind, name, value = op
+        if kind == b"m":
+            messages.append((_sequence(name), value))
+        elif kind == b"l":
+            parsed.label = escape((value or name).decode("utf-8", "surrogatepass"))
+        elif kind == b"e":
+            events.append(_parsed_event(entry.event, len(events), op))
+        elif name[:1] == b"#":
             _read_reserved(parsed, op)
+    parsed.events = events or ()
+    if messages:
+        parsed.messages = messages
+        parsed.data = pack((kind, name, b"" if kind == b"m" else value) for kind, name, value in steps)
     return parsed
 
 
@@ -146,7 +153,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.deleted = value is not None
     else:
         return
-    parsed.touched.add(op.name)
+    parsed.touched = {*parsed.touched, op.name}
 
 
 def _text(value: bytes) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import (
@@ -37,8 +39,10 @@ LISTED_MS = (
     60_000  # a record that changes moves to the front of listings once in so long: `listed_ms` is behind by less
 )
 Head = Mapping[Any, Any]
+_NAMES = [column.name for column in records.columns]
 _COLUMNS = [column for column in records.columns if column is not records.c.key]
-_CHANGING = ("partition", "owner", "epoch", "version", "updated_ms", "listed_ms", "deleted", "parent", "lifetime")
+_RARE = ("partition", "owner", "deleted", "parent", "lifetime")
+_USUAL = ("epoch", "version", "updated_ms", "listed_ms")  # what else a commit may change
 
 
 def hashed(namespace: str, record: str) -> str:
@@ -66,7 +70,9 @@ def lock(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[
         named = bulk.among(connection, records.c.record, chunk)
         query = select(records).where(records.c.namespace == namespace, named)
         query = query.order_by(records.c.record).with_for_update()
-        found.update((row["record"], row) for row in connection.execute(query).mappings())
+        # Plain dicts: of a batch of many records it is what their rows cost most.
+        rows = (dict(zip(_NAMES, row, strict=True)) for row in connection.execute(query))
+        found.update((row["record"], row) for row in rows)
     return found
 
 
@@ -125,9 +131,10 @@ def heads(
     found: dict[str, dict[str, Any]] = {}
     for item in accepted:
         record = item.entry.record
-        if record not in found:
-            found[record] = dict(existing[record]) if record in existing else _new(namespace, item)
-        _follow(found[record], item)
+        head = found.get(record)
+        if head is None:
+            head = found[record] = dict(existing[record]) if record in existing else _new(namespace, item)
+        _follow(head, item)
     for item in refused:
         # It used up its version, which the next change may not get again.
         head = found.get(item.entry.record) or dict(existing.get(item.entry.record, {}))
@@ -137,17 +144,29 @@ def heads(
     return found
 
 
-def put(connection: Connection, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Insert rows that have no key, and write over those of the others what a commit may change."""
+def put(
+    connection: Connection, rows: Iterable[Mapping[str, Any]], before: Mapping[str, Head] = MappingProxyType({})
+) -> None:
+    """Insert rows that have no key, and write over those of the others what a commit may change.
+
+    `before` are rows as they stand: most commits change a part of their columns only.
+    """
     new: list[Row] = []
-    known: list[Row] = []
+    known: dict[tuple[str, ...], list[Row]] = {_USUAL: [], (*_USUAL, *_RARE): []}
+    usual, every = known
     for row in rows:
         if "key" in row:
-            known.append((row["key"], *(row[name] for name in _CHANGING)))
+            was = before.get(row["record"])
+            names = usual if was and _rare(was) == _rare(row) else every
+            known[names].append((row["key"], *(row[name] for name in names)))
         else:
             new.append(tuple(row[column.name] for column in _COLUMNS))
-    bulk.change(connection, records.c.key, [records.c[name] for name in _CHANGING], known)
+    for names, changed in known.items():
+        bulk.change(connection, records.c.key, [records.c[name] for name in names], changed)
     bulk.add(connection, records, new, _COLUMNS)
+
+
+_rare = itemgetter(*_RARE)
 
 
 def remove(connection: Connection, some: Iterable[int]) -> None:
