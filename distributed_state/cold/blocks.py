@@ -143,11 +143,11 @@ def steps(connection: Connection, rows: Select[Any], blocks: Select[Any]) -> Ite
     Both begin with columns of the caller's own. A block comes whole: some may lie outside of what was asked for.
     """
     both = union_all(rows.add_columns(false().label("packed")), blocks.add_columns(true().label("packed")))
-    for *row, packed in connection.execute(both):
-        if packed:
-            yield from ((*row[:-3], each.epoch, each.version, each.data) for each in unpack_changes(row[-1]))
+    for row in connection.execute(both).all():
+        if row.packed:
+            yield from ((*row[:-4], each.epoch, each.version, each.data) for each in unpack_changes(row[-2]))
         else:
-            yield tuple(row)
+            yield row[:-1]
 
 
 class Run(NamedTuple):

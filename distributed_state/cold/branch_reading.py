@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, delete, func, select, update
 
 from distributed_state.cold import blocks
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.history import states
 from distributed_state.cold.record_index import key_of
 from distributed_state.cold.tables import branches, changes, snapshots
@@ -144,8 +144,8 @@ def heads(connection: Connection, namespace: str, records: Iterable[str]) -> dic
     b = branches.c
     found: dict[str, Mapping[Any, Any]] = {}
     for chunk in chunks(sorted(records), 500):
-        query = select(b.record, b.partition).where(b.namespace == namespace, b.record.in_(chunk)).distinct()
-        found.update((record, {"partition": partition}) for record, partition in connection.execute(query))
+        query = select(b.record, b.partition).where(b.namespace == namespace, among(connection, b.record, chunk))
+        found.update((record, {"partition": partition}) for record, partition in connection.execute(query.distinct()))
     return found
 
 
@@ -171,7 +171,7 @@ def drop(connection: Connection, namespace: str, record: str, branch: str) -> in
 def erase(connection: Connection, namespace: str, records: Iterable[str]) -> None:
     """Remove every branch of these records."""
     b = branches.c
-    connection.execute(delete(branches).where(b.namespace == namespace, b.record.in_(list(records))))
+    connection.execute(delete(branches).where(b.namespace == namespace, among(connection, b.record, list(records))))
 
 
 def purge(connection: Connection, namespace: str, before_ms: int) -> int:

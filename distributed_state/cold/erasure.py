@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, or_, select, update
 
 from distributed_state.cold import branch_reading, record_index
-from distributed_state.cold.bulk import Row, chunks, put
+from distributed_state.cold.bulk import Row, among, chunks, put
 from distributed_state.cold.entries import Parsed
 from distributed_state.cold.handing_down import hand_down_all
 from distributed_state.cold.listing import forks, owned
@@ -40,7 +40,7 @@ def pending(
     e = erasures.c
     query = select(e.record, e.partition, e.owner, e.forks, e.version).where(e.namespace == namespace)
     if names is not None:
-        query = query.where(e.record.in_(names))
+        query = query.where(among(connection, e.record, names))
     if owner is not None:
         query = query.where(e.owner == owner)
     if partitions is not None:
@@ -108,12 +108,14 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
             hand_down_all(connection, [rows[each]["key"] for each in sorted(alone) if each in rows])
         keys = [row["key"] for row in rows.values()]
         for table in OF_A_RECORD:
-            connection.execute(delete(table).where(table.c.record.in_(keys)))
+            connection.execute(delete(table).where(among(connection, table.c.record, keys)))
         q = quarantine.c
-        connection.execute(delete(quarantine).where(q.namespace == namespace, q.record.in_(chunk)))
+        connection.execute(delete(quarantine).where(q.namespace == namespace, among(connection, q.record, chunk)))
         branch_reading.erase(connection, namespace, chunk)
-        connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(chunk)))
-        held = or_(shares.c.record.in_(chunk), shares.c.source.in_(chunk))
+        connection.execute(
+            delete(events).where(events.c.namespace == namespace, among(connection, events.c.subject, chunk))
+        )
+        held = or_(among(connection, shares.c.record, chunk), among(connection, shares.c.source, chunk))
         connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
         gone = {name for name, record in hashes.items() if record in rows}
         rest = [_stone(rows[hashes[name]], name, rows.get(name)) for name in sorted(gone)]
@@ -156,7 +158,9 @@ def complete(connection: Connection, namespace: str, done: Mapping[str, int]) ->
     for chunk in chunks(sorted(done), 200):
         living = lock(connection, namespace, chunk)
         gone = [record for record in chunk if record not in living]
-        connection.execute(delete(events).where(events.c.namespace == namespace, events.c.subject.in_(gone)))
+        connection.execute(
+            delete(events).where(events.c.namespace == namespace, among(connection, events.c.subject, gone))
+        )
         branch_reading.erase(connection, namespace, gone)
         mine = and_(e.namespace == namespace, e.record == bindparam("r"), e.version == bindparam("v"))
         connection.execute(delete(erasures).where(mine), [{"r": record, "v": done[record]} for record in chunk])

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import BigInteger, Connection, Select, and_, bindparam, func, literal, or_, select
@@ -57,25 +59,28 @@ def _fold_states(connection: Connection, namespace: str, targets: Sequence[Row],
     base = select(func.max(s.version)).where(s.record == named.c.key, s.version <= named.c.target).scalar_subquery()
     bases = select(named.c.key, named.c.record, named.c.target, base.label("base")).cte("bases")
     at_base = and_(s.record == bases.c.key, s.version == bases.c.base)
-    query = select(bases.c.record, s.epoch, s.version, s.data).join_from(bases, snapshots, at_base, isouter=True)
-    for record, epoch, version, data in connection.execute(query):
-        if epoch is not None:
-            found[record] = State(epoch, version, _fields(data))
+    query = select(bases, s.epoch, s.data).join_from(bases, snapshots, at_base, isouter=True)
+    known = {row.key: row for row in connection.execute(query)}
     after = and_(c.record == bases.c.key, c.version > func.coalesce(bases.c.base, 0), c.version <= bases.c.target)
-    rows = select(bases.c.record, bases.c.base, bases.c.target, c.epoch, c.version, c.data)
+    rows = select(c.record, c.epoch, c.version, c.data)
     b = change_blocks.c
     around = and_(b.record == bases.c.key, b.last > func.coalesce(bases.c.base, 0), b.first <= bases.c.target)
-    packed = select(bases.c.record, bases.c.base, bases.c.target, literal(""), b.last, b.data)
+    packed = select(b.record, literal(""), b.last, b.data)
     later = blocks.steps(
         connection, rows.join_from(bases, changes, after), packed.join_from(bases, change_blocks, around)
     )
     # Sorted here: asked to sort, SQLite walks all of `changes` in that order.
-    for record, base, target, epoch, version, data in sorted(later, key=lambda row: (row[0], row[4])):
-        if not (base or 0) < version <= target:
-            continue
-        fields = found[record].fields if record in found else {}
-        fold(fields, unpack(data))
-        found[record] = State(epoch, version, fields)
+    ordered = groupby(sorted(later, key=itemgetter(0, 2)), key=itemgetter(0))
+    changed = {key: list(rows_) for key, rows_ in ordered}
+    for key, (_, record, target, base, epoch, data) in known.items():
+        fields = {} if epoch is None else _fields(data)
+        version = base
+        for _, its_epoch, its_version, steps in changed.get(key, ()):
+            if (base or 0) < its_version <= target:  # a block has what lies outside, too
+                fold(fields, unpack(steps))
+                epoch, version = its_epoch, its_version
+        if epoch is not None:
+            found[record] = State(epoch, version, fields)
 
 
 def load(connection: Connection, namespace: str, record: str, window: int) -> Loaded | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection, and_, select, tuple_
 
 from distributed_state.cold import branch_reading
-from distributed_state.cold.bulk import chunks
+from distributed_state.cold.bulk import among, chunks
 from distributed_state.cold.tables import records, shares
 from distributed_state.cold.values import Listed, Mortal
 from distributed_state.errors import InvalidValue
@@ -87,10 +87,10 @@ def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dic
     s = shares.c
     found: dict[str, int] = {}
     for chunk in chunks(sorted(sources), 500):
-        children = select(r.record, r.partition).where(r.namespace == namespace, r.parent.in_(chunk))
+        children = select(r.record, r.partition).where(r.namespace == namespace, among(connection, r.parent, chunk))
         same = and_(r.namespace == s.namespace, r.record == s.record)
         sharers = select(r.record, r.partition).join(shares, same)
-        sharers = sharers.where(s.namespace == namespace, s.source.in_(chunk)).distinct()
+        sharers = sharers.where(s.namespace == namespace, among(connection, s.source, chunk)).distinct()
         for query in (children, sharers):
             found.update((record, partition) for record, partition in connection.execute(query))
     return found

@@ -94,9 +94,12 @@ def candidates(
     rows = following(connection, namespace, after, before_ms if keep is None else LARGEST, CHUNK)
     keys = [row.key for row in rows]
     deleted = [row.key for row in rows if row.deleted and row.updated_ms < before_ms]
-    # In statements of their own: as subqueries, PostgreSQL may read all of `changes` for each page.
+    # Of each record one row is looked at: what is behind a newer change stays, whatever its time is.
+    given = bulk.listed(connection, {"key": BigInteger()}, [(key,) for key in keys])
+    oldest = select(c.time_ms).where(c.record == given.c.key).order_by(c.version).limit(1).scalar_subquery()
+    # In statements of their own: as subqueries, PostgreSQL may read all of a table for each page.
     queries = (
-        select(c.record).where(bulk.among(connection, c.record, keys), c.time_ms < before_ms),
+        select(given.c.key).where(oldest < before_ms),
         select(b.record).where(bulk.among(connection, b.record, keys), b.oldest_ms < before_ms),
         select(s.record).where(bulk.among(connection, s.record, deleted)),
     )
@@ -191,13 +194,15 @@ def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, in
         return 0, 0
     keys = sorted(gone.values())
     hand_down_all(connection, keys)
-    removed = [_packed(connection, table, table.c.record.in_(keys)) for table in (change_blocks, message_blocks)]
+    packed = (change_blocks, message_blocks)
+    removed = [_packed(connection, table, bulk.among(connection, table.c.record, keys)) for table in packed]
     for table in OF_A_RECORD:
-        count = connection.execute(delete(table).where(table.c.record.in_(keys))).rowcount
+        count = connection.execute(delete(table).where(bulk.among(connection, table.c.record, keys))).rowcount
         removed[0] += count if table is changes else 0
         removed[1] += count if table is messages else 0
     # Those who shared have their own copies now.
-    held = or_(shares.c.record.in_(gone), shares.c.source.in_(gone))
+    names = list(gone)
+    held = or_(bulk.among(connection, shares.c.record, names), bulk.among(connection, shares.c.source, names))
     connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
     return removed[0], removed[1]
 
@@ -252,7 +257,9 @@ def _hidden(
     }
     query = select(s.record, s.version, s.source, s.start, s.stop)
     # A later state may show again what the base does not: a rollback sets `#segments`, which is noted in `shares`.
-    for record, version, *run in connection.execute(query.where(s.namespace == namespace, s.record.in_(bases))):
+    for record, version, *run in connection.execute(
+        query.where(s.namespace == namespace, bulk.among(connection, s.record, list(bases)))
+    ):
         if version > bases[record].version:
             shown[record].append(Segment(*run))
     return [
