@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -22,14 +22,18 @@ if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])  # it is a program, and the rest of `deploy` is beside it
 
 from deploy.load.curves.archiving import archiving
+from deploy.load.curves.beside import beside_compact, beside_purge
 from deploy.load.curves.claims import claims
 from deploy.load.curves.collection import collection
-from deploy.load.curves.curve import Curve, Progress
+from deploy.load.curves.curve import Curve, Measure
 from deploy.load.curves.events import events, unwanted
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
+from deploy.load.curves.holders import holders
 from deploy.load.curves.idle import idle
-from deploy.load.curves.purging import purging
+from deploy.load.curves.picture import plot
+from deploy.load.curves.purging import compacting, purging
+from deploy.load.curves.reads import reads
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import (
     encrypted_sql_bytes,
@@ -37,9 +41,11 @@ from deploy.load.curves.sql_bytes import (
     packed_sql_bytes,
     sql_bytes,
 )
+from deploy.load.curves.sqlite_archiving import sqlite_archiving
 from deploy.load.curves.starts import starts
+from deploy.load.curves.wal import wal
 
-MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]] = {
+MEASURED: dict[str, tuple[Measure, list[int]]] = {
     "starts": (starts, [30, 100, 300]),
     "claims": (claims, [16, 64, 192]),
     "first": (first_writes, [300, 3_000, 30_000]),
@@ -50,31 +56,19 @@ MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]
     "sql-encrypted": (encrypted_sql_bytes, [300, 1_000, 3_000]),
     "sql-encrypted-packed": (packed_encrypted_sql_bytes, [300, 1_000, 3_000]),
     "archive": (archiving, [20, 200, 2_000]),
+    "archive-sqlite": (sqlite_archiving, [20, 200, 2_000]),
+    "wal": (wal, [20, 200, 2_000]),
     "purge": (purging, [10_000, 40_000, 160_000]),
+    "compact": (compacting, [10_000, 40_000, 160_000]),
+    "purge-beside": (beside_purge, [20_000, 60_000, 160_000]),
+    "compact-beside": (beside_compact, [20_000, 60_000, 160_000]),
+    "reads": (reads, [3_000, 10_000, 30_000]),
     "forget": (forgetting, [100, 300, 1_000]),
     "collection": (collection, [1_000, 10_000, 100_000]),
     "events": (events, [10, 100, 500]),
     "unwanted": (unwanted, [10, 100, 500]),
+    "holders": (holders, [10, 100, 300]),
 }
-
-
-def plot(curves: Sequence[Curve], path: Path) -> None:
-    """Each on logarithmic axes, with its goal."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, every = pyplot.subplots(1, len(curves), figsize=(5 * len(curves), 4), squeeze=False)
-    for axes, curve in zip(every[0], curves, strict=True):
-        axes.loglog(curve.sizes, curve.costs, marker="o", color="#2a7f62" if curve.reached else "#b3392f")
-        axes.axhline(curve.goal, color="#444444", linestyle="--", linewidth=1)
-        axes.set_title(f"{curve.name}\nslope {curve.slope:.2f}", fontsize=10)
-        axes.set_xlabel(curve.of)
-        axes.set_ylabel(curve.unit)
-        axes.set_ylim(bottom=min([*curve.costs, curve.goal]) / 2, top=max([*curve.costs, curve.goal]) * 2)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
 
 
 def _given(only: str, sizes: str) -> Iterator[tuple[str, list[int]]]:

@@ -1,0 +1,65 @@
+"""Curves in a file. Law: a run replaces what it measured, and leaves what it did not."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from deploy.load.curves.curve import Curve
+from distributed_state.programs.servers import postgres_binaries, redis_binary
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The curves of each measurement, by its name, and on what they were measured."""
+
+    setting: dict[str, str]
+    curves: dict[str, list[Curve]]
+
+    @classmethod
+    def read(cls, path: Path) -> Stored:
+        """What is in a file."""
+        found = json.loads(path.read_text())
+        fields = Curve.__dataclass_fields__
+        curves = {
+            name: [Curve(**{key: value for key, value in each.items() if key in fields}) for each in some]
+            for name, some in found["curves"].items()
+        }
+        return cls(found["setting"], curves)
+
+    def write(self, path: Path) -> None:
+        """Write them, with their slopes."""
+        curves = {
+            name: [asdict(each) | {"slope": each.slope} for each in some] for name, some in self.curves.items()
+        }
+        path.write_text(json.dumps({"setting": self.setting, "curves": curves}, indent=1) + "\n")
+
+
+def merged(path: Path, measured: Mapping[str, list[Curve]]) -> Stored:
+    """What is in a file, if it is there, and what was measured now."""
+    before = Stored.read(path).curves if path.exists() else {}
+    return Stored(setting(), before | dict(measured))
+
+
+def setting() -> dict[str, str]:
+    """The machine and its servers."""
+    return {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "cores": str(os.cpu_count()),
+        "Python": platform.python_version(),
+        "Redis": _version(redis_binary()),
+        "PostgreSQL": _version(str(postgres_binaries() / "postgres")),
+    }
+
+
+def _version(program: str) -> str:
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\d+(\.\d+)+", said)
+    return found.group() if found else said.strip()
