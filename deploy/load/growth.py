@@ -1,16 +1,15 @@
 """How what the store costs grows with what there is: the same measurement at three sizes each, and its slope.
 
-    python deploy/load/growth.py [--only starts,claims] [--sizes 30,100,300] [--png growth.png] [--json growth.json]
+    python deploy/load/growth.py [--only starts,claims] [--sizes 30,100,300] [--json growth.json] [--png growth.png]
+    python deploy/load/growth.py --sizing growth.json [--into deploy/README.md]
 
 The slope is that of cost over size on logarithmic axes: 0 is flat, 1 grows as the size does. Starts its own servers.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from rich.table import Table
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])  # it is a program, and the rest of `deploy` is beside it
 
+from deploy.load.curves import sizing
 from deploy.load.curves.archiving import archiving
 from deploy.load.curves.beside import beside_compact, beside_purge
 from deploy.load.curves.claims import claims
@@ -43,13 +43,16 @@ from deploy.load.curves.sql_bytes import (
 )
 from deploy.load.curves.sqlite_archiving import sqlite_archiving
 from deploy.load.curves.starts import starts
+from deploy.load.curves.stored import Stored, merged
 from deploy.load.curves.wal import wal
+from deploy.load.curves.warm_bytes import warm_bytes
 
 MEASURED: dict[str, tuple[Measure, list[int]]] = {
     "starts": (starts, [30, 100, 300]),
     "claims": (claims, [16, 64, 192]),
     "first": (first_writes, [300, 3_000, 30_000]),
     "small": (small_sessions, [1, 4, 16]),
+    "redis": (warm_bytes, [200, 2_000, 20_000]),
     "idle": (idle, [20, 80, 320]),
     "sql": (sql_bytes, [300, 1_000, 3_000]),
     "sql-packed": (packed_sql_bytes, [300, 1_000, 3_000]),
@@ -85,30 +88,59 @@ def _given(only: str, sizes: str) -> Iterator[tuple[str, list[int]]]:
         yield name, wanted or MEASURED[name][1]
 
 
-def main(
-    only: Annotated[str, typer.Option(help=f"of {', '.join(MEASURED)}, with commas between")] = "",
-    sizes: Annotated[str, typer.Option(help="instead of those of each measurement, with commas between")] = "",
-    png: Annotated[Path | None, typer.Option(help="write the curves as a picture")] = None,
-    as_json: Annotated[Path | None, typer.Option("--json", help="write the curves as JSON")] = None,
-) -> None:
-    """Measure how costs grow. Exits 1 if a cost at the largest size is beyond its goal."""
-    console, said = Console(), Console(stderr=True)
-    curves = []
-    with said.status("") as status:
-        for name, wanted in _given(only, sizes):
-            curves.append(MEASURED[name][0](wanted, status.update))
+def _report(curves: Iterable[Curve]) -> bool:
+    """Print them; whether every goal is reached."""
     table = Table("what", "at", "costs", "slope", "goal", "")
+    missed = False
     for curve in curves:
         costs = " / ".join(f"{each:.3g}" for each in curve.costs)
         at = f"{' / '.join(map(str, curve.sizes))} {curve.of}"
         verdict = "ok" if curve.reached else "MISSED"
-        table.add_row(curve.name, at, f"{costs} {curve.unit}", f"{curve.slope:.2f}", f"<= {curve.goal:g}", verdict)
-    console.print(table)
-    if as_json:
-        as_json.write_text(json.dumps([asdict(each) | {"slope": each.slope} for each in curves], indent=1) + "\n")
+        missed |= not curve.reached
+        table.add_row(curve.name, at, f"{costs} {curve.unit}", f"{curve.slope:.2f}", f"<= {curve.goal:.3g}", verdict)
+    Console().print(table)
+    return not missed
+
+
+def _size(path: Path, document: Path | None) -> None:
+    """Print the table for sizing, or write it into a document."""
+    try:
+        stored = Stored.read(path)
+        if document:
+            sizing.write(stored, document)
+        else:
+            print(sizing.sizing(stored))
+    except (OSError, ValueError, KeyError) as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def main(
+    only: Annotated[str, typer.Option(help=f"of {', '.join(MEASURED)}, with commas between")] = "",
+    sizes: Annotated[str, typer.Option(help="instead of those of each measurement, with commas between")] = "",
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="write the curves as JSON; what the file has of others stays")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="write them as a picture, with those that the JSON has")] = None,
+    table_of: Annotated[
+        Path | None, typer.Option("--sizing", help="measure nothing; print the table for sizing of this JSON")
+    ] = None,
+    into: Annotated[Path | None, typer.Option(help="with --sizing: write it into this document instead")] = None,
+) -> None:
+    """Measure how costs grow. Exits 1 if a cost at the largest size is beyond its goal."""
+    if table_of:
+        return _size(table_of, into)
+    measured: dict[str, list[Curve]] = {}
+    with Console(stderr=True).status("") as status:
+        for name, wanted in _given(only, sizes):
+            found = MEASURED[name][0](wanted, status.update)
+            measured[name] = found if isinstance(found, list) else [found]
+            if as_json:  # at once: the whole takes long, and what was measured is not lost with what was not
+                merged(as_json, measured, list(MEASURED)).write(as_json)
+    reached = _report(curve for some in measured.values() for curve in some)
     if png:
-        plot(curves, png)
-    sys.exit(0 if all(each.reached for each in curves) else 1)
+        shown = Stored.read(as_json).curves if as_json else measured
+        plot([curve for some in shown.values() for curve in some], png)
+    sys.exit(0 if reached else 1)
 
 
 if __name__ == "__main__":

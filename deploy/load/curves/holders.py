@@ -76,9 +76,10 @@ class Held:
         await self._session.set("number", self._number)
 
     def _used(self) -> tuple[float, int]:
-        """Seconds of CPU until now, and commands that were published."""
+        """Seconds of CPU until now, and messages that were published."""
         cpu, calls = self._client.info("cpu"), self._client.info("commandstats")
-        return float(cpu["used_cpu_sys"] + cpu["used_cpu_user"]), int(calls.get("cmdstat_spublish", {"calls": 0})["calls"])
+        published = calls.get("cmdstat_spublish", {"calls": 0})
+        return float(cpu["used_cpu_sys"] + cpu["used_cpu_user"]), int(published["calls"])
 
     async def us_of_a_commit(self, commits: int) -> tuple[float, float]:
         """The server's CPU for each of so many, and the messages published for each."""

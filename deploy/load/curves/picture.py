@@ -15,23 +15,23 @@ _INCHES = (4.2, 3.2)
 
 
 def plot(curves: Sequence[Curve], path: Path) -> None:
-    """Write the picture: green is a curve whose goal is reached at the largest size, the dashed line is the goal."""
-    import matplotlib
+    """Write the picture."""
+    placed(curves).savefig(path, dpi=90)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+
+def placed(curves: Sequence[Curve]) -> Any:
+    """The figure: green is a curve whose goal is reached at the largest size, the dashed line is the goal."""
+    from matplotlib.figure import Figure
 
     columns = min(_COLUMNS, len(curves))
     rows = math.ceil(len(curves) / columns)
-    figure, grid = pyplot.subplots(rows, columns, figsize=(_INCHES[0] * columns, _INCHES[1] * rows), squeeze=False)
-    places = list(grid.flat)
+    figure = Figure(figsize=(_INCHES[0] * columns, _INCHES[1] * rows), layout="constrained")
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, curve in zip(places, curves, strict=False):
         _draw(axes, curve)
     for axes in places[len(curves) :]:
         axes.set_axis_off()
-    figure.tight_layout()
-    figure.savefig(path, dpi=90)
-    pyplot.close(figure)
+    return figure
 
 
 def _draw(axes: Any, curve: Curve) -> None:

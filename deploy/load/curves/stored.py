@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,16 +36,14 @@ class Stored:
 
     def write(self, path: Path) -> None:
         """Write them, with their slopes."""
-        curves = {
-            name: [asdict(each) | {"slope": each.slope} for each in some] for name, some in self.curves.items()
-        }
+        curves = {name: [asdict(each) | {"slope": each.slope} for each in some] for name, some in self.curves.items()}
         path.write_text(json.dumps({"setting": self.setting, "curves": curves}, indent=1) + "\n")
 
 
-def merged(path: Path, measured: Mapping[str, list[Curve]]) -> Stored:
-    """What is in a file, if it is there, and what was measured now."""
-    before = Stored.read(path).curves if path.exists() else {}
-    return Stored(setting(), before | dict(measured))
+def merged(path: Path, measured: Mapping[str, list[Curve]], order: Sequence[str]) -> Stored:
+    """What is in a file, if it is there, and what was measured now; measurements that are no more go."""
+    known = (Stored.read(path).curves if path.exists() else {}) | dict(measured)
+    return Stored(setting(), {name: known[name] for name in order if name in known})
 
 
 def setting() -> dict[str, str]:

@@ -50,7 +50,7 @@ def _archive(url: str, records: int, first: int, last: int) -> None:
 
 
 def _counts(connection: psycopg.Connection, at_least: int) -> dict[str, tuple[int, int]]:
-    """Updates of each table, and those in place, once so many of `records` are counted: a backend says so as it ends."""
+    """Updates of each table, and those in place, once so many of `records` are counted: backends tell as they end."""
     deadline = time.monotonic() + 20
     while True:
         found = {table: connection.execute(_UPDATES, [table]).fetchone() for table in TABLES}
@@ -90,9 +90,7 @@ def wal(sizes: Sequence[int], progress: Progress, *, batches: int = _BATCHES) ->
         with postgres_server() as database:
             found.append(written(database.url, size, batches=batches))
     of = "active records"
-    shares = {
-        table: [each.elsewhere[table] / max(1, each.updates[table]) for each in found] for table in TABLES
-    }
+    shares = {table: [each.elsewhere[table] / max(1, each.updates[table]) for each in found] for table in TABLES}
     return [
         Curve("PostgreSQL's log", "bytes a change", of, list(sizes), [each.bytes_ for each in found], 1_000.0),
         *(Curve(f"updates of `{table}` that are not HOT", "", of, list(sizes), shares[table], 0.1) for table in TABLES),
