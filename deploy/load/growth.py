@@ -43,7 +43,7 @@ from deploy.load.curves.sql_bytes import (
 )
 from deploy.load.curves.sqlite_archiving import sqlite_archiving
 from deploy.load.curves.starts import starts
-from deploy.load.curves.stored import Stored, merged
+from deploy.load.curves.stored import Stored, merged, setting
 from deploy.load.curves.wal import wal
 from deploy.load.curves.warm_bytes import warm_bytes
 
@@ -129,17 +129,16 @@ def main(
     """Measure how costs grow. Exits 1 if a cost at the largest size is beyond its goal."""
     if table_of:
         return _size(table_of, into)
-    measured: dict[str, list[Curve]] = {}
+    measured = Stored(setting(), {})
     with Console(stderr=True).status("") as status:
         for name, wanted in _given(only, sizes):
             found = MEASURED[name][0](wanted, status.update)
-            measured[name] = found if isinstance(found, list) else [found]
+            measured.curves[name] = found if isinstance(found, list) else [found]
             if as_json:  # at once: the whole takes long, and what was measured is not lost with what was not
                 merged(as_json, measured, list(MEASURED)).write(as_json)
-    reached = _report(curve for some in measured.values() for curve in some)
+    reached = _report(measured.all)
     if png:
-        shown = Stored.read(as_json).curves if as_json else measured
-        plot([curve for some in shown.values() for curve in some], png)
+        plot((Stored.read(as_json) if as_json else measured).all, png)
     sys.exit(0 if reached else 1)
 
 

@@ -25,6 +25,7 @@ from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.holders import holders
 from deploy.load.curves.idle import idle, resting
+from deploy.load.curves.picture import placed
 from deploy.load.curves.purging import compacting, purging
 from deploy.load.curves.reads import Archive, reads
 from deploy.load.curves.small_sessions import small_sessions
@@ -63,9 +64,21 @@ def test_what_must_not_grow_has_its_smallest_for_a_goal() -> None:
     assert not flat("n", "ms", "of", [1, 2], [2.0, 3.1]).reached
 
 
+@pytest.mark.parametrize("count", [1, 4, 23])
+def test_every_curve_has_a_place_in_the_picture(count: int) -> None:
+    pytest.importorskip("matplotlib")
+    shown = [Curve(f"n{n}", "us", "things", [10, 1000], [0.0, n], 5.0) for n in range(count)]
+    grid = [axes.get_title() for axes in placed(shown).axes]
+    assert [title.partition("\n")[0] for title in grid[:count]] == [curve.name for curve in shown]
+    assert not any(grid[count:])
+    assert len(grid) - count < 4
+
+
 @pytest.mark.wide
 def test_starts_are_measured_and_said(tmp_path: Path) -> None:
-    run = growth("--only", "starts", "--sizes", "2,1", "--json", str(tmp_path / "g.json"))
+    pytest.importorskip("matplotlib")
+    files = ("--json", str(tmp_path / "g.json"), "--png", str(tmp_path / "g.png"))
+    run = growth("--only", "starts", "--sizes", "2,1", *files)
     stored = json.loads((tmp_path / "g.json").read_text())
     (found,) = stored["curves"]["starts"]
     assert stored["setting"]["Python"] == platform.python_version()
@@ -74,6 +87,7 @@ def test_starts_are_measured_and_said(tmp_path: Path) -> None:
     assert min(found["costs"]) > 0
     assert run.returncode == (0 if found["costs"][-1] <= found["goal"] else 1)
     assert "embedded" in run.stdout
+    assert (tmp_path / "g.png").stat().st_size > 5_000
 
 
 @pytest.mark.wide
@@ -254,6 +268,7 @@ def test_more_records_in_hot_are_no_more_objects_to_collect() -> None:
         (["--only", "nothing"], "there are " + ", ".join(MEASURED)),
         (["--sizes", "some"], "sizes are numbers"),
         (["--sizes", "0,1"], "at least 1"),
+        (["--sizing", "nowhere.json"], "nowhere.json"),
     ],
 )
 def test_what_it_cannot_measure_it_says(words: list[str], said: str) -> None:

@@ -520,19 +520,8 @@ def test_the_table_is_written_between_its_marks_and_nowhere_else(tmp_path: Path)
 
 def test_a_run_replaces_the_curves_that_it_measured_and_leaves_the_others(tmp_path: Path) -> None:
     path, order = tmp_path / "growth.json", ["small", "archive"]
-    merged(path, curves("archive", 1.0) | curves("gone", 1.0), [*order, "gone"]).write(path)
-    merged(path, curves("small", 2.0), order).write(path)
-    assert Stored.read(path).curves == curves("small", 2.0) | curves("archive", 1.0)
+    first = Stored(SETTING, curves("small", 1.0) | curves("archive", 1.0) | curves("gone", 1.0))
+    merged(path, first, [*order, "gone"]).write(path)
+    merged(path, Stored(SETTING | {"cores": "8"}, curves("small", 2.0)), order).write(path)
+    assert Stored.read(path) == Stored(SETTING | {"cores": "8"}, curves("small", 2.0) | curves("archive", 1.0))
     assert list(Stored.read(path).curves) == order
-
-
-@pytest.mark.parametrize("count", [1, 4, 23])
-def test_every_curve_has_a_place_in_the_picture(count: int, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    from deploy.load.curves.picture import placed
-
-    shown = [Curve(f"n{n}", "us", "things", [10, 1000], [0.0, n], 5.0) for n in range(count)]
-    grid = [axes.get_title() for axes in placed(shown).axes]
-    assert [title.partition("\n")[0] for title in grid[:count]] == [curve.name for curve in shown]
-    assert not any(grid[count:])
-    assert len(grid) - count < 4

@@ -8,7 +8,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +22,11 @@ class Stored:
 
     setting: dict[str, str]
     curves: dict[str, list[Curve]]
+
+    @property
+    def all(self) -> list[Curve]:
+        """Every curve, in order."""
+        return [curve for some in self.curves.values() for curve in some]
 
     @classmethod
     def read(cls, path: Path) -> Stored:
@@ -40,10 +45,10 @@ class Stored:
         path.write_text(json.dumps({"setting": self.setting, "curves": curves}, indent=1) + "\n")
 
 
-def merged(path: Path, measured: Mapping[str, list[Curve]], order: Sequence[str]) -> Stored:
-    """What is in a file, if it is there, and what was measured now; measurements that are no more go."""
-    known = (Stored.read(path).curves if path.exists() else {}) | dict(measured)
-    return Stored(setting(), {name: known[name] for name in order if name in known})
+def merged(before: Path, measured: Stored, order: Sequence[str]) -> Stored:
+    """What a file has, if it is there, and what was measured now; measurements that are no more go."""
+    known = (Stored.read(before).curves if before.exists() else {}) | measured.curves
+    return Stored(measured.setting, {name: known[name] for name in order if name in known})
 
 
 def setting() -> dict[str, str]:
