@@ -25,7 +25,7 @@ from deploy.load.curves.archiving import archiving
 from deploy.load.curves.beside import beside_compact, beside_purge
 from deploy.load.curves.claims import claims
 from deploy.load.curves.collection import collection
-from deploy.load.curves.curve import Curve, Measure
+from deploy.load.curves.curve import Curve, Measure, short
 from deploy.load.curves.events import events, unwanted
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
@@ -93,11 +93,11 @@ def _report(curves: Iterable[Curve]) -> bool:
     table = Table("what", "at", "costs", "slope", "goal", "")
     missed = False
     for curve in curves:
-        costs = " / ".join(f"{each:.3g}" for each in curve.costs)
+        costs = " / ".join(map(short, curve.costs))
         at = f"{' / '.join(map(str, curve.sizes))} {curve.of}"
         verdict = "ok" if curve.reached else "MISSED"
         missed |= not curve.reached
-        table.add_row(curve.name, at, f"{costs} {curve.unit}", f"{curve.slope:.2f}", f"<= {curve.goal:.3g}", verdict)
+        table.add_row(curve.name, at, f"{costs} {curve.unit}", f"{curve.slope:.2f}", f"<= {short(curve.goal)}", verdict)
     Console().print(table)
     return not missed
 

@@ -39,6 +39,11 @@ class Curve:
         return self.costs[-1] <= self.goal
 
 
+def short(cost: float) -> str:
+    """A cost in three digits, or whole if it has more."""
+    return f"{cost:,.0f}" if cost >= 1000 else f"{cost:.3g}"
+
+
 Measure = Callable[[Sequence[int], Progress], Curve | list[Curve]]
 
 

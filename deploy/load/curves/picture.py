@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.load.curves.curve import Curve
+from deploy.load.curves.curve import Curve, short
 
 _COLUMNS = 4
 _INCHES = (4.2, 3.2)
@@ -40,7 +40,7 @@ def _draw(axes: Any, curve: Curve) -> None:
     axes.loglog(curve.sizes, curve.shown, marker="o", color="#2a7f62" if curve.reached else "#b3392f")
     axes.axhline(curve.goal, color="#444444", linestyle="--", linewidth=1)
     title = textwrap.fill(curve.name, 40)
-    axes.set_title(f"{title}\nslope {curve.slope:.2f}, goal {curve.goal:.3g}", fontsize=10)
+    axes.set_title(f"{title}\nslope {curve.slope:.2f}, goal {short(curve.goal)}", fontsize=10)
     axes.set_xlabel(curve.of, fontsize=9)
     axes.set_ylabel(curve.unit, fontsize=9)
     low, high = min([*curve.shown, curve.goal]), max([*curve.shown, curve.goal])
@@ -50,5 +50,5 @@ def _draw(axes: Any, curve: Curve) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(axis="y", labelsize=8)
     for size, cost, shown in zip(curve.sizes, curve.costs, curve.shown, strict=True):
-        axes.annotate(f"{cost:.3g}", (size, shown), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(short(cost), (size, shown), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=8)
     axes.margins(x=0.15)
