@@ -137,7 +137,12 @@ def reads(sizes: Sequence[int], progress: Progress, *, rounds: int = _ROUNDS) ->
     with ExitStack() as stack:
         server, database = stack.enter_context(redis_server()), stack.enter_context(postgres_server())
         archives = {size: Archive(server.url, database, size, progress, stack) for size in sizes}
-        for at in range(rounds):
+        left = min(len(archive.numbers) for archive in archives.values())
+        if not left:
+            raise ValueError(
+                f"{min(sizes)} sessions are too few: one of each of {_PARTITIONS} partitions is read before"
+            )
+        for at in range(min(rounds, left)):
             progress(f"round {at + 1} of {rounds}")
             for size, archive in archives.items():
                 for name, each in archive.read().items():

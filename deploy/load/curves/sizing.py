@@ -71,10 +71,7 @@ LINES = [
 
 def sizing(stored: Stored) -> str:
     """The table in Markdown; what was not measured is left out."""
-    setting = dict(stored.setting)
-    date, cores = setting.pop("date"), setting.pop("cores")
-    servers = ", ".join(f"{name} {version}" for name, version in setting.items())
-    rows = [f"Measured on {date}: {cores} cores, {servers}.", ""]
+    rows = ["Measured on {date}: {cores} cores, {software}.".format(**stored.setting), ""]
     rows += ["| | what | figure | at | slope | `growth.py --only` |", "|---|---|---|---|---|---|"]
     for line in LINES:
         if line.only in stored.curves:

@@ -52,17 +52,22 @@ def merged(before: Path, measured: Stored, order: Sequence[str]) -> Stored:
 
 
 def setting() -> dict[str, str]:
-    """The machine and its servers."""
+    """When and on what."""
+    software = [
+        f"Python {platform.python_version()}",
+        _named(redis_binary()),
+        _named(str(postgres_binaries() / "postgres")),
+    ]
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cores": str(os.cpu_count()),
-        "Python": platform.python_version(),
-        "Redis": _version(redis_binary()),
-        "PostgreSQL": _version(str(postgres_binaries() / "postgres")),
+        "software": ", ".join(software),
     }
 
 
-def _version(program: str) -> str:
+def _named(program: str) -> str:
+    """The name and version of a server, as `Redis server v=7.0.15 ...` and `postgres (PostgreSQL) 15.18` tell them."""
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\d+(\.\d+)+", said)
-    return found.group() if found else said.strip()
+    version = re.search(r"\d+(\.\d+)+", said)
+    name = re.search(r"Redis|Valkey|PostgreSQL", said)
+    return f"{name.group()} {version.group()}" if name and version else said.strip()
