@@ -24,7 +24,7 @@ from deploy.load.curves.curve import Curve, flat
 from deploy.load.curves.events import events, unwanted
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
-from deploy.load.curves.holders import holders
+from deploy.load.curves.holders import Held, holders
 from deploy.load.curves.idle import idle, resting
 from deploy.load.curves.picture import placed
 from deploy.load.curves.purging import compacting, purging
@@ -246,6 +246,13 @@ def test_commits_that_two_replicas_hear_are_measured() -> None:
     curve = holders([4, 8], lambda _: None, turns=1, commits=50)
     assert len(curve.costs) == 2
     assert min(curve.costs) > 0
+
+
+@pytest.mark.wide
+def test_commits_that_nobody_hears_are_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Held, "hold", Held._commit)
+    with pytest.raises(AssertionError, match="nobody holds the record"):
+        holders([4], lambda _: None, turns=1, commits=50)
 
 
 def test_what_a_session_takes_beyond_its_json_is_measured() -> None:
