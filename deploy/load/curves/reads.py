@@ -33,10 +33,10 @@ _ROUNDS = 200
 _PAGE = 50
 _READS = {
     "page": "a page of 50 sessions, at any depth",
-    "hydrate": "a session that left Redis",
-    "history": "its history of 8 commits",
-    "at": "its state at a version",
-    "fork": "its fork",
+    "hydrate": "read of a session that left Redis",
+    "history": "a session's history of 8 commits",
+    "at": "a session's state at a version",
+    "fork": "fork of a session",
 }
 
 
