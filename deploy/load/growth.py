@@ -110,8 +110,8 @@ def _size(path: Path, document: Path | None) -> None:
             sizing.write(stored, document)
         else:
             print(sizing.sizing(stored))
-    except (OSError, ValueError, KeyError) as error:
-        raise typer.BadParameter(str(error)) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise typer.BadParameter(f"{path}: {error}") from None
 
 
 def main(
@@ -129,6 +129,8 @@ def main(
     """Measure how costs grow. Exits 1 if a cost at the largest size is beyond its goal."""
     if table_of:
         return _size(table_of, into)
+    if into:
+        raise typer.BadParameter("--into is for the table of --sizing")
     measured = Stored(setting(), {})
     with Console(stderr=True).status("") as status:
         for name, wanted in _given(only, sizes):

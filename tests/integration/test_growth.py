@@ -278,6 +278,7 @@ def test_more_records_in_hot_are_no_more_objects_to_collect() -> None:
         (["--sizes", "some"], "sizes are numbers"),
         (["--sizes", "0,1"], "at least 1"),
         (["--sizing", "nowhere.json"], "nowhere.json"),
+        (["--into", "README.md"], "the table of --sizing"),
     ],
 )
 def test_what_it_cannot_measure_it_says(words: list[str], said: str) -> None:
