@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ import pytest
 import typer
 from rich.console import Console
 
-from deploy.load import faults, fleet, load, scenarios
+from deploy.load import faults, fleet, growth, load, scenarios
 from deploy.load.baseline import Commands, _quoted, _trip
 from deploy.load.client import targets
+from deploy.load.curves import sizing
+from deploy.load.curves.curve import Curve
+from deploy.load.curves.stored import Stored, merged
 from deploy.load.faults import Breaking, Broke, Fault
 from deploy.load.figures import at_knees
 from deploy.load.knee import PHASES, PRECISION, Knee
@@ -461,3 +465,63 @@ def test_what_ended_meanwhile_has_used_no_cpu(monkeypatch: pytest.MonkeyPatch) -
     )
     assert fleet._family(os.getpid())[0] == os.getpid()
     assert sum(map(fleet._cpu, fleet._family(os.getpid()))) > 0
+
+
+# How costs grow
+
+
+LOAD = Path(growth.__file__).parent
+SETTING = {"date": "2026-11-24", "cores": "2", "software": "Python 3.11.7, Redis 7.0.15, PostgreSQL 15.18"}
+
+
+def curves(only: str, *costs: float) -> dict[str, list[Curve]]:
+    """Of a measurement as many curves as there are costs, the last of which is that."""
+    return {only: [Curve(f"{only}-{n}", "us", "things", [10, 1000], [1.0, cost], 5.0) for n, cost in enumerate(costs)]}
+
+
+def test_the_table_for_sizing_is_made_of_the_stored_curves() -> None:
+    """What `growth.py --sizing deploy/load/growth.json` prints, and no figure that nobody measured."""
+    text = (LOAD.parent / "README.md").read_text()
+    assert f"{sizing.BEGIN}\n{sizing.sizing(Stored.read(LOAD / 'growth.json'))}\n{sizing.END}" in text
+
+
+def test_each_letter_of_a_formula_is_a_row_and_each_row_is_in_one() -> None:
+    text = (LOAD.parent / "README.md").read_text()
+    formulas = text.partition("## Sizing")[2].partition(sizing.BEGIN)[0]
+    letters = [line.letter for line in sizing.LINES]
+    assert len(set(letters)) == len(letters)
+    assert sorted(set(re.findall(r"\*([a-z])\*", formulas))) == sorted(letters)
+
+
+def test_the_stored_curves_are_all_that_is_measured_today() -> None:
+    assert list(Stored.read(LOAD / "growth.json").curves) == list(growth.MEASURED)
+    assert {line.only for line in sizing.LINES} <= growth.MEASURED.keys()
+
+
+def test_a_row_for_sizing_says_what_its_curve_says() -> None:
+    stored = Stored(SETTING, curves("archive", 1.0, 40.0) | curves("small", 396.4))
+    first, _, _, _, small, archiver = sizing.sizing(stored).splitlines()
+    assert first == "Measured on 2026-11-24: 2 cores, Python 3.11.7, Redis 7.0.15, PostgreSQL 15.18."
+    assert "| 396 bytes | 1,000 things | 1.30 | `small` |" in small
+    assert "| 25,000 changes/s | 1,000 things | 0.80 | `archive` |" in archiver
+
+
+def test_the_table_is_written_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
+    document = tmp_path / "README.md"
+    stored = Stored(SETTING, curves("small", 396.4))
+    document.write_text(f"before\n{sizing.BEGIN}\nold\n{sizing.END}\nafter\n")
+    for _ in range(2):
+        sizing.write(stored, document)
+        assert document.read_text() == f"before\n{sizing.BEGIN}\n{sizing.sizing(stored)}\n{sizing.END}\nafter\n"
+    document.write_text("no marks")
+    with pytest.raises(ValueError, match="no place for the table"):
+        sizing.write(stored, document)
+
+
+def test_a_run_replaces_the_curves_that_it_measured_and_leaves_the_others(tmp_path: Path) -> None:
+    path, order = tmp_path / "growth.json", ["small", "archive"]
+    first = Stored(SETTING, curves("small", 1.0) | curves("archive", 1.0) | curves("gone", 1.0))
+    merged(path, first, [*order, "gone"]).write(path)
+    merged(path, Stored(SETTING | {"cores": "8"}, curves("small", 2.0)), order).write(path)
+    assert Stored.read(path) == Stored(SETTING | {"cores": "8"}, curves("small", 2.0) | curves("archive", 1.0))
+    assert list(Stored.read(path).curves) == order

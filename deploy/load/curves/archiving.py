@@ -1,9 +1,13 @@
-"""What it takes to carry commits into PostgreSQL, beside a program that does nothing but insert the same rows."""
+"""What it takes to carry commits into PostgreSQL, beside a program that does nothing but insert the same rows.
+
+A change sets one field and adds a message of 270 bytes: a row of `changes`, one of `messages`, and its part of the row
+of `records`. The batches are made before the clock starts.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -15,34 +19,49 @@ from distributed_state.cold.values import Batch
 from distributed_state.programs.servers import postgres_server
 from distributed_state.values.journal import JournalEntry, pack
 
-_BATCH = 1_000
+BATCH = 1_000
 _BATCHES = 12
+CHANGES = BATCH * _BATCHES
 _TEXT = b'{"role":"assistant","content":"' + b"There are three flights that day, 07:15, 11:40 and 18:05. " * 4 + b'"}'
 
 
-def _entry(number: int, records: int) -> JournalEntry:
+Steps = Callable[[int], list[tuple[bytes, ...]]]
+
+
+def field(version: int) -> list[tuple[bytes, ...]]:
+    """The steps of a change that sets a field."""
+    return [(b"s", b"step", b"%d" % version)]
+
+
+def field_and_message(version: int) -> list[tuple[bytes, ...]]:
+    """The steps of a change that sets a field and adds a message."""
+    return [*field(version), (b"m", b"%d" % (version - 1), _TEXT)]
+
+
+def entry(number: int, records: int, steps: Steps = field_and_message) -> JournalEntry:
+    """The change with this number, from 0 on, of so many records that take turns."""
     version, record = number // records + 1, number % records
-    steps = [(b"s", b"step", b"%d" % version), (b"m", b"%d" % (version - 1), _TEXT)]
-    name = f"session:conversation-{record}"
     return JournalEntry(
-        number + 1, f"3f9a1c0b77de.{number + 1}.9c1e22aa", name, version, 1_750_000_000_000 + number, "write", "", 0,
-        pack(steps), total_bytes=0,
+        number + 1, f"3f9a1c0b77de.{number + 1}.9c1e22aa", f"session:conversation-{record}", version,
+        1_750_000_000_000 + number, "write", "", 0, pack(steps(version)), total_bytes=0,
     )  # fmt: skip
 
 
-def _batches(records: int) -> list[list[JournalEntry]]:
+def batches(records: int, steps: Steps = field_and_message) -> list[list[JournalEntry]]:
+    """The changes that are measured."""
     return [
-        [_entry(number, records) for number in range(at, at + _BATCH)] for at in range(0, _BATCH * _BATCHES, _BATCH)
+        [entry(number, records, steps) for number in range(at, at + BATCH)] for at in range(0, BATCH * _BATCHES, BATCH)
     ]
 
 
-def seconds_of(cold: ColdStore, records: int) -> float:
+def seconds_of(cold: ColdStore, records: int, steps: Steps = field_and_message) -> float:
     """Seconds that the store takes for all the batches of so many records, in a partition of its own."""
     cursor = cold.mint(records, None)
     assert cursor is not None
     offset, event = 0, ""
+    given = batches(records, steps)
     began = time.perf_counter()
-    for entries in _batches(records):
+    for entries in given:
         assert cold.archive([Batch(records, cursor.epoch, offset, entries, event)])
         offset, event = entries[-1].offset, entries[-1].event
     return time.perf_counter() - began
@@ -54,8 +73,9 @@ def _bare(url: str, records: int) -> float:
         connection.execute(f"CREATE TABLE {table} (LIKE changes INCLUDING ALL)")
         connection.execute(f"CREATE TABLE {table}m (LIKE messages INCLUDING ALL)")
         connection.commit()
+        given = batches(records)
         began = time.perf_counter()
-        for entries in _batches(records):
+        for entries in given:
             changes: list[Any] = [_change(each, records) for each in entries]
             messages: list[Any] = [(each.offset % records, each.version, each.version, _TEXT) for each in entries]
             for name, rows in ((table, changes), (f"{table}m", messages)):
@@ -71,18 +91,26 @@ def _change(entry: JournalEntry, records: int) -> tuple[Any, ...]:
     return (*place, entry.kind, entry.actor, None, entry.data[:20])
 
 
-def archiving(sizes: Sequence[int], progress: Progress) -> Curve:
-    """The archiver's time over that of psycopg's executemany, which inserts the same rows; in turns, the median."""
-    costs = []
+def archiving(sizes: Sequence[int], progress: Progress) -> list[Curve]:
+    """The archiver's time over that of psycopg's executemany, which inserts the same rows; in turns, the median.
+
+    And its time for one change: what is left of a second is how many changes one archiver carries.
+    """
+    ratios: dict[int, list[float]] = {size: [] for size in sizes}
+    taken: dict[int, list[float]] = {size: [] for size in sizes}
     with postgres_server() as database:
-        for size in sizes:
-            ratios = []
-            for turn in range(3):
+        for turn in range(3):
+            for size in sizes:
                 progress(f"{size} records, turn {turn + 1} of 3")
                 cold = ColdStore.open(database.url, f"n{size}-{turn}")
                 try:
-                    ratios.append(seconds_of(cold, size) / _bare(database.url, size))
+                    taken[size].append(seconds_of(cold, size))
                 finally:
                     cold.close()
-            costs.append(median(ratios))
-    return Curve("archiver : bare psycopg", "", "active records", list(sizes), costs, 1 / 0.9)
+                ratios[size].append(taken[size][-1] / _bare(database.url, size))
+    of = "active records"
+    each = [median(taken[size]) / CHANGES * 1e6 for size in sizes]
+    return [
+        Curve("archiver : bare psycopg", "", of, list(sizes), [median(ratios[size]) for size in sizes], 1 / 0.9),
+        Curve("archiver into PostgreSQL", "us a change", of, list(sizes), each, 50.0),
+    ]
