@@ -471,7 +471,12 @@ def test_what_ended_meanwhile_has_used_no_cpu(monkeypatch: pytest.MonkeyPatch) -
 
 
 LOAD = Path(growth.__file__).parent
-SETTING = {"date": "2026-11-24", "cores": "2", "software": "Python 3.11.7, Redis 7.0.15, PostgreSQL 15.18"}
+SETTING = {
+    "date": "2026-11-24",
+    "cores": "2",
+    "load": "0.1",
+    "software": "Python 3.11.7, Redis 7.0.15, PostgreSQL 15.18",
+}
 
 
 def curves(only: str, *costs: float) -> dict[str, list[Curve]]:
@@ -501,7 +506,7 @@ def test_the_stored_curves_are_all_that_is_measured_today() -> None:
 def test_a_row_for_sizing_says_what_its_curve_says() -> None:
     stored = Stored(SETTING, curves("archive", 1.0, 40.0) | curves("small", 396.4))
     first, _, _, _, small, archiver = sizing.sizing(stored).splitlines()
-    assert first == "Measured on 2026-11-24: 2 cores, Python 3.11.7, Redis 7.0.15, PostgreSQL 15.18."
+    assert first.startswith("Measured on 2026-11-24: 2 cores, on which others made a load of 0.1; Python 3.11.7, Redis")
     assert "| 396 bytes | 1,000 things | 1.30 | `small` |" in small
     assert "| 25,000 changes/s | 1,000 things | 0.80 | `archive` |" in archiver
 

@@ -71,7 +71,12 @@ LINES = [
 
 def sizing(stored: Stored) -> str:
     """The table in Markdown; what was not measured is left out."""
-    rows = ["Measured on {date}: {cores} cores, {software}.".format(**stored.setting), ""]
+    rows = [
+        "Measured on {date}: {cores} cores, on which others made a load of {load}; {software}.".format(
+            **stored.setting
+        ),
+        "",
+    ]
     rows += ["| | what | figure | at | slope | `growth.py --only` |", "|---|---|---|---|---|---|"]
     for line in LINES:
         if line.only in stored.curves:

@@ -61,6 +61,7 @@ def setting() -> dict[str, str]:
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "cores": str(os.cpu_count()),
+        "load": f"{os.getloadavg()[0]:.1f}",  # of others, if it is asked for before anything is measured
         "software": ", ".join(software),
     }
 
