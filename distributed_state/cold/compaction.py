@@ -106,7 +106,10 @@ def _rows(connection: Connection, last: Mapping[int, int]) -> dict[int, list[Cha
     """The oldest rows of `changes` up to these versions, by record."""
     c = changes.c
     query = _upto(connection, select(c.record, *CHANGE), c.record, c.version, last).where(c.label.is_(None))
-    rows = connection.execute(query.order_by(c.record, c.version).limit(_ROWS))
+    if len(last) == 1:
+        query = query.order_by(c.version).limit(_ROWS)  # of several there are no more, see `_portions`
+    # Sorted here: asked for the first so many of several records, PostgreSQL walks all of `changes` in that order.
+    rows = sorted(map(tuple, connection.execute(query)), key=itemgetter(0, 1))
     return {record: [ChangeRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}
 
 
@@ -117,7 +120,7 @@ def _messages(connection: Connection, last: Mapping[int, int]) -> dict[int, list
         connection, select(m.record, m.seq, m.version, func.coalesce(c.time_ms, -1), m.data), m.record, m.version, last
     )
     query = query.outerjoin(changes, and_(c.record == m.record, c.version == m.version)).where(m.version > 0)
-    rows = connection.execute(query.order_by(m.record, m.seq))
+    rows = sorted(map(tuple, connection.execute(query)), key=itemgetter(0, 1))
     return {record: [MessageRow(*row) for _, *row in group] for record, group in groupby(rows, itemgetter(0))}
 
 

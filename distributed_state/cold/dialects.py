@@ -22,6 +22,9 @@ from distributed_state.cold.patience import Line, Patience
 from distributed_state.errors import ColdUnavailable
 
 LONG = 60  # what may take long may take so many times as long
+# Maintenance looks rows up by their keys. As long as there are no statistics, as after a restore, PostgreSQL would read
+# whole tables for each few records instead.
+_BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 _ISOLATION = {True: "READ COMMITTED", False: "REPEATABLE READ"}
 
 
@@ -63,7 +66,7 @@ def limit_postgresql(engine: Engine, seconds: float) -> None:
     """Begin every transaction with limits: of a statement, of waiting for a lock, of doing nothing."""
     short = _limits(seconds, 2 * seconds, seconds)
     # Even what may take long waits for others' locks for a while only.
-    long = _limits(seconds * LONG, seconds * LONG, seconds)
+    long = _limits(seconds * LONG, seconds * LONG, seconds) | _BY_KEYS
 
     def begin(connection: Connection) -> None:
         chosen = connection.get_execution_options()
@@ -81,7 +84,7 @@ def limit_postgresql(engine: Engine, seconds: float) -> None:
     event.listen(engine, "begin", begin)
 
 
-def _limits(statement: float, idle: float, lock: float) -> dict[str, int]:
+def _limits(statement: float, idle: float, lock: float) -> dict[str, int | str]:
     return {
         "statement_timeout": int(statement * 1000),
         "lock_timeout": int(lock * 1000),
