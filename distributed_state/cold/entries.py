@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distributed_state.errors import CorruptState
+from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Happened, JournalEntry, Op, Segment, pack, unpack
+from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, item_of, pack, unpack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEGMENTS, escape, unescape
 
 LARGEST = 2**63 - 1
@@ -36,6 +36,7 @@ class Parsed:
     ops: list[Op]
     label: str | None = None
     messages: list[tuple[int, bytes]] = field(default_factory=list)
+    items: dict[tuple[bytes, bytes], bytes] = field(default_factory=dict)  # by collection and key; empty: deleted
     runs: list[Segment] = field(default_factory=list)
     owner: str | None = None
     parent: str | None = None
@@ -47,21 +48,34 @@ class Parsed:
 
     @property
     def data(self) -> bytes:
-        """The steps as `changes` has them: without what messages say, which `messages` has."""
-        if not self.messages:
+        """The steps as `changes` has them: without what messages and items say, which those tables have."""
+        if not self.messages and not self.items:
             return self.entry.data
-        return pack((kind, name, b"" if kind == b"m" else value) for kind, name, value in self.ops)
+        return pack(op._replace(value=b"") if self._is_kept_apart(op) else op for op in self.ops)
+
+    def _is_kept_apart(self, op: Op) -> bool:
+        # Of two steps for one item `items` has the last.
+        return op.kind == b"m" or (op.kind == b"p" and self.items[item_of(op.name)] == op.value)
 
 
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
-    """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is."""
+    """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is.
+
+    Raises UnknownStep if it may well, and only a newer release knows how.
+    """
+    parsed = Parsed(entry, partition, epoch, unpack(entry.data))
+    # Before anything that may be wrong with it: what cannot be read is put aside, and this may not be.
+    if unknown := {op.kind for op in parsed.ops} - KINDS:
+        kind = min(unknown)
+        what = f"entry {entry.offset} of partition {partition} has a step {kind!r}, which this release does not know"
+        complaint = f"{what}: a newer one wrote it, and has to archive it"
+        raise UnknownStep(complaint, partition=partition, offset=entry.offset, kind=kind)
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
         raise ValueError("a NUL in its record, event, kind or actor")
     numbers = (entry.version, entry.time_ms, entry.token, entry.offset)
     if min(numbers) < 0 or max(numbers) > LARGEST:
         raise ValueError("a number outside of 0 .. 2**63 - 1")
-    parsed = Parsed(entry, partition, epoch, unpack(entry.data))
     for op in parsed.ops:
         if op.kind == b"m":
             parsed.messages.append((_sequence(op.name), op.value))
@@ -69,6 +83,11 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
             parsed.label = escape((op.value or op.name).decode("utf-8", "surrogatepass"))
         elif op.kind == b"e":
             parsed.events.append(_parsed_event(entry.event, len(parsed.events), op))
+        elif op.kind == b"p" or op.kind == b"q":
+            # An empty frame is what stands for a deleted item.
+            if (op.kind == b"p") != bool(op.value):
+                raise ValueError(f"a step {op.kind.decode()} with {len(op.value)} bytes")
+            parsed.items[item_of(op.name)] = op.value
         elif op.name[:1] == b"#":
             _read_reserved(parsed, op)
     return parsed

@@ -27,10 +27,10 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import blocks, branch_reading, bulk
+from distributed_state.cold import blocks, branch_reading, bulk, item_rows, layers
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST
-from distributed_state.cold.handing_down import hand_down, hand_down_all
+from distributed_state.cold.handing_down import hand_down, hand_down_all, let_go
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.record_index import following, lock
 from distributed_state.cold.tables import (
@@ -196,9 +196,7 @@ def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, in
         count = connection.execute(delete(table).where(table.c.record.in_(keys))).rowcount
         removed[0] += count if table is changes else 0
         removed[1] += count if table is messages else 0
-    # Those who shared have their own copies now.
-    held = or_(shares.c.record.in_(gone), shares.c.source.in_(gone))
-    connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
+    let_go(connection, namespace, gone)
     return removed[0], removed[1]
 
 
@@ -239,7 +237,16 @@ def _purge_live(
         for run in message_ranges.parse(state.fields.get(SEGMENTS, b"[]"))
     }
     bulk.add(connection, shares, list(held))
+    _thin_items(connection, namespace, {record: state.version for record, state in bases.items()}, keys)
     return int(removed_changes), removed_messages
+
+
+def _thin_items(connection: Connection, namespace: str, bases: Mapping[str, int], keys: Mapping[str, int]) -> None:
+    """Leave of items what these records show from their bases on, and what forks show of them."""
+    numbers = {keys[record]: version for record, version in bases.items()}
+    item_rows.thin(connection, numbers, layers.ends(connection, namespace, list(bases)))
+    layered = {keys[record] for record in layers.layered(connection, namespace, list(bases))}
+    item_rows.forget_deleted(connection, {key: version for key, version in numbers.items() if key not in layered})
 
 
 def _hidden(
