@@ -78,7 +78,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
         raise ValueError("a number outside of 0 .. 2**63 - 1")
     for op in parsed.ops:
         if op.kind == b"m":
-            parsed.messages.append((_sequence(op.name), op.value))
+            parsed.messages.append((_number(op.name, "message"), op.value))
         elif op.kind == b"l":
             parsed.label = escape((op.value or op.name).decode("utf-8", "surrogatepass"))
         elif op.kind == b"e":
@@ -125,19 +125,18 @@ def lifetime_text(value: bytes) -> str:
     return value.decode()
 
 
-def _sequence(name: bytes) -> int:
-    number = int(name)
+def _number(text: bytes, what: str) -> int:
+    number = int(text)
     if not 0 <= number <= LARGEST:
-        raise ValueError(f"message number {number}")
+        raise ValueError(f"{what} number {number}")
     return number
 
 
 def _parsed_event(event: str, number: int, op: Op) -> ParsedEvent:
     """The event in a step of kind `e`. It is called after the commit that it was written with."""
-    offset, type, subject = op.name.split(b" ", 2)
-    if not 0 <= int(offset) <= LARGEST:
-        raise ValueError(f"event number {int(offset)}")
-    return ParsedEvent(int(offset), f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
+    place, type, subject = op.name.split(b" ", 2)
+    offset = _number(place, "event")
+    return ParsedEvent(offset, f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
 
 
 def subject(data: bytes) -> str:
@@ -158,7 +157,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.owner = None if value is None else _text(value)
     elif op.name == PARENT:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
-        parsed.parent_version = 0 if value is None else int(value.rpartition(b"@")[2])
+        parsed.parent_version = 0 if value is None else _number(value.rpartition(b"@")[2], "version")
     elif op.name == LIFETIME:
         parsed.lifetime = None if value is None else lifetime_text(value)
     elif op.name == DELETED:

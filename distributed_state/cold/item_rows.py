@@ -9,9 +9,10 @@ Design: section 9.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Exists, FromClause, and_, literal, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Exists, FromClause, Select, and_, bindparam, literal, or_, select
 
 from distributed_state.cold import bulk
 from distributed_state.cold.layers import Layer
@@ -19,7 +20,7 @@ from distributed_state.cold.record_index import keys
 from distributed_state.cold.tables import items, records
 
 Name = tuple[bytes, bytes, int]  # collection, key and version of a row of a record
-_AT_ONCE = 200  # names in one statement
+_AT_ONCE = (1, 10, 100)  # names in one statement
 
 
 def with_items(connection: Connection, some: Collection[int]) -> set[int]:
@@ -31,13 +32,29 @@ def with_items(connection: Connection, some: Collection[int]) -> set[int]:
 
 def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
     """The frames of these rows of a record, without those that a purge removed."""
-    i = items.c
     found: dict[Name, bytes] = {}
-    for chunk in bulk.chunks(wanted, _AT_ONCE):
-        named = tuple_(i.collection, i.key, i.version).in_(chunk)
-        rows = connection.execute(select(i.collection, i.key, i.version, i.data).where(i.record == key, named))
+    for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
+        size = next(size for size in _AT_ONCE if size >= len(chunk))
+        given: dict[str, Any] = {"r": key}
+        for number in range(size):
+            name = chunk[min(number, len(chunk) - 1)]
+            given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
+        rows = connection.execute(_named(size), given)
         found.update(((collection, name, version), data) for collection, name, version, data in rows)
     return found
+
+
+@cache
+def _named(size: int) -> Select[Any]:
+    """Made once for each of a few sizes: that takes longer than to execute it."""
+    i = items.c
+    # Not a list of tuples: for that SQLite looks at all rows of the record.
+    named = [
+        and_(i.record == bindparam("r"), i.collection == bindparam(f"c{n}"), i.key == bindparam(f"k{n}"),
+             i.version == bindparam(f"v{n}"))
+        for n in range(size)
+    ]  # fmt: skip
+    return select(i.collection, i.key, i.version, i.data).where(or_(*named))
 
 
 def shown(
@@ -80,8 +97,7 @@ def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Co
     Of each item the newest row up to the base stays, and up to each of the record's `ends`: there a fork was made.
     """
     spans: list[dict[str, int]] = []
-    for record in sorted(with_items(connection, bases)):
-        base = bases[record]
+    for record, base in bases.items():
         low = -1
         for end in sorted({base, *(end for end in ends.get(record, ()) if end < base)}):
             spans.append({"r": record, "low": low, "high": end})

@@ -243,10 +243,12 @@ def _purge_live(
 
 def _thin_items(connection: Connection, namespace: str, bases: Mapping[str, int], keys: Mapping[str, int]) -> None:
     """Leave of items what these records show from their bases on, and what forks show of them."""
-    numbers = {keys[record]: version for record, version in bases.items()}
-    item_rows.thin(connection, numbers, layers.ends(connection, namespace, list(bases)))
-    layered = {keys[record] for record in layers.layered(connection, namespace, list(bases))}
-    item_rows.forget_deleted(connection, {key: version for key, version in numbers.items() if key not in layered})
+    have = item_rows.with_items(connection, [keys[record] for record in bases])
+    if names := [record for record in bases if keys[record] in have]:
+        numbers = {keys[record]: bases[record] for record in names}
+        item_rows.thin(connection, numbers, layers.ends(connection, namespace, names))
+        alone = set(names) - layers.layered(connection, namespace, names)
+        item_rows.forget_deleted(connection, {keys[record]: bases[record] for record in alone})
 
 
 def _hidden(

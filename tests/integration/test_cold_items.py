@@ -13,7 +13,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import InvalidValue, UnknownStep
 from distributed_state.values import codec
 from distributed_state.values.journal import KINDS, State, pack, unpack
-from distributed_state.values.model import PARENT
+from distributed_state.values.model import OWNER, PARENT
 from tests.integration.test_compaction import compact
 from tests.journals import Journal, Step, put, rows
 
@@ -410,6 +410,30 @@ def test_a_fork_of_what_has_no_items_costs_no_row(journal: Journal) -> None:
     journal.fork(A, B)
     journal.flush()
     assert rows(journal.store, tables.layers) == []
+
+
+def test_who_shows_only_items_of_a_user_is_forgotten_with_that(model: Model) -> None:
+    """Also where what lay between the two is gone, which is all that names it as a fork."""
+    journal = model.journal
+    journal.commit(A, (b"s", OWNER, b"u"))
+    model.past[A] = {1: {}}
+    fill(model)
+    model.fork(A, B, 3)
+    model.commit(B, (b"d", OWNER, b""))
+    journal.flush()
+    model.fork(B, C, 2)
+    journal.flush()
+    erase(journal.store, B)
+    assert journal.store.owned("u") == [A, C]
+
+
+def test_a_parent_at_a_version_that_no_column_holds_is_put_aside(journal: Journal) -> None:
+    """It would stop the whole transaction, each time."""
+    journal.commit(A, put_item(b"a", b"frame"))
+    journal.commit(B, (b"s", PARENT, f"{A}@{2**63}".encode()))
+    journal.flush()
+    assert [each.record for each in journal.store.quarantined()] == [B]
+    assert journal.store.version(A) == 1
 
 
 def test_a_record_that_names_a_parent_in_a_file_shows_nothing_of_it(model: Model) -> None:
