@@ -51,8 +51,11 @@ def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
     own = items.alias("own").c
     of_it = and_(c.namespace == source.namespace, c.source == source.record)
     theirs = and_(heir.namespace == c.namespace, heir.record == c.record)
-    query = select(heir.key).distinct().select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
-    heirs = connection.execute(query.where(bulk.among(connection, source.key, gone))).scalars().all()
+    showing = select(heir.key).select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
+    showing = showing.where(bulk.among(connection, source.key, gone))
+    # Held: one that is erased meanwhile would be handed rows after its own had gone, which nobody would ever remove.
+    query = select(records.c.key).where(records.c.key.in_(showing)).order_by(records.c.record)
+    heirs = connection.execute(query.with_for_update(read=True)).scalars().all()
     if not heirs:
         return
     order = func.row_number().over(

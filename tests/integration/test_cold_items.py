@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
-from distributed_state.cold import handing_down, item_rows, layers, tables
+from distributed_state.cold import erasure, handing_down, item_rows, layers, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import InvalidValue, UnknownStep
 from distributed_state.values import codec
@@ -402,6 +405,37 @@ def test_that_an_item_was_deleted_is_kept_where_something_lies_below(model: Mode
     model.journal.store.purge(LATER)
     with pytest.raises(AssertionError):
         model.check()
+
+
+@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+def test_a_fork_that_is_erased_meanwhile_is_handed_nothing(model: Model) -> None:
+    """Its rows are gone by then, and what came after them would stay for good."""
+    store = model.journal.store
+    fill(model)
+    model.fork(A, B, 2)
+    model.journal.flush()
+    store.request(B)
+    store.request(A)
+    other = threading.Thread(target=store.erase, args=([A],))
+    (key,) = _keys(model.journal, B)
+    with store._database.write() as connection:
+        erasure.erase(connection, store.namespace, [B])
+        other.start()
+        deadline = time.monotonic() + 10
+        while other.is_alive() and not _waits(store):
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    other.join()
+    with store._database.read() as connection:
+        left = connection.execute(tables.items.select().where(tables.items.c.record == key)).all()
+    assert left == []
+
+
+def _waits(store: ColdStore) -> bool:
+    """Whether a transaction waits for another one."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+    with store._database.read() as connection:
+        return bool(connection.execute(text(query)).scalar())
 
 
 def test_a_fork_of_what_has_no_items_costs_no_row(journal: Journal) -> None:
