@@ -51,7 +51,7 @@ class Parsed:
         """The steps as `changes` has them: without what messages and items say, which those tables have."""
         if not self.messages and not self.items:
             return self.entry.data
-        return pack(op._replace(value=b"") if self._is_kept_apart(op) else op for op in self.ops)
+        return pack((op.kind, op.name, b"" if self._is_kept_apart(op) else op.value) for op in self.ops)
 
     def _is_kept_apart(self, op: Op) -> bool:
         # Of two steps for one item `items` has the last.

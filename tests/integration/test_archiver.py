@@ -15,6 +15,7 @@ import pytest
 from below import Worker, everything_in_sql, names, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core, in_thread
+from journals import rows
 
 from distributed_state import (
     Backpressure,
@@ -25,10 +26,11 @@ from distributed_state import (
     StateStore,
 )
 from distributed_state.cold import archive as archiving
+from distributed_state.cold import tables
 from distributed_state.port.blocking import finish
 from distributed_state.programs.servers import PostgresServer, postgres_server, redis_server
 from distributed_state.tiers import commit as write_path
-from distributed_state.values.journal import KINDS, JournalEntry
+from distributed_state.values.journal import KINDS, JournalEntry, pack
 from distributed_state.values.model import Ref
 
 
@@ -520,6 +522,22 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
     await store.archive()
     assert cold.version("session:s") == 4
     assert not archiver.diverged
+
+
+async def test_items_of_a_journal_are_archived_with_their_commit(opener: Any) -> None:
+    """The state is what it was: no field shows an item."""
+    store = await quiet(opener)
+    session, cold = store.session("s"), core(store)._lifecycle.cold
+    await session.set("a", 1)
+    steps = pack([(b"p", b"notes\0k\0\xff", b'{"n":1}'), (b"q", b"notes\0gone", b"")])
+    with redis_of(store) as client:
+        rewrite(client, names(store, "s").journal, 1, data=lambda data: data + steps)
+    await store.archive()
+    (entry,) = cold.history("session:s")
+    assert entry.data.endswith(steps)
+    kept = sorted(rows(cold, tables.items, record="session:s"))
+    assert [row[1:] for row in kept] == [(b"notes", b"gone", 1, None, b""), (b"notes", b"k\0\xff", 1, None, b'{"n":1}')]
+    assert (await session.at(version=1)).fields == {"a": 1}
 
 
 async def test_the_background_archiver_survives_an_error(opener: Any) -> None:
