@@ -1,4 +1,4 @@
-"""The rows of items: one for each time that an item was put or deleted. Law: a row is removed, and never changed.
+"""The rows of items: one for each time that an item was put or deleted. Law: what a row says is never changed.
 
 What an item is at a version is said by its newest row up to there, an empty one says that it was deleted. Below a
 record's own rows lie its layers: what it shows of the record that it was forked from (`cold/layers.py`).
