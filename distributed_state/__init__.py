@@ -55,6 +55,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "StateError",
         "TooLarge",
         "Unavailable",
+        "UnknownStep",
         "WarmUnavailable",
     ),
     "records.access": ("Policy", "Request"),

@@ -50,6 +50,7 @@ from distributed_state.errors import (
     StateError,
     TooLarge,
     Unavailable,
+    UnknownStep,
     WarmUnavailable,
 )
 from distributed_state.records.access import Policy, Request
@@ -161,6 +162,7 @@ __all__ = [
     "TypedRecord",
     "TypedSession",
     "Unavailable",
+    "UnknownStep",
     "UserState",
     "Upcast",
     "WarmUnavailable",

@@ -19,6 +19,7 @@
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
+    │   │   └── UnknownStep      ... cannot be given what a newer release wrote
     │   ├── RecoveryInProgress   Redis lost something, and is being filled from what is known elsewhere
     │   └── Backpressure         Redis holds as much unarchived work as it may
     ├── DurabilityUnknown        applied, or perhaps: what was asked for was not confirmed, or not all of it
@@ -165,6 +166,26 @@ class WarmUnavailable(Unavailable):
 
 class ColdUnavailable(Unavailable):
     """The SQL database did not answer, and only it knows what was asked for."""
+
+
+class UnknownStep(ColdUnavailable):
+    """A newer release wrote what this one cannot archive: step `kind` of the journal's entry at `offset`.
+
+    Nothing from there on was archived, and nothing is lost: a worker of that release goes on with it.
+    """
+
+    def __init__(self, message: str, *, partition: int = 0, offset: int = 0, kind: bytes = b"") -> None:
+        super().__init__(message)
+        self.partition = partition
+        self.offset = offset
+        self.kind = kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unknown, (str(self), self.partition, self.offset, self.kind)
+
+
+def _unknown(message: str, partition: int, offset: int, kind: bytes) -> UnknownStep:
+    return UnknownStep(message, partition=partition, offset=offset, kind=kind)
 
 
 class RecoveryInProgress(Unavailable):

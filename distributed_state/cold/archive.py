@@ -15,10 +15,11 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
 
-from distributed_state.cold import blocks, bulk, change_reading, erasure, record_index, tables
+from distributed_state.cold import bulk, erasure, item_rows, layers, record_index, tables
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.handing_down import inherit
 from distributed_state.cold.history import snapshot_row, states
+from distributed_state.cold.setting_aside import set_aside
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.errors import CorruptState
 from distributed_state.values.journal import JournalEntry, State, fold
@@ -124,6 +125,7 @@ class Intake:
         if self.refused:
             self._put_right(heads, record_index.heads(self.namespace, accepted, self.refused, existing))
         inherit(self.connection, accepted, self.keys)
+        self._note_layers(accepted)
         erasure.note_late(self.connection, self.namespace, accepted, existing)
         self._snapshot(accepted, existing, snapshot_every)
 
@@ -181,6 +183,13 @@ class Intake:
         middle = len(parsed) // 2
         return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
 
+    def _note_layers(self, accepted: Iterable[Parsed]) -> None:
+        """Note which items forks show of what they were made from, and of what that was made from."""
+        forks = [item for item in accepted if item.parent is not None and item.parent in self.keys]
+        if forks:
+            have = item_rows.with_items(self.connection, {self.keys[str(item.parent)] for item in forks})
+            layers.note(self.connection, self.namespace, forks, self.keys, have)
+
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
         """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""
         rows = []
@@ -236,9 +245,10 @@ def quarantine(
 
 
 def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parsed], keys: Mapping[str, int]) -> None:
-    """Insert the changes, messages and shares of entries; those without a record have none."""
+    """Insert the changes, messages, items and shares of entries; those without a record have none."""
     changes: list[bulk.Row] = []
     messages: list[bulk.Row] = []
+    items: list[bulk.Row] = []
     shares: set[bulk.Row] = set()
     for item in parsed:
         e = item.entry
@@ -249,32 +259,15 @@ def insert_parsed(connection: Connection, namespace: str, parsed: Sequence[Parse
         changes.append((*place, item.label, item.data))
         for seq, data in item.messages:
             messages.append((key, seq, e.version, data))
+        for (collection, name), data in item.items:
+            items.append((key, collection, name, e.version, None, data))
         for run in item.runs:
             shares.add((namespace, run.source, e.record, e.version, run.start, run.stop))
     # In the order of their keys: rows of a record that follow each other fill the pages of an index, others split them.
     bulk.add(connection, tables.changes, sorted(changes))
     bulk.add(connection, tables.messages, sorted(messages))
+    bulk.add(connection, tables.items, sorted(items, key=lambda row: row[:4]))
     bulk.add(connection, tables.shares, list(shares))
-
-
-def set_aside(connection: Connection, head: record_index.Head, first: int, reason: str) -> None:
-    """Move a record's changes from version `first` on to quarantine, with all that was derived from them."""
-    blocks.expand(connection, [head["key"]])
-    place = {"namespace": head["namespace"], "partition": head["partition"], "record": head["record"]}
-    rows = [
-        place | {
-            "epoch": epoch, "offset": entry.offset, "event": entry.event, "version": entry.version,
-            "data": entry.data, "time_ms": entry.time_ms, "reason": reason,
-        }
-        for epoch, entry in change_reading.whole(connection, head["key"], head["record"], first - 1)
-    ]  # fmt: skip
-    if rows:
-        connection.execute(insert(tables.quarantine), rows)
-    for table in (tables.changes, tables.messages, tables.snapshots):
-        connection.execute(delete(table).where(table.c.record == head["key"], table.c.version >= first))
-    s = tables.shares.c
-    mine = and_(s.namespace == head["namespace"], s.record == head["record"], s.version >= first)
-    connection.execute(delete(tables.shares).where(mine))
 
 
 def _is_due(items: Sequence[Parsed], every: int) -> bool:

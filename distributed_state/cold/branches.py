@@ -26,7 +26,7 @@ from distributed_state.cold.entries import LARGEST, parse
 from distributed_state.cold.record_index import forgotten, hashed
 from distributed_state.cold.tables import branches, changes, erasures, records
 from distributed_state.cold.values import Branched, BranchState, Kept
-from distributed_state.errors import CorruptState
+from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values.journal import JournalEntry
 
 log = logging.getLogger(__name__)
@@ -94,8 +94,8 @@ def _of_somebody_forgotten(
     for entry in entries:
         try:
             parsed = parse(entry, 0, "")
-        except (ValueError, CorruptState):
-            continue  # it goes into quarantine
+        except (ValueError, CorruptState, UnknownStep):
+            continue  # it goes into quarantine, or is kept unread
         owner = parsed.owner or (name if scope == "user" else "")
         stone = _stone(connection, namespace, forgotten(namespace, owner)) if owner else None
         if stone and entry.time_ms <= stone["updated_ms"] + _CLOCKS_MS:
@@ -184,6 +184,8 @@ class _Line:
         try:
             parsed = parse(entry, self._partition, self._epoch)
             archive.refuse_long(self._connection, parsed)
+        except UnknownStep:
+            return True  # it is kept as it is, for who knows it
         except (ValueError, CorruptState) as error:
             archive.quarantine(self._connection, self._namespace, entry, self._partition, self._epoch, error)
             return False

@@ -1,4 +1,4 @@
-"""Reads changes back as they were committed. Law: what a change added as a message comes from where messages are kept.
+"""Reads changes back as they were committed. Law: what messages and items said comes from where those are kept.
 
 Design: section 9.
 """
@@ -9,11 +9,11 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, select
 
-from distributed_state.cold import blocks
+from distributed_state.cold import blocks, item_rows
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.record_index import key_of, keys
 from distributed_state.cold.tables import changes, quarantine
-from distributed_state.values.journal import JournalEntry, Op, pack, unpack
+from distributed_state.values.journal import JournalEntry, Op, item_of, pack, unpack
 from distributed_state.values.model import unescape
 
 
@@ -30,26 +30,38 @@ def entries(
 def whole(
     connection: Connection, key: int, record: str, after: int, before: int | None = None, limit: int | None = None
 ) -> list[tuple[str, JournalEntry]]:
-    """The changes of a record between two versions as they were committed, with what messages say, and their epochs."""
+    """The changes of a record between two versions as they were committed, with what was kept apart, and their epochs.
+
+    What a purge removed is empty.
+    """
     found = []
     for chunk in chunks(blocks.changes_between(connection, key, after, before, limit), 500):
-        said = blocks.bodies(connection, key, [int(op.name) for row in chunk for op in _added(row.data)])
+        apart = [(row.version, op) for row in chunk for op in _apart(row.data)]
+        said = blocks.bodies(connection, key, [int(op.name) for _, op in apart if op.kind == b"m"])
+        put = item_rows.bodies(connection, key, [(*item_of(op.name), at) for at, op in apart if op.kind == b"p"])
         for version, offset, time_ms, token, epoch, event, kind, actor, data in chunk:
-            steps = _with_messages(data, said)
+            steps = _together(version, data, said, put)
             entry = JournalEntry(offset, event, record, version, time_ms, kind, actor, token, steps, total_bytes=0)
             found.append((epoch, entry))
     return found
 
 
-def _added(data: bytes) -> list[Op]:
-    return [op for op in unpack(data) if op.kind == b"m"] if b"m" in data else []
+def _apart(data: bytes) -> list[Op]:
+    """The steps whose values another table has."""
+    steps = unpack(data) if b"m" in data or b"p" in data else []
+    return [op for op in steps if op.kind in (b"m", b"p") and not op.value]
 
 
-def _with_messages(data: bytes, said: Mapping[int, bytes]) -> bytes:
-    if not _added(data):
+def _together(version: int, data: bytes, said: Mapping[int, bytes], put: Mapping[item_rows.Name, bytes]) -> bytes:
+    if not _apart(data):
         return data
-    ops = unpack(data)
-    return pack(op if op.kind != b"m" else Op(b"m", op.name, op.value or said.get(int(op.name), b"")) for op in ops)
+
+    def whole(op: Op) -> bytes:
+        if op.kind == b"m":
+            return op.value or said.get(int(op.name), b"")
+        return op.value or put.get((*item_of(op.name), version), b"") if op.kind == b"p" else op.value
+
+    return pack(op._replace(value=whole(op)) for op in unpack(data))
 
 
 def holds(connection: Connection, namespace: str, record: str, version: int, event: str) -> bool:

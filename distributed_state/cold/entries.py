@@ -5,13 +5,13 @@ Design: section 9.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from distributed_state.errors import CorruptState
+from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Happened, JournalEntry, Op, Segment, pack, unpack
+from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, item_of, pack, unpack
 from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEGMENTS, escape, unescape
 
 LARGEST = 2**63 - 1
@@ -34,9 +34,10 @@ class Parsed:
     entry: JournalEntry
     partition: int
     epoch: str
-    data: bytes  # the steps as `changes` has them: without what messages say, which `messages` has
+    data: bytes  # the steps as `changes` has them: without what messages and items say, which those tables have
     label: str | None = None
     messages: Sequence[tuple[int, bytes]] = ()
+    items: Sequence[tuple[tuple[bytes, bytes], bytes]] = ()  # collection and key, and the frame; empty: deleted
     runs: Sequence[Segment] = ()
     owner: str | None = None
     parent: str | None = None
@@ -53,7 +54,17 @@ class Parsed:
 
 
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
-    """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is."""
+    """Read an entry. Raises ValueError or CorruptState if no database could hold it as it is.
+
+    Raises UnknownStep if it may well, and only a newer release knows how.
+    """
+    steps = unpack(entry.data)
+    # Before anything that may be wrong with it: what cannot be read is put aside, and this may not be.
+    if unknown := {kind for kind, _, _ in steps} - KINDS:
+        kind = min(unknown)
+        what = f"entry {entry.offset} of partition {partition} has a step {kind!r}, which this release does not know"
+        complaint = f"{what}: a newer one wrote it, and has to archive it"
+        raise UnknownStep(complaint, partition=partition, offset=entry.offset, kind=kind)
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
         raise ValueError("a NUL in its record, event, kind or actor")
@@ -61,24 +72,34 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     if min(numbers) < 0 or max(numbers) > LARGEST:
         raise ValueError("a number outside of 0 .. 2**63 - 1")
     parsed = Parsed(entry, partition, epoch, entry.data)
-    steps = unpack(entry.data)
     messages: list[tuple[int, bytes]] = []
+    items: dict[tuple[bytes, bytes], bytes] = {}
     events: list[ParsedEvent] = []
     for op in steps:
         kind, name, value = op
         if kind == b"m":
-            messages.append((_sequence(name), value))
+            messages.append((_number(name, "message"), value))
         elif kind == b"l":
             parsed.label = escape((value or name).decode("utf-8", "surrogatepass"))
         elif kind == b"e":
             events.append(_parsed_event(entry.event, len(events), op))
+        elif kind == b"p" or kind == b"q":
+            # An empty frame is what stands for a deleted item.
+            if (kind == b"p") != bool(value):
+                raise ValueError(f"a step {kind.decode()} with {len(value)} bytes")
+            items[item_of(name)] = value
         elif name[:1] == b"#":
             _read_reserved(parsed, op)
-    parsed.events = events or ()
-    if messages:
-        parsed.messages = messages
-        parsed.data = pack((kind, name, b"" if kind == b"m" else value) for kind, name, value in steps)
+    # What there is none of is shared: the collector would walk an empty list of each entry.
+    parsed.messages, parsed.items, parsed.events = messages or (), tuple(items.items()), events or ()
+    if messages or items:
+        parsed.data = pack((op.kind, op.name, b"" if _is_kept_apart(op, items) else op.value) for op in steps)
     return parsed
+
+
+def _is_kept_apart(op: Op, items: Mapping[tuple[bytes, bytes], bytes]) -> bool:
+    # Of two steps for one item `items` has the last.
+    return op.kind == b"m" or (op.kind == b"p" and items[item_of(op.name)] == op.value)
 
 
 def happened(entry: JournalEntry, partition: int, epoch: str) -> list[Happened]:
@@ -113,19 +134,18 @@ def lifetime_text(value: bytes) -> str:
     return value.decode()
 
 
-def _sequence(name: bytes) -> int:
-    number = int(name)
+def _number(text: bytes, what: str) -> int:
+    number = int(text)
     if not 0 <= number <= LARGEST:
-        raise ValueError(f"message number {number}")
+        raise ValueError(f"{what} number {number}")
     return number
 
 
 def _parsed_event(event: str, number: int, op: Op) -> ParsedEvent:
     """The event in a step of kind `e`. It is called after the commit that it was written with."""
-    offset, type, subject = op.name.split(b" ", 2)
-    if not 0 <= int(offset) <= LARGEST:
-        raise ValueError(f"event number {int(offset)}")
-    return ParsedEvent(int(offset), f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
+    place, type, subject = op.name.split(b" ", 2)
+    offset = _number(place, "event")
+    return ParsedEvent(offset, f"{event.rpartition('.')[0]}.{number}", _text(type), _text(subject), op.value)
 
 
 def subject(data: bytes) -> str:
@@ -146,7 +166,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.owner = None if value is None else _text(value)
     elif op.name == PARENT:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
-        parsed.parent_version = 0 if value is None else int(value.rpartition(b"@")[2])
+        parsed.parent_version = 0 if value is None else _number(value.rpartition(b"@")[2], "version")
     elif op.name == LIFETIME:
         parsed.lifetime = None if value is None else lifetime_text(value)
     elif op.name == DELETED:

@@ -14,15 +14,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, select, update
 
 from distributed_state.cold import branch_reading, record_index
 from distributed_state.cold.bulk import Row, among, chunks, put
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.handing_down import hand_down_all
+from distributed_state.cold.handing_down import hand_down_all, let_go
 from distributed_state.cold.listing import forks, owned
 from distributed_state.cold.record_index import ERASED, Head, forgotten, hashed, lock
-from distributed_state.cold.tables import OF_A_RECORD, erasures, events, quarantine, records, shares
+from distributed_state.cold.tables import OF_A_RECORD, erasures, events, quarantine, records
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
 
@@ -115,8 +115,7 @@ def erase(connection: Connection, namespace: str, names: Sequence[str]) -> None:
         connection.execute(
             delete(events).where(events.c.namespace == namespace, among(connection, events.c.subject, chunk))
         )
-        held = or_(among(connection, shares.c.record, chunk), among(connection, shares.c.source, chunk))
-        connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
+        let_go(connection, namespace, chunk)
         gone = {name for name, record in hashes.items() if record in rows}
         rest = [_stone(rows[hashes[name]], name, rows.get(name)) for name in sorted(gone)]
         record_index.remove(connection, [row["key"] for name, row in rows.items() if name in gone or name in chunk])

@@ -1,6 +1,6 @@
-"""Gives forks their own copies of messages. Law: what a fork shows is handed down before it goes where it was written.
+"""Gives forks copies of messages and items of their own. Law: what a fork shows is handed down before it goes.
 
-Design: section 11.
+Design: sections 9, 11.
 """
 
 from __future__ import annotations
@@ -8,16 +8,72 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, and_, bindparam, insert, literal, literal_column, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    func,
+    insert,
+    literal,
+    literal_column,
+    or_,
+    select,
+)
 
 from distributed_state.cold import blocks, bulk
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.tables import message_blocks, messages, records, shares
+from distributed_state.cold.tables import items, layers, message_blocks, messages, records, shares
 
 
-def hand_down_all(connection: Connection, gone: Iterable[int]) -> None:
-    """Copy every message of the records with these keys to the records that share it."""
+def hand_down_all(connection: Connection, gone: Collection[int]) -> None:
+    """Copy every message and item of the records with these keys to the records that share it."""
     hand_down(connection, [{"r": each, "low": 0, "high": 2**63 - 1, "v": 2**63 - 1} for each in gone])
+    _hand_down_items(connection, gone)
+
+
+def let_go(connection: Connection, namespace: str, names: Collection[str]) -> None:
+    """Forget what these records share, and others of them: those have their own copies now."""
+    for table in (shares, layers):
+        held = or_(*(bulk.among(connection, column, list(names)) for column in (table.c.record, table.c.source)))
+        connection.execute(delete(table).where(table.c.namespace == namespace, held))
+
+
+def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
+    """Copy to each record that shows items of these all that it shows of any other, as one layer.
+
+    Deletions, too: what lies below may be asked for where it is still.
+    """
+    c, i = layers.c, items.c
+    source = records.alias("source").c
+    heir = records.alias("heir").c
+    own = items.alias("own").c
+    of_it = and_(c.namespace == source.namespace, c.source == source.record)
+    theirs = and_(heir.namespace == c.namespace, heir.record == c.record)
+    showing = select(heir.key).select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
+    showing = showing.where(bulk.among(connection, source.key, gone))
+    # Held: one that is erased meanwhile would be handed rows after its own had gone, which nobody would ever remove.
+    query = select(records.c.key).where(records.c.key.in_(showing)).order_by(records.c.record)
+    heirs = connection.execute(query.with_for_update(read=True)).scalars().all()
+    if not heirs:
+        return
+    order = func.row_number().over(
+        partition_by=(heir.key, i.collection, i.key), order_by=(c.place.desc(), i.version.desc())
+    )
+    # Version 0, as of messages. Who wrote it first goes along: what is encrypted was sealed under that name.
+    origin = func.coalesce(i.origin, source.record).label("origin")
+    names = (heir.key.label("heir"), i.collection, i.key, origin, i.data)
+    rows = and_(i.record == source.key, i.version.between(c.first, c.last))
+    theirs = and_(theirs, bulk.among(connection, heir.key, heirs))
+    joined = heir.key.table.join(layers, theirs).join(source.key.table, of_it).join(items, rows)
+    uppermost = select(*names, order.label("nth")).select_from(joined).subquery().c
+    there = and_(own.record == uppermost.heir, own.collection == uppermost.collection, own.key == uppermost.key)
+    copies = select(
+        uppermost.heir, uppermost.collection, uppermost.key, literal_column("0"), uppermost.origin, uppermost.data
+    )
+    copies = copies.where(uppermost.nth == 1, ~select(literal(1)).where(there, own.version == 0).exists())
+    connection.execute(insert(items).from_select([column.name for column in items.columns], copies))
 
 
 def hand_down(connection: Connection, runs: Sequence[Mapping[str, Any]]) -> None:

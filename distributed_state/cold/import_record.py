@@ -17,7 +17,7 @@ from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.entries import Parsed, parent_record, parse
 from distributed_state.cold.history import snapshot_row
 from distributed_state.cold.record_index import hashed, keys, lock, put
-from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue
+from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold
 from distributed_state.values.model import DELETED, OWNER, PARENT, SEGMENTS
@@ -92,7 +92,7 @@ def _parsed(entry: JournalEntry, record: str, partition: int, epoch: str) -> Par
         raise InvalidValue(f"{record}: an entry of {entry.record} among its changes")
     try:
         return parse(entry, partition, epoch)
-    except (ValueError, CorruptState) as error:
+    except (ValueError, CorruptState, UnknownStep) as error:
         raise InvalidValue(f"{record} version {entry.version}: {error}") from error
 
 

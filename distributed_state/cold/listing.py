@@ -13,7 +13,7 @@ from sqlalchemy import Connection, and_, select, tuple_
 
 from distributed_state.cold import branch_reading
 from distributed_state.cold.bulk import among, chunks
-from distributed_state.cold.tables import records, shares
+from distributed_state.cold.tables import layers, records, shares
 from distributed_state.cold.values import Listed, Mortal
 from distributed_state.errors import InvalidValue
 
@@ -82,16 +82,16 @@ def owned(connection: Connection, namespace: str, user: str) -> list[str]:
 
 
 def forks(connection: Connection, namespace: str, sources: Iterable[str]) -> dict[str, int]:
-    """The records that were forked from one of these, or share its messages, with their partitions."""
+    """The records that were forked from one of these, or share its messages or items, with their partitions."""
     r = records.c
-    s = shares.c
     found: dict[str, int] = {}
     for chunk in chunks(sorted(sources), 500):
-        children = select(r.record, r.partition).where(r.namespace == namespace, among(connection, r.parent, chunk))
-        same = and_(r.namespace == s.namespace, r.record == s.record)
-        sharers = select(r.record, r.partition).join(shares, same)
-        sharers = sharers.where(s.namespace == namespace, among(connection, s.source, chunk)).distinct()
-        for query in (children, sharers):
+        queries = [select(r.record, r.partition).where(r.namespace == namespace, among(connection, r.parent, chunk))]
+        for table in (shares, layers):
+            s = table.c
+            sharers = select(r.record, r.partition).join(table, and_(r.namespace == s.namespace, r.record == s.record))
+            queries.append(sharers.where(s.namespace == namespace, among(connection, s.source, chunk)).distinct())
+        for query in queries:
             found.update((record, partition) for record, partition in connection.execute(query))
     return found
 

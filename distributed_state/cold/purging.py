@@ -27,10 +27,10 @@ from sqlalchemy import (
     union_all,
 )
 
-from distributed_state.cold import blocks, branch_reading, bulk
+from distributed_state.cold import blocks, branch_reading, bulk, item_rows, layers
 from distributed_state.cold.engine import Database
 from distributed_state.cold.entries import LARGEST
-from distributed_state.cold.handing_down import hand_down, hand_down_all
+from distributed_state.cold.handing_down import hand_down, hand_down_all, let_go
 from distributed_state.cold.history import snapshot_row, states
 from distributed_state.cold.record_index import following, lock
 from distributed_state.cold.tables import (
@@ -200,10 +200,7 @@ def _purge_deleted(connection: Connection, namespace: str, gone: Mapping[str, in
         count = connection.execute(delete(table).where(bulk.among(connection, table.c.record, keys))).rowcount
         removed[0] += count if table is changes else 0
         removed[1] += count if table is messages else 0
-    # Those who shared have their own copies now.
-    names = list(gone)
-    held = or_(bulk.among(connection, shares.c.record, names), bulk.among(connection, shares.c.source, names))
-    connection.execute(delete(shares).where(shares.c.namespace == namespace, held))
+    let_go(connection, namespace, gone)
     return removed[0], removed[1]
 
 
@@ -244,7 +241,18 @@ def _purge_live(
         for run in message_ranges.parse(state.fields.get(SEGMENTS, b"[]"))
     }
     bulk.add(connection, shares, list(held))
+    _thin_items(connection, namespace, {record: state.version for record, state in bases.items()}, keys)
     return int(removed_changes), removed_messages
+
+
+def _thin_items(connection: Connection, namespace: str, bases: Mapping[str, int], keys: Mapping[str, int]) -> None:
+    """Leave of items what these records show from their bases on, and what forks show of them."""
+    have = item_rows.with_items(connection, [keys[record] for record in bases])
+    if names := [record for record in bases if keys[record] in have]:
+        numbers = {keys[record]: bases[record] for record in names}
+        item_rows.thin(connection, numbers, layers.ends(connection, namespace, names))
+        alone = set(names) - layers.layered(connection, namespace, names)
+        item_rows.forget_deleted(connection, {keys[record]: bases[record] for record in alone})
 
 
 def _hidden(

@@ -20,6 +20,7 @@ from distributed_state.cold.tables import (
     change_blocks,
     changes,
     events,
+    items,
     message_blocks,
     messages,
     quarantine,
@@ -54,6 +55,7 @@ def rewrite(connection: Connection, namespace: str, record: str, convert: Rewrit
     work.change_blocks()
     work.messages()
     work.message_blocks()
+    work.items()
     return work.count
 
 
@@ -115,6 +117,21 @@ class _Work:
                 again = [row._replace(data=self._message(row.seq, row.data)) for row in rows]
                 self._store(message_blocks, [(key, data, data if again == rows else blocks.pack_messages(again))])
 
+    def items(self) -> None:
+        """The items. What was handed down is sealed as it was where it was written."""
+        i = items.c
+        names = (i.collection, i.key, i.version)
+        query = select(*names, i.origin, i.data).where(self._mine(items), i.data != b"").order_by(*names).limit(PAGE)
+        after: tuple[bytes, bytes, int] = (b"", b"", -1)
+        while rows := self._connection.execute(query.where(tuple_(*names) > after)).all():
+            new = []
+            for collection, key, version, origin, data in rows:
+                name = codec.item_name(collection + b"\0" + key)
+                place = {"collection": collection, "key": key, "version": version}
+                new.append((place, data, self._value(origin or self._record, name, data)))
+            self._store(items, new)
+            after = rows[-1][:3]
+
     def _message(self, seq: int, data: bytes) -> bytes:
         # What was shared by a record that was purged since is kept here, as it was written there.
         return self._value(self._sources.get(seq, self._record), codec.MESSAGE, data)
@@ -133,6 +150,8 @@ class _Work:
                 value = self._value(self._record, codec.decode_key(name), value)
             elif kind == b"m" and value:
                 value = self._value(self._record, codec.MESSAGE, value)
+            elif kind == b"p" and value:
+                value = self._value(self._record, codec.item_name(name), value)
             elif kind == b"e" and name.count(b" ") >= 2:
                 _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
                 # Not counted: the event has a row of its own.

@@ -2,7 +2,7 @@
 
 `records` gives each record a number. What there is many times of a record names it by that: `changes`, `messages` and
 `snapshots`. The other tables name it by namespace and text, because they may hold what `records` does not have.
-A change has its messages' numbers, and `messages` has what they say.
+A change has its messages' numbers and its items' names, and `messages` and `items` have what they say.
 
 Migrations create these tables (`migrations/versions`); a test compares the two.
 
@@ -83,7 +83,8 @@ _of_some("records_owned", records.c.owner, records.c.namespace, records.c.owner,
 _of_some("records_forked", records.c.parent, records.c.namespace, records.c.parent)
 _of_some("records_mortal", records.c.lifetime, records.c.namespace, records.c.partition, records.c.record)
 
-# `data` are the steps of a commit; a step that adds a message has no value: `messages` has it under the step's number.
+# `data` are the steps of a commit. One that adds a message has no value: `messages` has it under the step's number. Nor
+# has one that puts an item: `items` has it under the change's version.
 changes = Table(
     "changes",
     metadata,
@@ -119,6 +120,19 @@ snapshots = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# A row for each time that an item was put, or deleted: then `data` is empty. Rows of version 0 were handed down by
+# another record, which went; `origin` is the one that they were written under, NULL for the record itself.
+items = Table(
+    "items",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("collection", LargeBinary, primary_key=True),
+    Column("key", LargeBinary, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("origin", TEXT, nullable=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
 # Old rows of a record, compressed: changes `first` to `last`, messages `start` to `stop` (exclusive), committed between
 # two times. A row in between may be in its table still.
 change_blocks = Table(
@@ -146,7 +160,7 @@ message_blocks = Table(
 )
 
 # What there is many times of a record, and goes with it.
-OF_A_RECORD = (changes, messages, snapshots, change_blocks, message_blocks)
+OF_A_RECORD = (changes, messages, snapshots, items, change_blocks, message_blocks)
 
 # Since `version`, the record shows messages `start` to `stop` (exclusive) kept under `source`, which may be itself.
 shares = Table(
@@ -160,6 +174,21 @@ shares = Table(
     Column("stop", BigInteger, primary_key=True, autoincrement=False),
 )
 Index("shares_held", shares.c.namespace, shares.c.record)
+
+# Since `version`, the record shows below its own items those that `source` put or deleted at its versions `first` to
+# `last`; of two places the higher one lies above the other.
+layers = Table(
+    "layers",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("place", Integer, primary_key=True, autoincrement=False),
+    Column("source", TEXT, nullable=False),
+    Column("first", BigInteger, nullable=False),
+    Column("last", BigInteger, nullable=False),
+)
+Index("layers_shown", layers.c.namespace, layers.c.source)
 
 quarantine = Table(
     "quarantine",

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distributed_state.cold.values import Batch, Cursor
-from distributed_state.errors import ColdUnavailable
+from distributed_state.errors import ColdUnavailable, UnknownStep
 from distributed_state.port import Signal
 from distributed_state.values.journal import Journal, JournalEntry
 from distributed_state.warm.answers import PartitionState
@@ -81,6 +81,21 @@ class Pass:
                 # Another archiver was faster, or the epoch was closed.
                 del self.fits[partition]
                 del self.settled[partition]
+
+    def stop_at(self, unknown: UnknownStep) -> None:
+        """Leave out an entry that this release cannot archive, and all behind it. Nothing was inserted yet."""
+        partition = unknown.partition
+        self.misfits[partition] = str(unknown)
+        epoch, entries = self.settled.pop(partition)
+        batches = []
+        for cursor, batch in self.batches:
+            if batch.partition == partition:
+                batch = replace(batch, entries=[entry for entry in batch.entries if entry.offset < unknown.offset])
+            if batch.entries:
+                batches.append((cursor, batch))
+        self.batches = batches
+        if before := [entry for entry in entries if entry.offset < unknown.offset]:
+            self.settled[partition] = (epoch, before)
 
     def refuse(self) -> None:
         """Raise ColdUnavailable if it cannot go on somewhere."""

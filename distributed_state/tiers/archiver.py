@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
-from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
+from distributed_state.errors import ColdUnavailable, StateError, UnknownStep, WarmUnavailable
 from distributed_state.port import Job, Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import Pass, grouped
@@ -192,8 +192,7 @@ class Archiver:
         """Read, compare, insert, settle, trim."""
         cursors = await self._known(partitions)
         await self._read(partitions, passed, cursors)
-        if passed.batches:
-            passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
+        await self._insert(passed)
         for _, batch in passed.batches:
             self.oldest.pop(batch.partition, None)
             if batch.partition not in passed.fits:
@@ -203,6 +202,21 @@ class Archiver:
         await self._settle(passed.settled)
         if passed.doubtful:
             passed.misfits |= await self._diverged(passed.doubtful, cursors)
+
+    async def _insert(self, passed: Pass) -> None:
+        """Bring the batches to SQL; of one with an entry that only a newer release knows, what stands before it."""
+        while passed.batches:
+            try:
+                passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
+                break
+            except UnknownStep as error:
+                # Of all of the batches nothing was inserted: it was one transaction.
+                passed.stop_at(error)
+                if self.diverged.get(error.partition) != str(error):
+                    log.error("partition %d: archiving stops there: %s", error.partition, error)
+                self.diverged[error.partition] = str(error)
+        for partition in passed.fits.keys() - passed.misfits.keys():
+            self.diverged.pop(partition, None)
 
     async def _read(self, partitions: Sequence[int], passed: Pass, cursors: dict[int, Cursor]) -> None:
         """Read the journals about their cursors, and compare the two."""
@@ -216,9 +230,7 @@ class Archiver:
                 passed.read(partition, cursors.get(partition), journal, most)
         self.behind = self.behind or passed.more
         self.diverged.update(passed.misfits)
-        for partition, cursor in passed.fits.items():
-            self.diverged.pop(partition, None)
-            self._cursors[partition] = cursor
+        self._cursors.update(passed.fits)
         for _, batch in passed.batches:
             self.oldest[batch.partition] = batch.entries[0].time_ms
 

@@ -28,6 +28,7 @@ SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
 _FRAMED = (SEALED, b"!")
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 EVENT = "#event "  # the name of an event's data begins with it
+ITEM = "#item "  # and that of an item with this
 Scalar = (str, int, float, bool, type(None))
 
 
@@ -176,6 +177,11 @@ def key_id(data: bytes) -> str:
 def event_name(type: str, id: str) -> str:
     """What an event's data is sealed under."""
     return f"{EVENT}{type} {id.rpartition('.')[0]}"
+
+
+def item_name(name: bytes) -> str:
+    """What an item is sealed under, of the name that its step in the journal has; no two have the same."""
+    return ITEM + name.decode("utf-8", "surrogateescape")
 
 
 class Codec:

@@ -15,6 +15,7 @@ import pytest
 from below import Worker, everything_in_sql, names, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core, in_thread
+from journals import rows
 
 from distributed_state import (
     Backpressure,
@@ -25,10 +26,11 @@ from distributed_state import (
     StateStore,
 )
 from distributed_state.cold import archive as archiving
+from distributed_state.cold import tables
 from distributed_state.port.blocking import finish
 from distributed_state.programs.servers import PostgresServer, postgres_server, redis_server
 from distributed_state.tiers import commit as write_path
-from distributed_state.values.journal import JournalEntry
+from distributed_state.values.journal import KINDS, JournalEntry, pack
 from distributed_state.values.model import Ref
 
 
@@ -488,6 +490,54 @@ async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog:
     assert await other.history()
     assert "quarantined" in caplog.text
     assert await session.set("a", 4) == 4
+
+
+async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_no_other(
+    opener: Any, caplog: Any, monkeypatch: Any
+) -> None:
+    """A newer worker wrote it beside older ones: those may neither pass it nor put it aside. A newer one goes on."""
+    store = await quiet(opener)
+    session, cold, archiver = store.session("s"), core(store)._lifecycle.cold, tiers(store).archiver
+    keys = names(store, "s")
+    elsewhere = next(f"t{n}" for n in range(99) if names(store, f"t{n}").partition != keys.partition)
+    for number in range(1, 4):
+        await session.set("a", number)
+    await store.session(elsewhere).set("a", 1)
+    with redis_of(store) as client:
+        rewrite(client, keys.journal, 2, data=lambda data: data + b"y0:5:layer")
+        for _ in range(2):
+            with pytest.raises(ColdUnavailable, match=r"entry 2 of partition \d+ has a step b'y'"):
+                await asyncio.wait_for(store.archive(), 5)
+        # The last archived one stays, to be compared.
+        assert [identity for identity, _ in client.xrange(keys.journal)] == [b"1-0", b"2-0", b"3-0"]
+    assert (cold.version("session:s"), cold.version(f"session:{elsewhere}")) == (1, 1)
+    assert cold.quarantined() == []
+    assert ttl(store, "s") == -1
+    assert list(archiver.diverged) == [keys.partition]
+    assert caplog.text.count("archiving stops there") == 1
+    with pytest.raises(ColdUnavailable, match="b'y'"):
+        await asyncio.wait_for(session.history(), 5)
+    assert await session.set("a", 4) == 4
+    monkeypatch.setattr("distributed_state.cold.entries.KINDS", KINDS | {b"y"})
+    await store.archive()
+    assert cold.version("session:s") == 4
+    assert not archiver.diverged
+
+
+async def test_items_of_a_journal_are_archived_with_their_commit(opener: Any) -> None:
+    """The state is what it was: no field shows an item."""
+    store = await quiet(opener)
+    session, cold = store.session("s"), core(store)._lifecycle.cold
+    await session.set("a", 1)
+    steps = pack([(b"p", b"notes\0k\0\xff", b'{"n":1}'), (b"q", b"notes\0gone", b"")])
+    with redis_of(store) as client:
+        rewrite(client, names(store, "s").journal, 1, data=lambda data: data + steps)
+    await store.archive()
+    (entry,) = cold.history("session:s")
+    assert entry.data.endswith(steps)
+    kept = sorted(rows(cold, tables.items, record="session:s"))
+    assert [row[1:] for row in kept] == [(b"notes", b"gone", 1, None, b""), (b"notes", b"k\0\xff", 1, None, b'{"n":1}')]
+    assert (await session.at(version=1)).fields == {"a": 1}
 
 
 async def test_the_background_archiver_survives_an_error(opener: Any) -> None:

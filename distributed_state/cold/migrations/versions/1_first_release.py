@@ -18,6 +18,7 @@ def upgrade() -> None:
     _of_records()
     _leave_room()
     _of_each_record()
+    _of_items()
     _of_blocks()
     _of_what_happened()
     _of_what_is_put_aside()
@@ -118,6 +119,29 @@ def _of_each_record() -> None:
         sa.Column("stop", sa.BigInteger, primary_key=True, autoincrement=False),
     )
     op.create_index("shares_held", "shares", ["namespace", "record"])
+
+
+def _of_items() -> None:
+    op.create_table(
+        "items",
+        sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("collection", sa.LargeBinary, primary_key=True),
+        sa.Column("key", sa.LargeBinary, primary_key=True),
+        sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("origin", TEXT, nullable=True),
+        sa.Column("data", sa.LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "layers",
+        sa.Column("namespace", TEXT, primary_key=True),
+        sa.Column("record", TEXT, primary_key=True),
+        sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+        sa.Column("place", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("source", TEXT, nullable=False),
+        sa.Column("first", sa.BigInteger, nullable=False),
+        sa.Column("last", sa.BigInteger, nullable=False),
+    )
+    op.create_index("layers_shown", "layers", ["namespace", "source"])
 
 
 def _of_blocks() -> None:

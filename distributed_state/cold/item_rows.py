@@ -1,0 +1,121 @@
+"""The rows of items: one for each time that an item was put or deleted. Law: what a row says is never changed.
+
+What an item is at a version is said by its newest row up to there, an empty one says that it was deleted. Below a
+record's own rows lie its layers: what it shows of the record that it was forked from (`cold/layers.py`).
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Exists, FromClause, Select, and_, bindparam, literal, or_, select
+
+from distributed_state.cold import bulk
+from distributed_state.cold.layers import Layer
+from distributed_state.cold.record_index import keys
+from distributed_state.cold.tables import items, records
+
+Name = tuple[bytes, bytes, int]  # collection, key and version of a row of a record
+_AT_ONCE = (1, 10, 100)  # names in one statement
+
+
+def with_items(connection: Connection, some: Collection[int]) -> set[int]:
+    """Those of the records with these numbers that have any rows."""
+    any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
+    query = select(records.c.key).where(bulk.among(connection, records.c.key, some), any_of_it)
+    return set(connection.execute(query).scalars())
+
+
+def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
+    """The frames of these rows of a record, without those that a purge removed."""
+    found: dict[Name, bytes] = {}
+    for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
+        size = next(size for size in _AT_ONCE if size >= len(chunk))
+        given: dict[str, Any] = {"r": key}
+        for number in range(size):
+            name = chunk[min(number, len(chunk) - 1)]
+            given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
+        rows = connection.execute(_named(size), given)
+        found.update(((collection, name, version), data) for collection, name, version, data in rows)
+    return found
+
+
+@cache
+def _named(size: int) -> Select[Any]:
+    """Made once for each of a few sizes: that takes longer than to execute it."""
+    i = items.c
+    # Not a list of tuples: for that SQLite looks at all rows of the record.
+    named = [
+        and_(i.record == bindparam("r"), i.collection == bindparam(f"c{n}"), i.key == bindparam(f"k{n}"),
+             i.version == bindparam(f"v{n}"))
+        for n in range(size)
+    ]  # fmt: skip
+    return select(i.collection, i.key, i.version, i.data).where(or_(*named))
+
+
+def shown(
+    connection: Connection, namespace: str, layers: Sequence[Layer], collection: bytes, prefix: bytes = b""
+) -> dict[bytes, bytes]:
+    """The frames of the items of a collection that layers show, the uppermost first, in the order of their keys."""
+    i = items.c
+    numbers = keys(connection, namespace, {layer.source for layer in layers})
+    found: dict[bytes, bytes] = {}
+    for layer in layers:
+        here = [i.record == numbers.get(layer.source, -1), i.collection == collection, i.key >= prefix]
+        if (end := _behind(prefix)) is not None:
+            here.append(i.key < end)
+        within = i.version.between(layer.first, layer.last)
+        rows = connection.execute(select(i.key, i.data).where(*here, within, ~newer(layer.last)))
+        found = dict(tuple(row) for row in rows) | found
+    return {key: data for key, data in sorted(found.items()) if data}
+
+
+def _behind(prefix: bytes) -> bytes | None:
+    """The first key, in the order of bytes, that is behind all that begin with a prefix; None if there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+def newer(last: int | ColumnElement[int]) -> Exists:
+    """Whether a row of `items` is followed by another one of its item, up to a version."""
+    i, n = items.c, items.alias("newer")
+    return select(literal(1)).select_from(n).where(_same(n), n.c.version > i.version, n.c.version <= last).exists()
+
+
+def _same(other: FromClause) -> ColumnElement[bool]:
+    i, o = items.c, other.c
+    return and_(o.record == i.record, o.collection == i.collection, o.key == i.key)
+
+
+def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Collection[int]]) -> None:
+    """Remove what nobody can ask for any more of records that can be read from the version in `bases` on.
+
+    Of each item the newest row up to the base stays, and up to each of the record's `ends`: there a fork was made.
+    """
+    spans: list[dict[str, int]] = []
+    for record, base in bases.items():
+        low = -1
+        for end in sorted({base, *(end for end in ends.get(record, ()) if end < base)}):
+            spans.append({"r": record, "low": low, "high": end})
+            low = end
+    i = items.c
+
+    def superseded(span: Any) -> ColumnElement[bool]:
+        return and_(i.record == span.r, i.version > span.low, i.version <= span.high, newer(span.high))
+
+    bulk.remove(connection, items, spans, superseded)
+
+
+def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:
+    """Remove, up to a version, that items were deleted of which nothing is left. Not of records that have layers."""
+    i, older = items.c, items.alias("older")
+    left = select(literal(1)).select_from(older).where(_same(older), older.c.version < i.version).exists()
+
+    def needless(base: Any) -> ColumnElement[bool]:
+        return and_(i.record == base.r, i.version <= base.v, i.data == b"", ~left)
+
+    bulk.remove(connection, items, [{"r": record, "v": base} for record, base in bases.items()], needless)
