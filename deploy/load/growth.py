@@ -30,6 +30,7 @@ from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.idle import idle
 from deploy.load.curves.purging import purging
+from deploy.load.curves.refill import refill
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import (
     encrypted_sql_bytes,
@@ -53,6 +54,7 @@ MEASURED: dict[str, tuple[Callable[[Sequence[int], Progress], Curve], list[int]]
     "purge": (purging, [10_000, 40_000, 160_000]),
     "forget": (forgetting, [100, 300, 1_000]),
     "collection": (collection, [1_000, 10_000, 100_000]),
+    "refill": (refill, [1_000, 10_000, 100_000]),
     "events": (events, [10, 100, 500]),
     "unwanted": (unwanted, [10, 100, 500]),
 }

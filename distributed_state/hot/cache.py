@@ -155,15 +155,12 @@ class Hot:
         What was never used since it was read is dropped.
         """
         with self._mutex:
-            lost = [(text, entry) for text, entry in self.entries.items() if entry.freshness.over]
-            aside = {}
-            for text, entry in reversed(lost):
-                del self.entries[text]
-                if entry.used:
-                    aside[text] = entry
-                else:
-                    self.bytes -= entry.size
-            self._aside = aside | self._aside
+            aside = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
+            self.entries = {text: entry for text, entry in self.entries.items() if text not in aside}
+            for text in [text for text, entry in aside.items() if not entry.used]:
+                self.bytes -= aside.pop(text).size
+            if aside:
+                self._aside = aside | self._aside
             for flights in self._flights.values():
                 for flight in flights:
                     if flight.freshness is None or flight.freshness in gone:
