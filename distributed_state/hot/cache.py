@@ -155,12 +155,12 @@ class Hot:
         What was never used since it was read is dropped.
         """
         with self._mutex:
-            aside = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
-            self.entries = {text: entry for text, entry in self.entries.items() if text not in aside}
-            for text in [text for text, entry in aside.items() if not entry.used]:
-                self.bytes -= aside.pop(text).size
-            if aside:
-                self._aside = aside | self._aside
+            lost = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
+            if lost:
+                # In this order: who looks without the mutex finds each in one of the two.
+                self._aside = {text: entry for text, entry in lost.items() if entry.used} | self._aside
+                self.entries = {text: entry for text, entry in self.entries.items() if text not in lost}
+                self.bytes -= sum(entry.size for text, entry in lost.items() if text not in self._aside)
             for flights in self._flights.values():
                 for flight in flights:
                     if flight.freshness is None or flight.freshness in gone:

@@ -15,6 +15,8 @@ from proxy import Proxy
 
 from distributed_state.hot.cache import Hot
 from distributed_state.tiers.refill import Refill
+from distributed_state.values.freshness import Freshness
+from distributed_state.warm.client import Warm
 from distributed_state.warm.scripts import READ, UNCHANGED
 from distributed_state.warm.subscription import Link
 
@@ -69,8 +71,7 @@ async def cut_off(store: Any, proxy: Proxy) -> AsyncIterator[None]:
 # Back in batches
 
 
-@single
-async def test_after_a_cut_all_records_answer_from_hot_again_without_being_asked_for(opener: Any) -> None:
+async def all_are_back_after_a_cut(opener: Any) -> None:
     ids = [f"s{number}" for number in range(300)]
     with own_server(opener) as server:
         store = await opener(url=server.url, archiver=False, partitions=2)
@@ -95,6 +96,22 @@ async def test_after_a_cut_all_records_answer_from_hot_again_without_being_asked
         assert seen.sent == []
         assert hot.bytes == sum(entry.size for entry in hot.entries.values())
         await store.close()
+
+
+@single
+async def test_after_a_cut_all_records_answer_from_hot_again_without_being_asked_for(opener: Any) -> None:
+    await all_are_back_after_a_cut(opener)
+
+
+@single
+@control
+async def test_if_each_were_read_that_would_be_noticed(opener: Any, monkeypatch: Any) -> None:
+    async def forgetful(self: Warm, groups: Any) -> Any:
+        return [[b"other"] * len(versions) for _, versions in groups]
+
+    monkeypatch.setattr(Warm, "unchanged", forgetful)
+    with pytest.raises(AssertionError):
+        await all_are_back_after_a_cut(opener)
 
 
 @single
@@ -289,9 +306,7 @@ async def test_without_the_floor_of_the_flight_the_answer_would_win(opener: Any,
         await a_change_while_the_answer_is_on_its_way(opener)
 
 
-@single
-@replicas
-async def test_a_second_cut_in_the_middle_begins_anew(opener: Any) -> None:
+async def cut_twice(opener: Any) -> None:
     """What the server said under the subscription that is over is worth nothing."""
     ids = [f"s{number}" for number in range(10)]
     with Proxy(opener.url) as proxy:
@@ -314,6 +329,28 @@ async def test_a_second_cut_in_the_middle_begins_anew(opener: Any) -> None:
                 {"n": number if id == "s7" else 1} for id in ids
             ]
         await store.close()
+
+
+@single
+@replicas
+async def test_a_second_cut_in_the_middle_begins_anew(opener: Any) -> None:
+    await cut_twice(opener)
+
+
+@single
+@replicas
+@control
+async def test_if_what_was_said_before_the_second_cut_counted_a_change_would_be_missed(
+    opener: Any, monkeypatch: Any
+) -> None:
+    keep = Hot._keep
+
+    def careless(self: Hot, text: str, entry: Any, freshness: Any) -> Any:
+        return keep(self, text, entry, freshness or Freshness(0))
+
+    monkeypatch.setattr(Hot, "_keep", careless)
+    with pytest.raises(AssertionError):
+        await cut_twice(opener)
 
 
 @single
@@ -415,9 +452,10 @@ async def test_after_a_restart_what_came_back_is_brought_back(opener: Any) -> No
 # Bounds
 
 
-@single
-@pytest.mark.parametrize("bound", ["entries", "bytes"])
-async def test_what_is_put_aside_counts_and_makes_room_first(opener: Any, bound: str) -> None:
+BOUNDS = pytest.mark.parametrize("bound", ["entries", "bytes"])
+
+
+async def bounded(opener: Any, bound: str) -> None:
     ids = [f"s{number}" for number in range(20)]
     new = [f"new{number}" for number in range(15)]
     settings = {"hot_entries": 25} if bound == "entries" else {"hot_bytes": 25 * 12_500}
@@ -449,6 +487,32 @@ async def test_what_is_put_aside_counts_and_makes_room_first(opener: Any, bound:
         await all_back(store, [*new, *ids[-len(left) :]])
         assert within()
         await store.close()
+
+
+@single
+@BOUNDS
+async def test_what_is_put_aside_counts_and_makes_room_first(opener: Any, bound: str) -> None:
+    await bounded(opener, bound)
+
+
+@single
+@control
+@BOUNDS
+async def test_if_it_did_not_count_that_would_be_noticed(opener: Any, bound: str, monkeypatch: Any) -> None:
+    put = Hot._put
+
+    def careless(self: Hot, text: str, entry: Any) -> Any:
+        aside, self._aside = self._aside, {}
+        self.bytes -= sum(each.size for each in aside.values())
+        try:
+            return put(self, text, entry)
+        finally:
+            self._aside = aside
+            self.bytes += sum(each.size for each in aside.values())
+
+    monkeypatch.setattr(Hot, "_put", careless)
+    with pytest.raises(AssertionError):
+        await bounded(opener, bound)
 
 
 @single
