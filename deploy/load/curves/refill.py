@@ -93,10 +93,9 @@ def refills(sizes: Sequence[int], progress: Progress) -> list[tuple[float, float
 
 
 def refill(sizes: Sequence[int], progress: Progress) -> Curve:
-    """The microseconds a record that it takes: the best of three cuts."""
+    """What the best of three cuts takes, as a part of what as many single reads take on the same machine just then."""
     found = refills(sizes, progress)
-    costs = [taken / size * 1e6 for (taken, _), size in zip(found, sizes, strict=True)]
-    singly = found[-1][1] / sizes[-1] * 1e6
-    return Curve(
-        f"hot is back after a cut (singly: {singly:.0f} us)", "us a record", "hot records", list(sizes), costs, 40.0
-    )
+    costs = [taken / singly for taken, singly in found]
+    taken, singly = (each / sizes[-1] * 1e6 for each in found[-1])
+    name = f"hot is back after a cut ({taken:.0f} us a record, singly {singly:.0f})"
+    return Curve(name, "of single reads", "hot records", list(sizes), costs, 0.7)
