@@ -73,10 +73,13 @@ class Hot:
         """The records of which such has been put aside."""
         return list(self._aside)
 
-    def count(self, hit: bool) -> None:
-        """Note whether hot knew what a turn's lease was taken with; the server has confirmed it."""
-        self.hits += hit
-        self.misses += not hit
+    def count(self, known: CachedRecord | None) -> None:
+        """Note what hot knew when a turn's lease was taken, if the server confirmed it; None: it had another state."""
+        if known is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+            known.used = True
 
     def take_off(
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False

@@ -114,7 +114,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
-            hot.count(known is not None and found is known)
+            hot.count(known if found is known else None)
     finally:
         hot.land(text, flight, found)
     # None: the lease nests in another of this task, or the read needs to be repeated.

@@ -194,6 +194,25 @@ async def test_what_was_never_used_is_not_brought_back(opener: Any) -> None:
 
 
 @single
+async def test_a_conversation_that_is_only_used_by_turns_is_brought_back(opener: Any) -> None:
+    with Proxy(opener.url) as proxy:
+        store = await opener(url=proxy.url, archiver=False)
+        session, hot = store.session("s"), tiers(store).hot
+
+        async def known_to_a_turn() -> bool:
+            before = hot.hits
+            async with session.turn() as turn:
+                turn["n"] = 1
+            return bool(hot.hits > before)
+
+        await until(known_to_a_turn)
+        async with cut_off(store, proxy):
+            assert hot.all_aside() == ["session:s"]
+        await all_back(store, ["s"])
+        await store.close()
+
+
+@single
 async def test_what_left_redis_is_let_go_and_sql_is_not_asked(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
