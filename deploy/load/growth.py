@@ -34,6 +34,7 @@ from deploy.load.curves.idle import idle
 from deploy.load.curves.picture import plot
 from deploy.load.curves.purging import compacting, purging
 from deploy.load.curves.reads import reads
+from deploy.load.curves.refill import refill
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import (
     encrypted_sql_bytes,
@@ -68,6 +69,7 @@ MEASURED: dict[str, tuple[Measure, list[int]]] = {
     "reads": (reads, [3_000, 10_000, 30_000]),
     "forget": (forgetting, [100, 300, 1_000]),
     "collection": (collection, [1_000, 10_000, 100_000]),
+    "refill": (refill, [1_000, 10_000, 100_000]),
     "events": (events, [10, 100, 500]),
     "unwanted": (unwanted, [10, 100, 500]),
     "holders": (holders, [10, 100, 300]),

@@ -1,7 +1,8 @@
 """The hot tier: records kept in this process. It never goes back in time.
 
 An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
-channel. Entries answer only while the subscription under which they were read proves itself (`Freshness`).
+channel. Entries answer only while the subscription under which they were read proves itself (`Freshness`). When that is
+over they are put aside, within the same bounds: the server may say that they still are the record.
 
 Design: sections 6, 7.
 """
@@ -47,6 +48,7 @@ class Hot:
         self._recent = recent
         self._evicted = evicted
         self._flights: dict[str, list[Flight]] = {}
+        self._aside: dict[str, CachedRecord] = {}  # the one that makes room first is the last
 
     def get(self, text: str) -> CachedRecord | None:
         """The entry, if hot may answer now."""
@@ -58,10 +60,26 @@ class Hot:
         self.hits += 1
         return entry
 
-    def count(self, hit: bool) -> None:
-        """Note whether hot knew what a turn's lease was taken with; the server has confirmed it."""
-        self.hits += hit
-        self.misses += not hit
+    def known(self, text: str) -> CachedRecord | None:
+        """What is kept of a record, though it may not answer: for the server to say whether it still is the record."""
+        return self.entries.get(text) or self._aside.get(text)
+
+    def aside(self, text: str) -> CachedRecord | None:
+        """What was read of a record under a subscription that is over."""
+        entry = self.known(text)
+        return entry if entry is not None and entry.freshness.over else None
+
+    def all_aside(self) -> list[str]:
+        """The records of which such has been put aside."""
+        return list(self._aside)
+
+    def count(self, known: CachedRecord | None) -> None:
+        """Note what hot knew when a turn's lease was taken, if the server confirmed it; None: it had another state."""
+        if known is None:
+            self.misses += 1
+        else:
+            self.hits += 1
+            known.used = True
 
     def take_off(
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
@@ -128,11 +146,24 @@ class Hot:
                 flight.freshness = None
                 flight.open = False
 
-    def lose(self, gone: Collection[Freshness]) -> None:
-        """Drop what was read under these subscriptions, which are over; what is in the air is not joined any more."""
+    def let_go(self, text: str) -> None:
+        """Drop what was read of a record under a subscription that is over."""
         with self._mutex:
-            for text in [text for text, entry in self.entries.items() if entry.freshness.over]:
+            if self.aside(text) is not None:
                 self._drop(text)
+
+    def lose(self, gone: Collection[Freshness]) -> None:
+        """Put aside what was read under these subscriptions, which are over; what is in the air is not joined any more.
+
+        What was never used since it was read is dropped.
+        """
+        with self._mutex:
+            lost = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
+            if lost:
+                # In this order: who looks without the mutex finds each in one of the two.
+                self._aside = {text: entry for text, entry in lost.items() if entry.used} | self._aside
+                self.entries = {text: entry for text, entry in self.entries.items() if text not in lost}
+                self.bytes -= sum(entry.size for text, entry in lost.items() if text not in self._aside)
             for flights in self._flights.values():
                 for flight in flights:
                     if flight.freshness is None or flight.freshness in gone:
@@ -143,6 +174,7 @@ class Hot:
         """Drop everything; flights in the air are not kept either."""
         with self._mutex:
             self.entries.clear()
+            self._aside.clear()
             self.bytes = 0
             for flights in self._flights.values():
                 for flight in flights:
@@ -179,13 +211,18 @@ class Hot:
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
         """Keep an entry in no other's place; the texts of those that had to make room for it.
 
-        Entries used since the last look get a second chance at the young end.
+        First what was put aside; entries used since the last look get a second chance at the young end.
         """
         entry.settle()
         self.entries[text] = entry
         self.bytes += entry.size
         dropped = []
-        while len(self.entries) > self._most or self.bytes > self._size:
+        while len(self.entries) + len(self._aside) > self._most or self.bytes > self._size:
+            if self._aside:
+                lost, aside = self._aside.popitem()
+                self.bytes -= aside.size
+                dropped.append(lost)
+                continue
             oldest = next(iter(self.entries))
             candidate = self.entries[oldest]
             if candidate.used and len(self.entries) > 1:
@@ -197,6 +234,6 @@ class Hot:
         return dropped
 
     def _drop(self, text: str) -> None:
-        entry = self.entries.pop(text, None)
-        if entry is not None:
-            self.bytes -= entry.size
+        for entry in (self.entries.pop(text, None), self._aside.pop(text, None)):
+            if entry is not None:
+                self.bytes -= entry.size

@@ -54,6 +54,10 @@ class Wire(Protocol):
         """Send without waiting for an answer."""
         ...
 
+    def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
+        """The same, a command for each channel, in one write."""
+        ...
+
     async def receive(self) -> list[Any]:
         """The next message; an answer that is an error as [b"error", its text].
 

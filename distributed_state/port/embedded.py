@@ -97,6 +97,11 @@ class EmbeddedSubscription:
             self._client.answers([encode(words)])
         self._server.deliver()
 
+    def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
+        """The same, a command for each channel."""
+        for channel in channels:
+            self.post(kind, channel)
+
     def receive(self, message: Any) -> None:
         """Pass on one message; an answer that is an error as [b"error", its text]."""
         if self._closed:

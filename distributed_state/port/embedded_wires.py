@@ -24,6 +24,7 @@ class AsyncioEmbeddedWire:
         self._messages: asyncio.Queue[list[Any] | None] = asyncio.Queue()
         self._subscription = server.subscribe(self._hear)
         self.post = self._subscription.post
+        self.post_all = self._subscription.post_all
 
     def _hear(self, message: list[Any]) -> None:
         self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
@@ -50,6 +51,7 @@ class BlockingEmbeddedWire:
         self._stopping = stopping
         self._subscription = server.subscribe(self._messages.put)
         self.post = self._subscription.post
+        self.post_all = self._subscription.post_all
 
     async def receive(self) -> list[Any]:
         """The next message. In short steps: a background thread notices its own stop."""

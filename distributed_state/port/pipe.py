@@ -20,7 +20,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import Packer
-from distributed_state.port.sockets import LATE, message, nothing, reader
+from distributed_state.port.sockets import LATE, for_each, message, nothing, reader
 
 _MOST = 10_000  # messages of a subscription that nobody has asked for yet
 _STOOD_STILL = 0.5  # seconds that a loop is late, which was blocked then
@@ -207,6 +207,11 @@ class PipeWire(Taken):
         """Send without waiting for an answer."""
         if not self._transport.is_closing():  # else the reader meets the loss, too
             self._transport.write(pack_command(words))
+
+    def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
+        """The same, a command for each channel, in one write."""
+        if not self._transport.is_closing():
+            self._transport.write(for_each(kind, channels))
 
     async def receive(self) -> list[Any]:
         """The next message; an answer that is an error as [b"error", its text]."""

@@ -26,6 +26,7 @@ from distributed_state.tiers.familiar import Familiar
 from distributed_state.tiers.gathering import Gathering
 from distributed_state.tiers.memory import Memory
 from distributed_state.tiers.recovery import Recovery
+from distributed_state.tiers.refill import Refill
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
@@ -82,6 +83,7 @@ class Tiers:
         mark = partial(leave_mark, self.warm.command, keys, layout)
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
         self.start = self.recovery.start
+        self.refill = Refill(port, self.warm, self.hot, self.link, keys, self.see, self.start)
         self.absence = Absence()
         self.familiar = Familiar()
         self.confirming = Confirming(port, self.warm, settings)
@@ -156,7 +158,7 @@ class Tiers:
             while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
                 oldest = next(iter(self._listening))
                 self._listening[oldest] = self._listening.pop(oldest)
-                if oldest not in self.hot.entries:
+                if self.hot.known(oldest) is None:
                     silent.append(oldest)
         self.link.watch(names.channel, self._heard)
         for each in silent:
@@ -171,6 +173,7 @@ class Tiers:
 
     def _hear(self, channel: bytes, payload: bytes) -> None:
         if not payload:
+            self.refill.confirmed(channel)
             return
         epoch, version, replica, change = payload.split(b" ", 3)
         if change[:1] == b"!":
@@ -186,6 +189,8 @@ class Tiers:
             if known:
                 # Whoever emptied one partition emptied all that this server has: nothing says which entries changed.
                 self.link.renew(partition)
+                # Their channels are confirmed, and will not be once more.
+                self.refill.add([at for text in self.hot.all_aside() if (at := self._listening.get(text))])
             self._epochs[partition] = epoch
 
     def epoch(self, partition: int) -> str:
@@ -279,6 +284,7 @@ class Tiers:
         """Stop the background work and drop the connections. Every step is tried."""
         closing = [each.close for each in (*self.handlings, *self.workers)]
         closing += [
+            self.refill.close,
             self.consumers.close,
             self.gathering.close,
             self.archiver.close,

@@ -34,6 +34,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
     if entry is not None and not fresh:
         return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
     tiers.listen(names)
+    known = hot.known(text)
     alone = fresh
     for attempt in range(ROUNDS):
         flight, ours = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
@@ -43,7 +44,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
         else:
             found = None
             try:
-                found = await _load(tiers, names, entry)
+                found = await _load(tiers, names, known)
             finally:
                 hot.land(text, flight, found)
             if attempt >= _OVERTAKEN:
@@ -52,7 +53,7 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
         if flight.result is not None:
             return await _living(tiers, flight.result)
         # Something newer was published on the way, or the leader of the flight failed: look again.
-        entry = None
+        known = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
 
 
@@ -74,17 +75,21 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedReco
     entries = {names: tiers.hot.get(names.ref.text) for names in many}
     missing = [names for names, entry in entries.items() if entry is None]
     flights = []
+    known = [tiers.hot.known(names.ref.text) for names in missing]
     for names in missing:
         tiers.listen(names)
         freshness = tiers.link.freshness(names.channel)
         flights.append(tiers.hot.take_off(names.ref.text, freshness=freshness, alone=True)[0])
     found: list[CachedRecord | None] = [None] * len(missing)
     try:
-        answers = await tiers.warm.read_many(missing)
+        asked = [(names, *_seen(entry)) for names, entry in zip(missing, known, strict=True)]
+        answers = await tiers.warm.read_many(asked)
         for at, (names, answer) in enumerate(zip(missing, answers, strict=True)):
             if isinstance(answer, StateError):
                 raise answer
-            if isinstance(answer, list):
+            if answer is None:
+                found[at] = _unchanged(tiers, names, known[at])
+            elif isinstance(answer, list):
                 tiers.see(names.partition, answer[0])
                 found[at] = CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
     finally:
@@ -99,7 +104,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     """Take a lease and read the record as its holder sees it: one round trip if nobody else holds it."""
     hot = tiers.hot
     text = names.ref.text
-    known = hot.entries.get(text)
+    known = hot.known(text)
     tiers.listen(names)
     # Private: who only wants to read must not wait for our lease.
     flight, _ = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
@@ -109,7 +114,7 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
-            hot.count(known is not None and found is known)
+            hot.count(known if found is known else None)
     finally:
         hot.land(text, flight, found)
     # None: the lease nests in another of this task, or the read needs to be repeated.
@@ -134,7 +139,7 @@ async def _understand(
 ) -> CachedRecord | None:
     """The record of an answer of read.lua; None: ask again."""
     if answer is None:
-        return known
+        return _unchanged(tiers, names, known)
     if isinstance(answer, list):
         tiers.see(names.partition, answer[0])
         return CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
@@ -142,6 +147,13 @@ async def _understand(
         return await hydrate(tiers, names, answer)
     await tiers.start(names.partition)
     return None
+
+
+def _unchanged(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> CachedRecord | None:
+    """What the server said is still the record: it is under that epoch."""
+    if known is not None:
+        tiers.see(names.partition, known.epoch)
+    return known
 
 
 @observed("hydrate", "cold", of_record)

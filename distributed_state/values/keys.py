@@ -110,6 +110,10 @@ class Keys:
         # A namespace and a hash tag hold no brace, so the first is ours, whatever the record is named.
         return channel.partition(b"}:c:")[2].decode()
 
+    def record_of(self, channel: bytes) -> bytes:
+        """The key of that record."""
+        return channel.replace(b"}:c:", b"}:r:", 1)
+
     def slot(self, partition: int) -> int:
         """The slot of a cluster in which a partition lies."""
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS

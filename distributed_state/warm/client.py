@@ -26,7 +26,7 @@ from distributed_state.warm.op_ids import OpId, OpIds, Unsure
 from distributed_state.warm.partitions import Partitions
 from distributed_state.warm.patience import Patience
 from distributed_state.warm.refusals import REFUSALS, refusal
-from distributed_state.warm.scripts import COMMIT, HYDRATE, READ
+from distributed_state.warm.scripts import COMMIT, HYDRATE, READ, UNCHANGED
 from distributed_state.warm.telemetry import Telemetry, observed, several
 
 _CREATED = (b"E", b"conversation.created", b"{}")
@@ -210,11 +210,27 @@ class Warm(Patience):
         return self.found(await self.script(READ, keys, arguments))
 
     @observed("read_many", "warm", several)
-    async def read_many(self, many: Sequence[RecordKeys]) -> list[list[Any] | Cold | Uninitialised | StateError | None]:
-        """Several records in one round trip."""
-        calls = [(READ, *self.read_call(names, "", None)) for names in many]
+    async def read_many(
+        self, many: Sequence[tuple[RecordKeys, str, int | None]]
+    ) -> list[list[Any] | Cold | Uninitialised | StateError | None]:
+        """Several records in one round trip, each with the epoch and the version that the caller has."""
+        calls = [(READ, *self.read_call(*each)) for each in many]
         answers = await self.scripts(calls)
         return [answer if isinstance(answer, StateError) else self.found(answer) for answer in answers]
+
+    async def unchanged(self, groups: Sequence[tuple[list[bytes], list[str]]]) -> list[list[bytes] | StateError]:
+        """Which records are at the versions that the caller has, in one exchange that is tried once.
+
+        For each partition: keys and arguments of unchanged.lua. What comes is a word for each record, "same", "other"
+        or "absent"; none of a partition that is to be started.
+        """
+        found: list[list[bytes] | StateError] = []
+        for answer in await self.port.scripts([(UNCHANGED, *group) for group in groups]):
+            if isinstance(answer, StateError):
+                found.append(answer)
+            else:
+                found.append(answer[1].split() if answer[0] == b"ok" else [])
+        return found
 
     def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
         """Keys and arguments of read.lua."""

@@ -64,8 +64,7 @@ class NodeChannels:
         del self.partitions[heard.partition]
         if heard.asked:
             # Our name first, as in `leave`. A server that gave the slot away has ended them itself, and refuses.
-            for channel in (heard.own, *heard.channels):
-                self._ask(UNSUBSCRIBE, channel)
+            self._ask(UNSUBSCRIBE, heard.own, *heard.channels)
         return self.end(heard)
 
     def end(self, heard: HeardPartition) -> Freshness:
@@ -114,14 +113,14 @@ class NodeChannels:
             self._probe_by(heard)
         heard.asked = True
         heard.rename()
-        for channel in (heard.own, *heard.channels):
-            self._ask(SUBSCRIBE, channel)
+        self._ask(SUBSCRIBE, heard.own, *heard.channels)
 
-    def _ask(self, kind: bytes, channel: bytes) -> None:
+    def _ask(self, kind: bytes, *channels: bytes) -> None:
         if self.wire is not None:
-            self._requests.ask(kind, channel)
-            # One command a channel: in a cluster, channels of one command must share a slot.
-            self.wire.post(kind, channel)
+            for channel in channels:
+                self._requests.ask(kind, channel)
+            # One command a channel: a refusal is one answer, however many a command names.
+            self.wire.post_all(kind, channels)
 
     # Answers
 

@@ -9,6 +9,7 @@ from distributed_state.port import Script
 
 COMMIT = Script("commit", living=True)
 READ = Script("read", living=True)
+UNCHANGED = Script("unchanged", living=True)
 HYDRATE = Script("hydrate", living=True)
 SETTLE = Script("settle", living=True)
 TRIM = Script("trim", living=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import ROOT, server_binary
+from below import ROOT, server_binary, until
 from faces import Blocking, core, in_thread
 from under_load import IDS, listening, load, now
 
@@ -132,6 +132,37 @@ async def test_a_slot_that_moved_is_followed_and_asked_there_from_then_on(face: 
         assert redirections(cluster) == before
         assert [change.version for change in await store.session("s").history()] == [1, 2, 3, 4, 5]
         await store.close()
+
+
+@FACE
+async def test_what_hot_held_of_a_slot_that_moved_answers_again_from_where_it_is(face: str, place: Any) -> None:
+    with redis_cluster(replicas=0) as cluster:
+        store, other = await opened(face, cluster.url, **place), await opened("asyncio", cluster.url, **place)
+        number, hot = slot(store, "s0"), core(store).tiers().hot
+        ids = [id for id in map("s{}".format, range(100)) if slot(store, id) == number]
+        assert len(ids) > 1
+        sessions = [store.session(id) for id in ids]
+        for each in sessions:
+            await each.set("n", 1)
+
+        async def all_hit() -> bool:
+            before = hot.hits
+            await store.get_many(sessions)
+            return bool(hot.hits - before == len(ids))
+
+        await until(all_hit)
+        before = {each.ref.text: hot.entries[each.ref.text] for each in sessions}
+        former = before[sessions[0].ref.text].freshness
+        cluster.move_slots(
+            [number], next(each for each in cluster.primaries() if each is not cluster.primary_of(number))
+        )
+        await until(lambda: former.over and before.keys() <= hot.entries.keys())
+        assert all(hot.entries[text] is entry for text, entry in before.items()), "nobody read one"
+        assert not any(entry.freshness.over for entry in before.values())
+        await other.session(ids[0]).set("n", 2)
+        await until(lambda: hot.entries[sessions[0].ref.text].version == 2)
+        await store.close()
+        await other.close()
 
 
 @contextmanager

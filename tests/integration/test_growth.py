@@ -29,6 +29,7 @@ from deploy.load.curves.idle import idle, resting
 from deploy.load.curves.picture import placed
 from deploy.load.curves.purging import compacting, purging
 from deploy.load.curves.reads import Archive, reads
+from deploy.load.curves.refill import refills
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.curves.sqlite_archiving import sqlite_archiving
@@ -268,6 +269,13 @@ def test_more_records_in_hot_are_no_more_objects_to_collect() -> None:
     assert taken > 0
     # What is remembered of keys and of absence is bounded, and four objects each until then. A record itself is none.
     assert after - before <= 4.1 * (many - few)
+
+
+@pytest.mark.wide
+def test_what_is_brought_back_after_a_cut_is_measured() -> None:
+    ((taken, singly),) = refills([50], lambda _: None)
+    assert taken > 0
+    assert singly > 0
 
 
 @pytest.mark.wide

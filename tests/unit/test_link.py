@@ -6,7 +6,7 @@ Real clusters are in `integration`; here is what a server shows only now and the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -65,6 +65,10 @@ class Wire:
             return
         (listeners.add if kind == b"SSUBSCRIBE" else listeners.discard)(self)
         self.answer([kind.lower(), channel, 1])
+
+    def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
+        for each in channels:
+            self.post(kind, each)
 
     def answer(self, message: list[Any]) -> None:
         self.queue.put_nowait(message) if self.held is None else self.held.append(message)

@@ -306,11 +306,17 @@ def test_a_script_opens_with_its_contract(script: Path) -> None:
     assert re.search(r"^  ARGV +\S", header, re.MULTILINE), "the header names the arguments"
     assert re.search(r"^  Returns \{?'", header, re.MULTILINE), "the header says what is returned, in words"
     first = body.splitlines()[0]
-    named = re.fullmatch(r"local ([\w, ]+) = (KEYS\[\d\](?:, KEYS\[\d\])*|unpack\(KEYS\))", first)
+    named = re.fullmatch(
+        r"local ([\w, ]+) = (KEYS\[\d\](?:, KEYS\[\d\])*(?:, \{unpack\(KEYS, \d\)\})?|unpack\(KEYS\))", first
+    )
     assert named, f"the first line names every key: {first}"
-    assert named[1].split(", ") == keys[1].split(), "and as the header calls them"
-    each_by_itself = ", ".join(f"KEYS[{n + 1}]" for n in range(len(keys[1].split())))
-    assert named[2] in (each_by_itself, "unpack(KEYS)")
+    *alone, last = keys[1].removesuffix(" ...").split()
+    assert named[1].split(", ") == [*alone, last], "and as the header calls them"
+    # The last name may be that of many: all from there on.
+    many = keys[1].endswith(" ...")
+    places = [f"KEYS[{n + 1}]" for n in range(len(alone))]
+    places.append(f"{{unpack(KEYS, {len(alone) + 1})}}" if many else f"KEYS[{len(alone) + 1}]")
+    assert named[2] in (", ".join(places), "unpack(KEYS)")
     assert len(re.findall(r"\bKEYS\b", body)) == named[2].count("KEYS"), "keys are used by name from then on"
 
 
@@ -327,6 +333,7 @@ def test_a_script_neither_builds_keys_nor_reads_values(script: Path) -> None:
     assert not re.search(r"cjson|cmsgpack|loadstring|os\.|math\.random", body)
     # A key is one of the names of the first line; a word in quotes or a sum of texts there would be a built one.
     keys = set(re.match(r"local ([\w, ]+) =", body)[1].split(", "))  # type: ignore[index]  # the test above
+    keys |= {one for one, many in re.findall(r"for \w+, (\w+) in ipairs\((\w+)\)", body) if many in keys}
     for command, key in re.findall(r"call\('(\w+)'(?:, ([^,)]+))?", body):
         if command == "SPUBLISH":
             key = key.partition(" .. ")[0]  # a channel of some types: that of all, and their list

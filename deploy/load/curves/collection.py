@@ -25,7 +25,7 @@ class Hot(NamedTuple):
     grown: int
 
 
-def _keep(store: StateStore, first: int, count: int) -> None:
+def keep(store: StateStore, first: int, count: int) -> None:
     """Have so many records more in hot."""
     sessions = [store.session(f"s{first + number}") for number in range(count)]
     with store.batch() as batch:
@@ -44,14 +44,14 @@ def _collect(url: str, sizes: Sequence[int], told: Any) -> None:
     settings: dict[str, Any] = {"hot_entries": 10**7, "hot_bytes": 2**34, "memory_bytes": 0, "archiver": False}
     settings |= {"journal_entries": 10**7, "journal_bytes": 2**32}
     with StateStore.open(url, archive="memory", **settings) as store:
-        _keep(store, 0, 1)
+        keep(store, 0, 1)
         gc.collect()
         gc.freeze()
         walked, resident_before = len(gc.get_objects()), resident()
         made = 1
         for size in sizes:
             while made < size:
-                _keep(store, made, min(_GROUP, size - made))
+                keep(store, made, min(_GROUP, size - made))
                 made += min(_GROUP, size - made)
             taken = []
             for _ in range(5):

@@ -1,0 +1,213 @@
+"""Brings back what hot held when a subscription ended. Law: an entry answers again only as one that is read then would.
+
+Each is asked about after its channel was confirmed once more, and kept under that subscription. The server is asked in
+batches whether what hot has kept aside still is the record, and only what is not is read. One batch is on its way at a
+time, and between two there is a pause, so that this takes a part of a process and of a server, and never all of it.
+
+Design: section 7.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.hot.cache import Flight, Hot
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import Job, Port
+from distributed_state.values.keys import Keys
+from distributed_state.values.model import Ref
+from distributed_state.warm.client import Warm
+from distributed_state.warm.scripts import READ
+from distributed_state.warm.subscription import Link
+
+log = logging.getLogger(__name__)
+_BATCH = 128  # records that are asked about at a time
+_WHOLE = 32  # records that are read at a time
+_LONGEST = 2.0  # seconds between two batches
+
+
+class _Wanted(NamedTuple):
+    """A record that is asked about. What its flight brings is that of `known`, unless the server has another state."""
+
+    channel: bytes
+    text: str
+    partition: int
+    known: CachedRecord
+    flight: Flight
+
+
+class Refill:
+    """Works in the background while there is something to bring back.
+
+    `see` is told of the epochs that are met, `start` has a partition start.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        warm: Warm,
+        hot: Hot,
+        link: Link,
+        keys: Keys,
+        see: Callable[[int, str], None],
+        start: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._port = port
+        self._warm = warm
+        self._hot = hot
+        self._link = link
+        self._keys = keys
+        self._see = see
+        self._start = start
+        self._mutex = port.mutex()
+        self._channels: dict[bytes, None] = {}
+        self._job: Job | None = None
+        self._closed = False
+
+    def confirmed(self, channel: bytes) -> None:
+        """From now on every change of the record arrives: bring it back, if something of it is kept aside."""
+        if self._hot.aside(self._keys.heard_of(channel)) is not None:
+            self.add([channel])
+
+    def add(self, channels: Iterable[bytes]) -> None:
+        """Bring back the records of these channels."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._channels.update(dict.fromkeys(channels))
+            if self._job is None and self._channels:
+                self._job = self._port.spawn(self._run, "distributed-state-refill")
+
+    async def close(self) -> None:
+        """Stop."""
+        with self._mutex:
+            self._closed = True
+            job = self._job
+        if job is not None:
+            await job.stop()
+
+    async def _run(self) -> None:
+        pause = 0.0
+        while channels := self._next():
+            began = self._port.monotonic()
+            left = await self._bring_back(channels)
+            took = self._port.monotonic() - began
+            # Others have half of the time; a server that has nothing for us now has all of it.
+            pause = took if len(left) < len(channels) else max(2 * pause, 0.02)
+            self.add(left)
+            await self._port.sleep(min(pause, _LONGEST))
+
+    def _next(self) -> list[bytes]:
+        """The channels of the next batch; the job ends if there are none."""
+        with self._mutex:
+            channels = list(islice(self._channels, _BATCH))
+            for each in channels:
+                del self._channels[each]
+            if not channels:
+                self._job = None
+            return channels
+
+    async def _bring_back(self, channels: Sequence[bytes]) -> list[bytes]:
+        """Bring back what can be now; the channels of the rest.
+
+        Not those that are lost again: they are confirmed once more.
+        """
+        wanted, left = self._take_off(channels)
+        found: dict[str, CachedRecord] = {}
+        stopped = list[int]()
+        try:
+            if wanted:
+                others = await self._ask(wanted, found, stopped)
+                for at in range(0, len(others), _WHOLE):
+                    await self._read(others[at : at + _WHOLE], found)
+        except StateError as error:
+            log.debug("refill: %s", error)
+        finally:
+            for each in wanted:
+                self._hot.land(each.text, each.flight, found.get(each.text))
+        await self._start_all(stopped)
+        return left + [each.channel for each in wanted if self._hot.aside(each.text) is not None]
+
+    def _take_off(self, channels: Sequence[bytes]) -> tuple[list[_Wanted], list[bytes]]:
+        """Begin a load of each record that is still aside; the channels of those that others load just now."""
+        wanted: list[_Wanted] = []
+        left: list[bytes] = []
+        for channel in channels:
+            text = self._keys.heard_of(channel)
+            known = self._hot.aside(text)
+            # Before the server is asked: what it says then is true under this subscription.
+            freshness = self._link.freshness(channel)
+            if known is None or freshness is None:
+                continue
+            flight, ours = self._hot.take_off(text, freshness=freshness, alone=False)
+            if ours:
+                wanted.append(_Wanted(channel, text, self._keys.partition_at(channel), known, flight))
+            else:
+                left.append(channel)
+        return wanted, left
+
+    async def _ask(
+        self, wanted: Sequence[_Wanted], found: dict[str, CachedRecord], stopped: list[int]
+    ) -> list[_Wanted]:
+        """Note what is unchanged, let go of what Redis does not have any more; what is to be read."""
+        groups: dict[int, list[_Wanted]] = {}
+        for each in wanted:
+            groups.setdefault(each.partition, []).append(each)
+        calls = []
+        for partition, group in groups.items():
+            keys = [self._keys.partition(partition).meta]
+            keys += [self._keys.record_of(each.channel) for each in group]
+            calls.append((keys, [f"{each.known.epoch} {each.known.version}" for each in group]))
+        others: list[_Wanted] = []
+        for (partition, group), words in zip(groups.items(), await self._warm.unchanged(calls), strict=True):
+            if isinstance(words, StateError):
+                self._refused(group, words)
+            elif not words:
+                stopped.append(partition)
+            else:
+                if b"same" in words:
+                    self._see(partition, group[words.index(b"same")].known.epoch)
+                for each, word in zip(group, words, strict=True):
+                    if word == b"same":
+                        found[each.text] = each.known
+                    elif word == b"other":
+                        others.append(each)
+                    else:
+                        self._hot.let_go(each.text)
+        return others
+
+    async def _read(self, others: Sequence[_Wanted], found: dict[str, CachedRecord]) -> None:
+        """Read these whole."""
+        calls = [(READ, *self._warm.read_call(self._keys.of(Ref.parse(each.text)), "", None)) for each in others]
+        for each, answer in zip(others, await self._port.scripts(calls), strict=True):
+            try:
+                if isinstance(answer, StateError):
+                    raise answer
+                fields = self._warm.found(answer)
+                if isinstance(fields, list):
+                    self._see(each.partition, fields[0])
+                    entry = CachedRecord.read(each.known.codec, fields[0], fields[1:])
+                    entry.used = True  # as what it replaces was: it is worth being brought back once more
+                    found[each.text] = entry
+                else:
+                    self._hot.let_go(each.text)
+            except StateError as error:
+                self._refused([each], error)
+
+    async def _start_all(self, partitions: Sequence[int]) -> None:
+        try:
+            for each in partitions:
+                await self._start(each)
+        except StateError as error:
+            log.debug("refill: %s", error)
+
+    def _refused(self, group: Sequence[_Wanted], error: StateError) -> None:
+        """Ask again later, if the server was away; else whoever reads the record next is told."""
+        log.debug("refill: %s", error)
+        if not isinstance(error, WarmUnavailable):
+            for each in group:
+                self._hot.let_go(each.text)

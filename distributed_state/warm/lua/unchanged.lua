@@ -1,0 +1,20 @@
+--[[
+  Say which records of a partition are at the versions that the caller has. None lives longer for it, and nothing is left
+  where there is none.
+  KEYS  meta  records ...
+  ARGV  life   of the connection: see port/lives.py
+        then of each record what the caller has: 'epoch version'
+  Returns {'ok', words} | {'uninitialised'}   a word for each record, with spaces between: same, other or absent
+]]
+local meta, records = KEYS[1], {unpack(KEYS, 2)}
+local life = ARGV[1]
+-- @include clock
+-- @include epoch
+-- @include same_data
+if not current then return {'uninitialised'} end
+local words = {}
+for i, record in ipairs(records) do
+  local version = redis.call('HGET', record, '#v')
+  words[i] = not version and 'absent' or current .. ' ' .. version == ARGV[i + 1] and 'same' or 'other'
+end
+return {'ok', table.concat(words, ' ')}
