@@ -26,6 +26,7 @@ from distributed_state.tiers.familiar import Familiar
 from distributed_state.tiers.gathering import Gathering
 from distributed_state.tiers.memory import Memory
 from distributed_state.tiers.recovery import Recovery
+from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
@@ -38,6 +39,7 @@ from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.event_relay import EventRelay
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.stream import Stream
 from distributed_state.warm.subscription import Link
 
@@ -78,6 +80,7 @@ class Tiers:
         self.warm = Warm(port, settings, replica, codec_of)
         self.clock = self.warm.clock
         self.telemetry = self.warm.telemetry
+        self.rounds = Rounds(port.monotonic)
         self.hot, self.link = self._local_and_link()
         mark = partial(leave_mark, self.warm.command, keys, layout)
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
@@ -86,16 +89,18 @@ class Tiers:
         self.familiar = Familiar()
         self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
-        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
+        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
+        link = self.link if self._uses_hot else None
+        # The embedded server is not woken by a look.
+        resting = RestingJournals(port, keys, link if settings.url else None)
+        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, resting)
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
         self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         relay = EventRelay(port, keys, self.link, self.replica)
         self.consumers = Consumers(port, self.stream, keys, self.link, relay, self._epochs_over)
-        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
-        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
-        link = self.link if self._uses_hot else None
+        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.memory, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # who did not say what they remember, and when
         self.recovery.connect(self._gather, self._diverged)
@@ -121,6 +126,7 @@ class Tiers:
             self.keys,
             self.replica,
             max_staleness=settings.max_staleness,
+            rounds=self.rounds,
             lost=self._lost,
             epoch_heard=self.see,
             time_received=lambda *answer: self.clock.heard(*answer),

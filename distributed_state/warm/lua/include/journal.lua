@@ -5,6 +5,7 @@
            last_event    the number of the last event, if there are new ones, else nil
   Defines  offset, bytes    of this one, as texts
 ]]
+local alone = offset - archived_offset == 0
 offset, bytes = format('%d', offset + 1), format('%d', bytes + #data + #text + 128)
 local progress = current .. ' ' .. offset .. ' ' .. bytes .. ' ' .. archived_offset .. ' ' .. archived_bytes
   .. ' ' .. life .. ' ' .. proved
@@ -13,3 +14,5 @@ if last_event then call('HSET', meta, 'journal', progress, 'event', last_event) 
 -- The head is one value, lines as in warm._entry: a stream entry of many fields costs more than the rest of the write.
 call('XADD', journal, offset .. '-0', 'h', entry_id .. '\n' .. text .. '\n' .. version .. '\n' .. now[1] .. ' ' .. now[2]
   .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message, 'd', data)
+-- Who archives it looks rarely where there is nothing to archive. Of those behind it nobody needs to be told.
+if alone then call('SPUBLISH', journal, '') end
