@@ -91,21 +91,17 @@ class Reaper(Worker):
     async def sweep(self, partitions: Sequence[int]) -> bool:
         """End what is over in these partitions; whether there was more than one pass takes.
 
-        Of several servers one may be away: its partitions have their turn in a later sweep. Raises WarmUnavailable if
-        all are.
+        Of several servers one may be away: its partitions have their turn later. Raises WarmUnavailable if all are.
         """
         if not partitions:
             return False
         reached = [each for each in partitions if self._looks.nothing_due(each)]
         asked = [each for each in partitions if each not in reached]
         most = max(10, _AT_ONCE // len(partitions))
-        keys = [self._tiers.keys.partition(each) for each in asked]
         began = self._port.monotonic()
+        keys = map(self._tiers.keys.partition, asked)
         answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most]) for each in keys])
-        due: list[Due] = []
-        unfilled: dict[int, str] = {}
-        empty: list[int] = []
-        more = False
+        due, unfilled, empty, more = list[Due](), dict[int, str](), list[int](), False
         for partition, answer in zip(asked, answers, strict=True):
             self._looks.forget(partition)
             if isinstance(answer, Unavailable):
