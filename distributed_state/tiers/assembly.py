@@ -91,7 +91,6 @@ class Tiers:
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         link = self.link if self._uses_hot else None
-        # The embedded server is not woken by a look.
         resting = RestingJournals(port, keys, link if settings.url else None)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, resting)
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)

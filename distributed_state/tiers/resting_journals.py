@@ -19,7 +19,10 @@ from distributed_state.warm.subscription import Link
 
 
 class RestingJournals:
-    """The journals that this replica archives, and since when each is at rest. Without a link none ever is."""
+    """The journals that this replica archives, and since when each is at rest: never, without a link.
+
+    The embedded server has none here: no look wakes it.
+    """
 
     def __init__(self, port: Port, keys: Keys, link: Link | None) -> None:
         self._port = port

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from below import own_server, redis_of, tiers, until
 from controls import sabotage
+from counting import asked
 from faces import core
 
 from distributed_state.store import due_looks
+from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.warm.rounds import Rounds
 
 pytestmark = [pytest.mark.only(warm="real"), pytest.mark.brief("servers")]
@@ -66,20 +69,48 @@ async def test_if_nobody_told_it_it_would_find_it_at_its_next_look(opener: Any) 
         assert not await archived_soon(opener)
 
 
-async def test_an_archiver_that_rests_asks_for_nothing(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one look finds what three writes told of in one message."""
-    writer, archiver = await at_rest(opener)
+async def looks_of_one_that_was_woken(opener: Any, monkeypatch: pytest.MonkeyPatch, *, rests: bool) -> int:
+    """How often an archiver asks how far journals are in a second in which nobody writes; it would five times."""
+    _, archiver = await at_rest(opener)
     home = tiers(archiver).archiver
     looks: list[int] = []
     states = home._partitions.reachable_states
     monkeypatch.setattr(home._partitions, "reachable_states", lambda asked: (looks.append(1), states(asked))[1])
-    with redis_of(writer) as client:
-        before = client.info("commandstats")["cmdstat_spublish"]["calls"]
-        for number in range(3):
-            await writer.session("s").set("n", number)
-        await until(lambda: version(archiver, "s") == 3)
-        assert client.info("commandstats")["cmdstat_spublish"]["calls"] - before <= 2 + 3
-    assert len(looks) <= 3
+    if not rests:
+        monkeypatch.setattr(RestingJournals, "all_rest", lambda *_: False)
+    home.resting.stirred.set()
+    await until(lambda: looks)
+    await asyncio.sleep(1.0)
+    if not rests:
+        await until(lambda: len(looks) > 1)
+    return len(looks)
+
+
+async def test_an_archiver_that_finds_nothing_rests_again(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await looks_of_one_that_was_woken(opener, monkeypatch, rests=True) == 1
+
+
+async def test_one_that_never_rested_would_ask_again(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control."""
+    assert await looks_of_one_that_was_woken(opener, monkeypatch, rests=False) > 1
+
+
+async def test_of_what_is_behind_another_entry_nobody_is_told(opener: Any) -> None:
+    store = await opener(partitions=1, archiver=False, durability="memory")
+
+    async def told(writes: int) -> int:
+        with asked(store) as seen:
+            for number in range(writes):
+                await store.session("s").set("n", number)
+        return sum("}:journal" in each for each in seen.inside if each.startswith("SPUBLISH"))
+
+    assert await told(3) == 1
+    assert await told(3) == 0
+    await store.archive()
+    await store.emit("alone")
+    assert await told(3) == 0
+    await store.archive()
+    assert await told(3) == 1
 
 
 async def test_an_archiver_that_does_not_hear_looks_as_ever(opener: Any) -> None:
