@@ -50,7 +50,8 @@ class PartitionAssignment:
         self._pauses = 1.0  # of a look that finds no partition, until the next one, in thirds of `seconds`
         self._waits = False  # whether there are more members than have partitions
         self._tries = 0  # how many one of those who wait tries in a look
-        self._renew_at = self._join_at = 0.0
+        self._renew_at = 0.0
+        self._joined_until = 0.0  # so long we count as a member at least, if nothing is heard
         self.ends = 0.0  # when what is ours may be somebody else's, if nothing is heard
         self.mine: list[int] = []
         self.excess: list[int] = []
@@ -63,10 +64,11 @@ class PartitionAssignment:
         pauses = 1.0 if self.mine else self._pauses
         waits = self._waits and not self.mine
         free = await self._free() if waits else []
-        if not waits or free or self._rounds.due(self._join_at):
+        # Who waits says that it is there when hardly two looks are left for that: one may be in vain.
+        if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
             asked = self.mine or free[:1]
             kept, members = await self._ask(asked, int(self._ttl_ms * pauses))
-            self._join_at = now + self._seconds * pauses / 2
+            self._joined_until = now + self._seconds * pauses
             share, most = self._share(members, pauses) if members else (len(kept), 0)
             if not (waits and self._waits):
                 others = [each for each in range(self._keys.partitions) if each not in asked]
@@ -79,7 +81,11 @@ class PartitionAssignment:
     async def _free(self) -> list[int]:
         """Those of nobody, of as many as one who waits tries. Only looked at: a claim is a script that writes."""
         tried = random.sample(range(self._keys.partitions), min(self._tries, self._keys.partitions))
-        holders = await self._port.exchange([(b"GET", self._claim(each)) for each in tried])
+        try:
+            holders = await self._port.exchange([(b"GET", self._claim(each)) for each in tried])
+        except WarmUnavailable as error:
+            log.debug("none of %d partitions can be looked at: %s", len(tried), error)
+            return []
         return [each for each, holder in zip(tried, holders, strict=True) if holder is None]
 
     async def _ask(self, partitions: list[int], ttl_ms: int) -> tuple[list[int], int]:
