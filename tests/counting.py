@@ -13,6 +13,8 @@ import redis
 from below import urls_of
 from faces import core
 
+from distributed_state.warm.scripts import PROBE
+
 
 @dataclass
 class Asked:
@@ -22,8 +24,9 @@ class Asked:
     inside: list[str] = field(default_factory=list)
 
     def publishes(self) -> list[str]:
-        """What records told those who hold them; lifecycle events have channels of their own."""
-        return [each for each in self.inside if each.startswith("SPUBLISH ") and not re.search(r"}:e[ :]", each)]
+        """What records told those who hold them; lifecycle events and journals have channels of their own."""
+        told = [each for each in self.inside if each.startswith("SPUBLISH ")]
+        return [each for each in told if not re.search(r"}:(e[ :]|journal )", each)]
 
 
 @contextmanager
@@ -57,7 +60,9 @@ def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
                 if marker in each["command"]:
                     break
                 if each["client_type"] != "lua":
-                    probe = "Prove a link:" in each["command"]  # and what this script calls comes right after it
+                    probe = (
+                        PROBE.sha.decode() in each["command"] or "Prove a link:" in each["command"]
+                    )  # and what this script calls comes right after it
                 if not probe:
                     _note(found, core(store).settings.namespace, each)
 

@@ -37,6 +37,7 @@ class Group:
             team=tiers.keys.team(name),
             member=f"{tiers.replica}.{next(tiers.warm.count)}",
             claim=lambda partition: tiers.keys.group(partition, name)[0],
+            rounds=tiers.rounds,
             seconds=_TEAM_SECONDS,
         )
         self._mutex = tiers.port.mutex()

@@ -19,6 +19,7 @@ from distributed_state.cold.values import Erasure, Mortal
 from distributed_state.errors import Conflict, Deleted, DurabilityUnknown, Locked, StateError, Unavailable
 from distributed_state.port import Call, Job
 from distributed_state.records import deletion, erasure
+from distributed_state.store.due_looks import DueLooks
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -57,6 +58,7 @@ class Reaper(Worker):
         self._port = tiers.port
         self._job: Job | None = None
         self._empty: dict[int, float] = {}
+        self._looks = DueLooks(self._port.monotonic, tiers.archiver.resting.since)
         self._prune_at = self._erase_at = 0.0
         self._unfinished: set[Erasure] = set()
         self.expired = 0
@@ -89,20 +91,19 @@ class Reaper(Worker):
     async def sweep(self, partitions: Sequence[int]) -> bool:
         """End what is over in these partitions; whether there was more than one pass takes.
 
-        Of several servers one may be away: its partitions have their turn in a later sweep. Raises WarmUnavailable if
-        all are.
+        Of several servers one may be away: its partitions have their turn later. Raises WarmUnavailable if all are.
         """
         if not partitions:
             return False
+        reached = [each for each in partitions if self._looks.nothing_due(each)]
+        asked = [each for each in partitions if each not in reached]
         most = max(10, _AT_ONCE // len(partitions))
-        keys = [self._tiers.keys.partition(each) for each in partitions]
+        began = self._port.monotonic()
+        keys = map(self._tiers.keys.partition, asked)
         answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most]) for each in keys])
-        reached: list[int] = []
-        due: list[Due] = []
-        unfilled: dict[int, str] = {}
-        empty: list[int] = []
-        more = False
-        for partition, answer in zip(partitions, answers, strict=True):
+        due, unfilled, empty, more = list[Due](), dict[int, str](), list[int](), False
+        for partition, answer in zip(asked, answers, strict=True):
+            self._looks.forget(partition)
             if isinstance(answer, Unavailable):
                 log.debug("reaper: partition %d: %s", partition, answer)
                 continue
@@ -111,11 +112,14 @@ class Reaper(Worker):
             reached.append(partition)
             if answer[0] == b"uninitialised":
                 empty.append(partition)
+                self._looks.note(partition, began)
                 continue
             self._empty.pop(partition, None)
-            _, epoch, filled, now_ms, rows = answer
+            _, epoch, filled, now_ms, rows, later_ms = answer
             if filled != epoch:
                 unfilled[partition] = epoch.decode()
+            elif not rows:
+                self._looks.note(partition, began, now_ms, later_ms)
             found = zip(rows[::2], rows[1::2], strict=True)
             due += [Due(self._names(each), score, epoch.decode(), int(now_ms)) for each, score in found]
             more = more or len(rows) == 2 * most

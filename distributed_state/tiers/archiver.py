@@ -20,12 +20,14 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import Pass, grouped
 from distributed_state.tiers.filling import Filling
 from distributed_state.tiers.recovery import Recovery
+from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.values.journal import JournalEntry
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
 from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.partition_assignment import PartitionAssignment
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.telemetry import observed, several
 
 log = logging.getLogger(__name__)
@@ -39,7 +41,15 @@ class Archiver:
     """Carries commits of some partitions to SQL. Two on one partition are harmless, only wasteful."""
 
     def __init__(
-        self, port: Port, warm: Warm, cold: ColdStore, keys: Keys, settings: Settings, recovery: Recovery
+        self,
+        port: Port,
+        warm: Warm,
+        cold: ColdStore,
+        keys: Keys,
+        settings: Settings,
+        recovery: Recovery,
+        rounds: Rounds,
+        resting: RestingJournals,
     ) -> None:
         self._port = port
         self._partitions = warm.partitions
@@ -56,8 +66,11 @@ class Archiver:
             team=keys.archivers,
             member=warm.replica,
             claim=lambda partition: keys.partition(partition).archiver,
+            rounds=rounds,
         )
+        self._rounds = rounds
         self._job: Job | None = None
+        self.resting = resting
         self.archived = 0
         self.behind = False  # whether the last pass left entries in a journal that it read
         self.diverged: dict[int, str] = {}
@@ -286,13 +299,12 @@ class Archiver:
         longest = pause = self._settings.archive_every
         while True:
             # Here, because others who drive may only add to it.
-            self.behind = False
+            self.behind = rests = False
+            self.resting.stirred.clear()
             try:
                 await self._hold()
-                places = await self._partitions.reachable_states(self._keys_of(self._assignment.mine))
-                self.filling.note(places)
-                await self._look_for_other_lives(places)
-                found = self._behind(places)
+                found = self._behind(await self._look())
+                rests = self.resting.all_rest(self._assignment.mine)
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
@@ -303,9 +315,22 @@ class Archiver:
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
+            if rests and not await self.resting.stirred.wait(max(pause, self._rounds.left)):
+                continue
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.
                 await self._port.sleep(pause)
+
+    async def _look(self) -> dict[int, PartitionState]:
+        """How far our partitions are."""
+        mine = self._assignment.mine
+        self.resting.hear(mine)
+        asked = self._port.monotonic()
+        places = await self._partitions.reachable_states(self._keys_of(mine))
+        self.resting.looked(asked, places)
+        self.filling.note(places)
+        await self._look_for_other_lives(places)
+        return places
 
     async def _look_for_other_lives(self, places: dict[int, PartitionState]) -> None:
         """Start anew what was written in another life of its server, also where nobody writes."""

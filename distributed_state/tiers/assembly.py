@@ -27,6 +27,7 @@ from distributed_state.tiers.gathering import Gathering
 from distributed_state.tiers.memory import Memory
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.refill import Refill
+from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
 from distributed_state.values.freshness import Freshness
@@ -39,6 +40,7 @@ from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.event_relay import EventRelay
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.presence import Figures, Presence
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.stream import Stream
 from distributed_state.warm.subscription import Link
 
@@ -77,8 +79,8 @@ class Tiers:
         self._name = replica.encode()
         self.codec_of = codec_of
         self.warm = Warm(port, settings, replica, codec_of)
-        self.clock = self.warm.clock
-        self.telemetry = self.warm.telemetry
+        self.clock, self.telemetry = self.warm.clock, self.warm.telemetry
+        self.rounds = Rounds(port.monotonic)
         self.hot, self.link = self._local_and_link()
         mark = partial(leave_mark, self.warm.command, keys, layout)
         self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
@@ -88,16 +90,17 @@ class Tiers:
         self.familiar = Familiar()
         self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
-        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery)
+        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
+        link = self.link if self._uses_hot else None
+        resting = RestingJournals(port, keys, link if settings.url else None)
+        self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, resting)
         self.memory = Memory(port, self.warm, cold, self.archiver, keys, settings)
         self.stream = Stream(port, self.warm, self._archived, self.start, self.memory.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         relay = EventRelay(port, keys, self.link, self.replica)
         self.consumers = Consumers(port, self.stream, keys, self.link, relay, self._epochs_over)
-        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.figures)
-        self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
-        link = self.link if self._uses_hot else None
+        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.memory, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # who did not say what they remember, and when
         self.recovery.connect(self._gather, self._diverged)
@@ -123,6 +126,7 @@ class Tiers:
             self.keys,
             self.replica,
             max_staleness=settings.max_staleness,
+            rounds=self.rounds,
             lost=self._lost,
             epoch_heard=self.see,
             time_received=lambda *answer: self.clock.heard(*answer),
@@ -283,15 +287,8 @@ class Tiers:
     async def close(self) -> None:
         """Stop the background work and drop the connections. Every step is tried."""
         closing = [each.close for each in (*self.handlings, *self.workers)]
-        closing += [
-            self.refill.close,
-            self.consumers.close,
-            self.gathering.close,
-            self.archiver.close,
-            self.leases.close,
-            self.background_events.close,
-            self.presence.close,
-        ]
+        closing += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
+        closing += [self.leases.close, self.background_events.close, self.presence.close]
         closing += [self.link.close, self.port.close]
         for step in closing:
             try:

@@ -3,8 +3,8 @@
 To publish an event costs a server about 3 us for each connection that hears it, nearly all of that for the write to the
 socket. So where it comes to some percent of the server, one listener takes the right (relay.lua) to hear the events of
 its partitions alone for a second, keeps it, and publishes what it heard to all, on one channel of the same server. How
-long it gathers follows from how many listen, so that its messages take about a twentieth of the server however many
-listen and however much happens; the first after a pause is passed on at once.
+long it gathers follows from how many listen, so that its messages take at most a twentieth of the server however many
+listen and however much happens, and less where few do; the first after a pause is passed on at once.
 
 The script that writes an event falls back to all listeners if the right has run out or nobody is subscribed to the
 relay's channel. What a relay took and did not pass on, as it died, is a gap before the next event, or a tail that the
@@ -34,7 +34,9 @@ _ASK_AGAIN = 5.0  # seconds; also for so long it goes on where it is worth it no
 _LATE, _REST = 0.1, 30.0  # seconds: a relay that is so late three times in a row is none for so long
 _LATES = 3
 _LISTENER = 60e-6  # seconds that are gathered for each listener, whose message costs 3 us
-_SHORTEST, _LONGEST = 0.002, 0.04
+_GATHERED = 0.008  # and seconds for all of them: few listeners are woken less often, too
+_LONGEST = 0.04
+_SETTLED = 0.002
 _BATCH_BYTES = 256 * 1024  # far below what the server buffers for a listener
 
 
@@ -87,7 +89,7 @@ class EventRelay:
     @property
     def interval(self) -> float:
         """Seconds between two messages, at least."""
-        return min(max(self._listeners * _LISTENER, _SHORTEST), _LONGEST)
+        return min(_GATHERED + self._listeners * _LISTENER, _LONGEST)
 
     def noticed(self) -> None:
         """An event was published to all. Plain and quick: it runs on the reader."""
@@ -176,7 +178,7 @@ class EventRelay:
                 self._rests_until = self._port.monotonic() + _REST
                 break
         await self._ask(list(self._mine), 0, 0)
-        await self._port.sleep(_SHORTEST)  # what was published to us before that is on its way
+        await self._port.sleep(_SETTLED)  # what was published to us before that is on its way
         await self._flush()
 
     async def _flush_in_time(self) -> bool:

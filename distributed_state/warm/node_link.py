@@ -3,7 +3,7 @@
 Every so often the node is asked to run a script that writes, and publishes when it was asked. While the newest echo is
 at most `max_staleness` old, all that was published before it has arrived, because one connection keeps its order. Any
 other answer is silence: of a node that lost its slots, that is a replica now, that is cut off from its cluster. Where
-hot keeps nothing of what the node has, it is probed more rarely, and at once when something is to be kept.
+hot keeps nothing of what the node has, it is probed once a round, and at once when something is to be kept.
 
 What a partition's subscription is worth ends with it: when the connection is lost; when its slot moves, upon which the
 server ends the subscriptions of that slot and says so; when Redis begins another life.
@@ -21,18 +21,18 @@ from distributed_state.port import Job, Port, Wire
 from distributed_state.values.freshness import Freshness
 from distributed_state.warm.heard import Heard, HeardPartition
 from distributed_state.warm.node_channels import NodeChannels
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.scripts import PROBE
 
 log = logging.getLogger(__name__)
 _SILENCE = 5.0  # seconds
-_RESTING = 3.0  # seconds between two proofs of a link on which nothing rests
 _ROUND = 1.5  # seconds, which one round of the probe counts at most
 
 
 class NodeLink:
     """One connection after another to one node, while partitions are heard there."""
 
-    def __init__(self, port: Port, node: str, heard: Heard, *, max_staleness: float) -> None:
+    def __init__(self, port: Port, node: str, heard: Heard, *, max_staleness: float, rounds: Rounds) -> None:
         self.node = node
         self.channels = NodeChannels(heard)
         self.up = self.over = False
@@ -40,6 +40,7 @@ class NodeLink:
         self.running = 2  # jobs
         self._port = port
         self._heard = heard
+        self._rounds = rounds
         self._max_staleness = max_staleness
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = 0.0
@@ -181,14 +182,20 @@ class NodeLink:
                 if (self._due() and not await self._prove()) or self.channels.refused_some:
                     await self._ask_again()
                 self._give_up_if_silent()
-                await self._wanted.wait(self._every if self.up or self.channels.refused_some else 0.02)
+                await self._wanted.wait(self._pause())
         finally:
             self.running -= 1
+
+    def _pause(self) -> float:
+        """Seconds until the next round of the probe: at rest also when the replica asks for all else."""
+        if not self.up and not self.channels.refused_some:
+            return 0.02
+        return min(self._every, self._rounds.left) if self._at_rest else self._every
 
     def _due(self) -> bool:
         """Whether the node is to be probed: where hot keeps nothing, only so often that it is not taken for silent."""
         rests = self._at_rest and self._echo >= self._since
-        return self.up and not (rests and self._port.monotonic() < self._echo + _RESTING)
+        return self.up and not (rests and not self._rounds.passed(self._echo))
 
     async def _prove(self) -> bool:
         """Have the node publish to us; whether it did."""
@@ -197,9 +204,10 @@ class NodeLink:
         done = False
         try:
             if prober is not None:
-                # With its text each time: it is rare, and short.
-                words = PROBE.first_call(PROBE.call([prober.meta, prober.echoes], [repr(sent)]))
+                words = PROBE.call([prober.meta, prober.echoes], [repr(sent)])
                 (answer,) = await self._port.exchange_with(self.node, [words])
+                if isinstance(answer, Exception) and str(answer).startswith("NOSCRIPT"):
+                    (answer,) = await self._port.exchange_with(self.node, [PROBE.first_call(words)])
                 if isinstance(answer, Exception):
                     # A partition whose slot is being moved answers TRYAGAIN until that is done: others prove the node.
                     with self._heard.mutex:

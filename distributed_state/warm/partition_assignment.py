@@ -9,10 +9,12 @@ import logging
 import math
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Port
+from distributed_state.port import Call, Port
 from distributed_state.values.keys import Keys
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.scripts import CLAIM, JOIN
 
 log = logging.getLogger(__name__)
@@ -23,7 +25,7 @@ _RAREST = 3.0  # who has no partition looks more rarely than who has one, by so 
 class PartitionAssignment:
     """A fair share of the partitions for one member of a team, held by claims that run out.
 
-    Two in one process are two members, each by a name of its own.
+    Two in one process are two members, each by a name of its own. `rounds`: when its replica asks for what may wait.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class PartitionAssignment:
         team: bytes,
         member: str,
         claim: Callable[[int], bytes],
+        rounds: Rounds,
         seconds: float = SECONDS,
     ) -> None:
         self._port = port
@@ -43,26 +46,62 @@ class PartitionAssignment:
         self._claim = claim
         self._seconds = seconds
         self._ttl_ms = int(seconds * 1000)
+        self._rounds = rounds
         self._pauses = 1.0  # of a look that finds no partition, until the next one, in thirds of `seconds`
-        self._renew_at = self.ends = 0.0  # `ends`: when what is ours may be somebody else's, if nothing is heard
+        self._waits = False  # whether there are more members than have partitions
+        self._tries = 0  # how many one of those who wait tries in a look
+        self._renew_at = 0.0
+        self._joined_until = 0.0  # so long we count as a member at least, if nothing is heard
+        self.ends = 0.0  # when what is ours may be somebody else's, if nothing is heard
         self.mine: list[int] = []
         self.excess: list[int] = []
 
     async def hold(self) -> None:
         """Keep and take partitions, if it is time to: `mine` are those held then, `excess` those to give back."""
-        now = self._port.monotonic()
-        if now < self._renew_at:
+        if not self._rounds.due(self._renew_at):
             return
-        # Before the team is asked for: its server may be the one that is away, or takes long.
-        kept = await self._claimed(self.mine)
-        pauses = 1.0 if kept else self._pauses
-        share, most = await self._share(len(kept), pauses)
-        others = [each for each in range(self._keys.partitions) if each not in kept]
-        kept += await self._take(random.sample(others, min(most, len(others))), share - len(kept))
-        self.mine = kept
-        self.excess = kept[share:]
-        self._renew_at = now + self._seconds / 3 * (1.0 if kept else pauses)
+        now = self._port.monotonic()
+        pauses = 1.0 if self.mine else self._pauses
+        waits = self._waits and not self.mine
+        free = await self._free() if waits else []
+        # Who waits says that it is there when hardly two looks are left for that: one may be in vain.
+        if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
+            asked = self.mine or free[:1]
+            kept, members = await self._ask(asked, int(self._ttl_ms * pauses))
+            self._joined_until = now + self._seconds * pauses
+            share, most = self._share(members, pauses) if members else (len(kept), 0)
+            if not (waits and self._waits):
+                others = [each for each in range(self._keys.partitions) if each not in asked]
+                kept += await self._take(random.sample(others, min(most, len(others))), share - len(kept))
+            self.mine = kept
+            self.excess = kept[share:]
+        self._renew_at = now + self._rounds.pause(self._seconds / 3 * (1.0 if self.mine else pauses))
         self.ends = now + self._seconds
+
+    async def _free(self) -> list[int]:
+        """Those of nobody, of as many as one who waits tries. Only looked at: a claim is a script that writes."""
+        tried = random.sample(range(self._keys.partitions), min(self._tries, self._keys.partitions))
+        try:
+            holders = await self._port.exchange([(b"GET", self._claim(each)) for each in tried])
+        except WarmUnavailable as error:
+            log.debug("none of %d partitions can be looked at: %s", len(tried), error)
+            return []
+        return [each for each, holder in zip(tried, holders, strict=True) if holder is None]
+
+    async def _ask(self, partitions: list[int], ttl_ms: int) -> tuple[list[int], int]:
+        """Say that we are a member, and claim these; those that are ours then, and how many members there are.
+
+        One server of a cluster has the list of the team. While it is away nothing changes hands: there are 0 members,
+        and ours are what we kept.
+        """
+        joining: Call = JOIN, [self._team], [self.member, ttl_ms]
+        *claims, joined = await self._port.scripts([*self._claims(partitions, self._ttl_ms), joining])
+        kept = self._ours(partitions, claims)
+        if not isinstance(joined, StateError):
+            return kept, int(joined[1])
+        if not kept or not isinstance(joined, WarmUnavailable):
+            raise joined
+        return kept, 0
 
     async def _take(self, partitions: list[int], wanted: int) -> list[int]:
         """Take so many of these that are nobody's; what was taken."""
@@ -77,29 +116,23 @@ class PartitionAssignment:
             await self._claimed(taken[wanted:], ttl_ms=1)
         return taken[:wanted]
 
-    async def _share(self, kept: int, pauses: float) -> tuple[int, int]:
+    def _share(self, members: int, pauses: float) -> tuple[int, int]:
         """How many partitions are to be ours, and how many to try for that.
 
         Who has none where all have their holders finds one only when somebody ends. Together all who wait try each
         partition twice in a third of `seconds`, and one who would try less than one looks more rarely instead. *Each of
-        320 tried all 64, and 23 % of a Redis went into that.*
-
-        One server of a cluster has the list of the team. While it is away nothing changes hands: ours are what we kept.
+        320 tried all 64, and 23 % of a Redis went into that.* That it is a member it says at every second look or so.
         """
-        try:
-            _, members = await self._port.script(JOIN, [self._team], [self.member, int(self._ttl_ms * pauses)])
-        except WarmUnavailable:
-            if not kept:
-                raise
-            return kept, 0
         partitions = self._keys.partitions
-        share = -(-partitions // int(members))
-        waiting = int(members) - partitions // share
+        share = -(-partitions // members)
+        waiting = members - partitions // share
+        self._waits = waiting > 0
         # Of the next look: this one has said for how long it counts.
         self._pauses = min(max(waiting / (2 * partitions), 1.0), _RAREST)
         if waiting <= 0:
             return share, partitions
-        return share, math.ceil(2 * partitions * pauses / waiting)
+        self._tries = math.ceil(2 * partitions * pauses / waiting)
+        return share, self._tries
 
     async def leave(self) -> None:
         """Leave everything to the others at once."""
@@ -120,14 +153,20 @@ class PartitionAssignment:
         wanted = list(partitions)
         if not wanted:
             return []
-        asked = [self.member, self._ttl_ms if ttl_ms is None else ttl_ms]
         try:
-            answers = await self._port.scripts([(CLAIM, [self._claim(each)], asked) for each in wanted])
+            answers = await self._port.scripts(self._claims(wanted, self._ttl_ms if ttl_ms is None else ttl_ms))
         except WarmUnavailable as error:
             log.debug("none of %d partitions can be claimed: %s", len(wanted), error)
             return []
+        return self._ours(wanted, answers)
+
+    def _claims(self, partitions: list[int], ttl_ms: int) -> list[Call]:
+        return [(CLAIM, [self._claim(each)], [self.member, ttl_ms]) for each in partitions]
+
+    @staticmethod
+    def _ours(partitions: list[int], answers: list[Any]) -> list[int]:
         return [
             each
-            for each, answer in zip(wanted, answers, strict=True)
+            for each, answer in zip(partitions, answers, strict=True)
             if not isinstance(answer, StateError) and answer[0] == b"ok"
         ]

@@ -24,6 +24,7 @@ from distributed_state.values import codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.results import Replica
 from distributed_state.warm.client import Warm
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.scripts import BEAT, ROLL
 from distributed_state.warm.stream import Stream
 
@@ -54,12 +55,14 @@ class Presence:
         stream: Stream,
         keys: Keys,
         settings: Settings,
+        rounds: Rounds,
         figures: Callable[[], Figures],
     ) -> None:
         self._port = port
         self._warm = warm
         self._stream = stream
         self._keys = keys
+        self._rounds = rounds
         self._figures = figures
         self._every = settings.beat
         self._pause = settings.beat  # until the next beat of the job; what a beat says of itself goes by it
@@ -149,7 +152,7 @@ class Presence:
             except StateError as error:
                 log.log(logging.WARNING if self._reached else logging.DEBUG, "beat: %s", error)
                 self._reached = False
-            await self._port.sleep(self._pause if self._reached else self._every)
+            await self._port.sleep(self._rounds.pause(self._pause) if self._reached else self._every)
 
     async def _beat(self) -> list[str]:
         """Report that we are there; the replicas that we see to be lost."""

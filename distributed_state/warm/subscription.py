@@ -23,6 +23,7 @@ from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
 from distributed_state.warm.heard import Handler, Heard, HeardPartition
 from distributed_state.warm.node_link import NodeLink
+from distributed_state.warm.rounds import Rounds
 
 
 class Link:
@@ -40,6 +41,7 @@ class Link:
         replica: str,
         *,
         max_staleness: float,
+        rounds: Rounds,
         lost: Callable[[list[Freshness]], None],
         epoch_heard: Callable[[int, str], None],
         time_received: Callable[[str, Any, float], None],
@@ -48,6 +50,7 @@ class Link:
         self._keys = keys
         self._replica = replica
         self._max_staleness = max_staleness
+        self._rounds = rounds
         self._mutex = port.mutex()
         self._partitions: dict[int, HeardPartition] = {}
         self._nodes: dict[str, NodeLink] = {}
@@ -182,7 +185,7 @@ class Link:
     def _hear(self, heard: HeardPartition, node: str) -> None:
         link = self._nodes.get(node)
         if link is None:
-            link = NodeLink(self._port, node, self._heard, max_staleness=self._max_staleness)
+            link = NodeLink(self._port, node, self._heard, max_staleness=self._max_staleness, rounds=self._rounds)
             self._nodes[node] = link
             link.begin()
         heard.node = node

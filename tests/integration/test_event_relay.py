@@ -59,7 +59,7 @@ async def relay_among(replicas: list[Any], heard: list[list[Event]]) -> Any:
 async def test_each_replica_hears_each_event_once_and_in_order_in_few_messages(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(event_relay, "_SHORTEST", 0.2)
+    monkeypatch.setattr(event_relay, "_GATHERED", 0.2)
     monkeypatch.setattr(event_relay, "_LONGEST", 0.2)
     replicas, heard = await listening(opener, 3)
     relay = await relay_among(replicas, heard)

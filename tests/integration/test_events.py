@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from below import names, own_server, redis_of, tiers, until
 from controls import sabotage
+from counting import asked
 from proxy import Proxy
 from reaping import run
 
@@ -240,11 +241,41 @@ async def test_a_lost_reply_is_asked_for_again_and_the_event_is_written_once(ope
         assert written.data == {"n": 1}
         await answer_lost(COMMIT.sha, other.session("s").write(phase="p"))
         assert await count("session.phase") == 1
-        with sabotage("emit", "if string.sub(head, 1, #id + 1) == id .. '\\n' then", "if false then"):
-            await other.emit("load", subject="s")
-            await answer_lost(EMIT.sha, other.emit("mail.doubled", subject="s"))
-        assert await count("mail.doubled") == 2
+        guards = [
+            ("if string.sub(head, 1, #id + 1) == id .. '\\n' then", "if false then"),
+            ("since > event_ms + 0 and since > floor_ms", "true"),
+        ]
+        for guard, broken in guards:
+            with sabotage("emit", guard, broken):
+                await other.emit("load", subject="s")
+                await answer_lost(EMIT.sha, other.emit("mail.doubled", subject="s"))
+        assert await count("mail.doubled") == 4
         await other.close()
+
+
+async def reads_of_the_stream(opener: Any) -> int:
+    """How often ten events that follow one another made their script read what was written before."""
+    store = await opener(archiver=False, partitions=1)
+    await store.emit("first", subject="s")
+    await asyncio.sleep(0.01)  # the newest is older than the next to a millisecond, by the clock that is asked now
+    await tiers(store).clock.ask()
+    with asked(store) as seen:
+        for _ in range(10):
+            await asyncio.sleep(0.01)
+            await store.emit("next", subject="s")
+    return sum(each.startswith("XREVRANGE") for each in seen.inside)
+
+
+@single
+async def test_an_event_whose_stream_has_none_since_it_was_sent_reads_none(opener: Any) -> None:
+    assert await reads_of_the_stream(opener) == 0
+
+
+@single
+async def test_without_the_note_of_the_newest_each_would_read_the_stream(opener: Any) -> None:
+    """Negative control."""
+    with sabotage("emit", "local seen = event_ms and", "local seen = false and"):
+        assert await reads_of_the_stream(opener) == 10
 
 
 @pytest.mark.parametrize("how", ["trimmed", "emptied", "dropped"])

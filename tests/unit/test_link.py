@@ -19,6 +19,7 @@ from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
 from distributed_state.warm import node_channels, node_link
 from distributed_state.warm.node_channels import NodeChannels
+from distributed_state.warm.rounds import Rounds
 from distributed_state.warm.subscription import Link
 
 KEYS = Keys("ns", 4)
@@ -191,8 +192,10 @@ class Replica:
     def __init__(self, cluster: Cluster, max_staleness: float = 0.2) -> None:
         self.cluster, self.heard, self.lost, self.epochs = cluster, dict[bytes, list[bytes]](), list[Freshness](), []
         self.epochs = list[tuple[int, str]]()
+        rounds = Rounds(lambda: cluster.now)
+        rounds._phase = cluster.now  # so that tests know when they are
         self.link = Link(
-            cluster, KEYS, "me", max_staleness=max_staleness, lost=self.lost.extend,
+            cluster, KEYS, "me", max_staleness=max_staleness, rounds=rounds, lost=self.lost.extend,
             epoch_heard=lambda *epoch: self.epochs.append(epoch), time_received=lambda *answer: None,
         )  # type: ignore[arg-type]  # fmt: skip
 

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import redis
 
@@ -14,6 +15,8 @@ from deploy.load.curves.curve import Curve, Progress
 from distributed_state import AsyncStateStore
 from distributed_state.programs.servers import redis_server
 
+_SESSIONS = 500
+_THOUSAND = 1000
 _SETTLED = 20.0  # seconds: each has its share, and beats and looks as rarely as it will
 
 
@@ -27,7 +30,11 @@ def _counted(client: redis.Redis) -> tuple[float, Counter[str]]:
 async def _rest(
     url: str, archive: str, replicas: int, settled: float, seconds: float
 ) -> tuple[float, dict[str, float]]:
-    stores = [await AsyncStateStore.open(url, archive=archive, namespace=f"idle{replicas}") for _ in range(replicas)]
+    settings: dict[str, Any] = {"archive": archive, "namespace": f"idle{replicas}"}
+    async with AsyncStateStore.open(url, **settings) as writer:  # there is something in each partition, and archived
+        sessions = [writer.session(f"s{number}", idle=3600) for number in range(_SESSIONS)]
+        await asyncio.gather(*(each.set("a", 1) for each in sessions))
+    stores = [await AsyncStateStore.open(url, **settings) for _ in range(replicas)]
     try:
         with redis.Redis.from_url(url) as client:
             await asyncio.sleep(settled)
@@ -50,12 +57,21 @@ def resting(replicas: int, *, settled: float = _SETTLED, seconds: float = 20.0) 
 
 
 def idle(sizes: Sequence[int], progress: Progress, *, settled: float = _SETTLED, seconds: float = 20.0) -> Curve:
-    """What a fleet at rest takes of a server. 2 % for 320 are some 4 % for a thousand."""
+    """What a fleet at rest takes of a server. The last is what a thousand would, by the line through the two before."""
     costs = []
     for size in sizes:
         progress(f"{size} replicas at rest")
         costs.append(resting(size, settled=settled, seconds=seconds)[0])
-    return Curve("server CPU of a fleet at rest", "%", "replicas", list(sizes), costs, 2.0)
+    costs.append(extrapolated(sizes, costs))
+    name = f"server CPU of a fleet at rest ({_THOUSAND}: extrapolated)"
+    return Curve(name, "%", "replicas", [*sizes, _THOUSAND], costs, 4.0)
+
+
+def extrapolated(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """What a thousand would cost by the line through the last two, or through zero if there is one; never less."""
+    (size, cost), *before = [*zip(sizes, costs, strict=True)][:-3:-1]
+    few, less = before[0] if before else (0, 0.0)
+    return cost + max(cost - less, 0.0) / (size - few) * (_THOUSAND - size)
 
 
 if __name__ == "__main__":

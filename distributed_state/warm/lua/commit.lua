@@ -47,6 +47,7 @@ local window_ms = 300000 -- @constant how long op ids of other replicas are kept
 local kept_events = 10000 -- @constant how many lifecycle events stay in the stream
 
 -- @include clock
+local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
 if not current then return {'uninitialised'} end

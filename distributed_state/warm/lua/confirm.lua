@@ -17,6 +17,7 @@ local journal, meta, record = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local call = redis.call
 -- Not same_data: a commit is known by its event, and a mere change of the data's name must not make it look lost.
+local written = call('HGET', meta, 'journal')
 -- @include written
 if current ~= epoch then return {'epoch', current or ''} end
 local here = false

@@ -2,7 +2,9 @@
   The records of a partition whose lifetime has to be looked at now, the most overdue first.
   KEYS  lifetimes  meta
   ARGV  most    this many
-  Returns {'ok', epoch, epoch that the set was filled for | '', now_ms, {member, score, ...}} | {'uninitialised'}
+  Returns {'ok', epoch, epoch that the set was filled for | '', now_ms, {member, score, ...}, the next score | ''}
+          the last one only if there are none now
+        | {'uninitialised'}
 ]]
 local lifetimes, meta = KEYS[1], KEYS[2]
 local most = ARGV[1]
@@ -10,4 +12,6 @@ local place = redis.call('HMGET', meta, 'epoch', 'lifetimes')
 if not place[1] then return {'uninitialised'} end
 -- @include clock
 local at = format('%d', now_ms)
-return {'ok', place[1], place[2] or '', at, redis.call('ZRANGEBYSCORE', lifetimes, '-inf', at, 'WITHSCORES', 'LIMIT', 0, most)}
+local due = redis.call('ZRANGEBYSCORE', lifetimes, '-inf', at, 'WITHSCORES', 'LIMIT', 0, most)
+local next = not due[1] and redis.call('ZRANGE', lifetimes, 0, 0, 'WITHSCORES')[2]
+return {'ok', place[1], place[2] or '', at, due, next or ''}

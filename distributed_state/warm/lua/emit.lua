@@ -24,13 +24,18 @@ local call = redis.call
 local op = replica .. '.' .. sequence
 local id = op .. '.0'
 -- @include clock
+local written, event, event_ms, floor_ms, relay, interests =
+  unpack(call('HMGET', meta, 'journal', 'event', 'event_ms', 'event_floor_ms', 'relay', 'interests'))
 -- @include written
 -- @include same_data
 local epoch = current
 if not epoch then return {'uninitialised'} end
 -- Has it been written already? What was written since then are the newest, few or none unless this lay about somewhere,
 -- and kept_events at most. Where they were dropped meanwhile, or the partition began anew, not all of them are here.
-local from, seen, count = '+', false, 1
+-- Mostly the newest one is older, and no look is needed: that costs as much as what is written.
+floor_ms = (floor_ms or 0) + 0
+local seen = event_ms and since > event_ms + 0 and since > floor_ms
+local from, count = '+', 1
 while from and not seen do
   local page = call('XREVRANGE', events, from, '-', 'COUNT', count)
   for _, entry in ipairs(page) do
@@ -44,7 +49,7 @@ while from and not seen do
   end
   from, count = page[count] and '(' .. page[count][1], 16
 end
-if not seen and since <= tonumber(call('HGET', meta, 'event_floor_ms') or '0') then return {'unsure', format('%d', now_ms), epoch} end
+if not seen and since <= floor_ms then return {'unsure', format('%d', now_ms), epoch} end
 if member ~= '' then
   local due = call('ZSCORE', roll, member)
   if not due or tonumber(due) > now[1] * 1000 + now[2] / 1000 then return {'early'} end
@@ -53,7 +58,6 @@ end
 
 -- From here on only writes.
 if member ~= '' then call('ZREM', roll, member) end
-local event, relay, interests = unpack(call('HMGET', meta, 'event', 'relay', 'interests'))
 local types, payloads, version = {event_type}, {data}, '0'
 event = (event or 0) + 0
 local last_event = format('%d', event + 1)

@@ -8,6 +8,7 @@ local journal, meta = KEYS[1], KEYS[2]
 local life, epoch, event = ARGV[1], ARGV[2], ARGV[3]
 local call = redis.call
 -- @include clock
+local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
 if current ~= epoch then return {'epoch'} end

@@ -7,6 +7,7 @@
 local journal, meta = KEYS[1], KEYS[2]
 local life, call = ARGV[1], redis.call
 -- @include clock
+local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
 if not current then return {'uninitialised'} end

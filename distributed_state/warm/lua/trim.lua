@@ -10,6 +10,7 @@ local journal, meta = KEYS[1], KEYS[2]
 local life, epoch, archived, event, total_bytes = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local call = redis.call
 -- @include clock
+local written = call('HGET', meta, 'journal')
 -- @include written
 -- @include same_data
 if current ~= epoch then return {'epoch'} end

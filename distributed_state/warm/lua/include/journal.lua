@@ -2,14 +2,21 @@
   An entry at the end of a partition's journal, and the partition's counts with it.
   Expects  clock, life, written and same_data (offset and bytes may be numbers by now), journal
            entry_id, text, version, kind, actor, token_held, last_message, data; text '' and version '0' = no record
-           last_event    the number of the last event, if there are new ones, else nil
+           last_event    the number of the last event, if there are new ones, else nil; when that was is noted as well
   Defines  offset, bytes    of this one, as texts
 ]]
+local alone = offset - archived_offset == 0
 offset, bytes = format('%d', offset + 1), format('%d', bytes + #data + #text + 128)
 local progress = current .. ' ' .. offset .. ' ' .. bytes .. ' ' .. archived_offset .. ' ' .. archived_bytes
   .. ' ' .. life .. ' ' .. proved
 -- In one call: another one costs more than all of this.
-if last_event then call('HSET', meta, 'journal', progress, 'event', last_event) else call('HSET', meta, 'journal', progress) end
+if last_event then
+  call('HSET', meta, 'journal', progress, 'event', last_event, 'event_ms', format('%d', now_ms))
+else
+  call('HSET', meta, 'journal', progress)
+end
 -- The head is one value, lines as in warm._entry: a stream entry of many fields costs more than the rest of the write.
 call('XADD', journal, offset .. '-0', 'h', entry_id .. '\n' .. text .. '\n' .. version .. '\n' .. now[1] .. ' ' .. now[2]
   .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message, 'd', data)
+-- Who archives it looks rarely where there is nothing to archive. Of those behind it nobody needs to be told.
+if alone then call('SPUBLISH', journal, '') end

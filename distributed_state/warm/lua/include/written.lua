@@ -1,13 +1,13 @@
 --[[
   How far the journal of a partition was written, and archived. All in one field, which is taken apart faster than six
   are read.
-  Expects  call (redis.call), meta, life (of the connection)
+  Expects  life (of the connection), written (meta's field 'journal')
   Defines  current          the epoch, nil if the partition holds none, or is of another life of the data
            offset, bytes    of the last entry, as texts
            archived_offset, archived_bytes    of the last one that is archived, as texts
-           written, proved  the field, and of it when the server was last asked whether it has this life: see same_data
+           proved           when the server was last asked whether it has this life: see same_data
 ]]
-local written = call('HGET', meta, 'journal') or ''
+written = written or ''
 local current, offset, bytes, archived_offset, archived_bytes, current_life, proved =
   string.match(written, '^(%S+) (%S+) (%S+) (%S+) (%S+) (%S+) (%S+)$')
 if current_life ~= life then current = nil end
