@@ -54,7 +54,7 @@ MEASURED: dict[str, tuple[Measure, list[int]]] = {
     "first": (first_writes, [300, 3_000, 30_000]),
     "small": (small_sessions, [1, 4, 16]),
     "redis": (warm_bytes, [200, 2_000, 20_000]),
-    "idle": (idle, [20, 80, 320]),
+    "idle": (idle, [80, 320, 1_000]),
     "sql": (sql_bytes, [300, 1_000, 3_000]),
     "sql-packed": (packed_sql_bytes, [300, 1_000, 3_000]),
     "sql-encrypted": (encrypted_sql_bytes, [300, 1_000, 3_000]),

@@ -152,21 +152,25 @@ def put(
     `before` are rows as they stand: most commits change a part of their columns only.
     """
     new: list[Row] = []
-    known: dict[tuple[str, ...], list[Row]] = {_USUAL: [], (*_USUAL, *_RARE): []}
-    usual, every = known
+    usual: list[Row] = []
+    every: list[Row] = []
     for row in rows:
         if "key" in row:
             was = before.get(row["record"])
-            names = usual if was and _rare(was) == _rare(row) else every
-            known[names].append((row["key"], *(row[name] for name in names)))
+            if was is not None and _rare(was) == _rare(row):
+                usual.append(_usual(row))
+            else:
+                every.append(_every(row))
         else:
             new.append(tuple(row[column.name] for column in _COLUMNS))
-    for names, changed in known.items():
-        bulk.change(connection, records.c.key, [records.c[name] for name in names], changed)
+    bulk.change(connection, records.c.key, [records.c[name] for name in _USUAL], usual)
+    bulk.change(connection, records.c.key, [records.c[name] for name in (*_USUAL, *_RARE)], every)
     bulk.add(connection, records, new, _COLUMNS)
 
 
 _rare = itemgetter(*_RARE)
+_usual = itemgetter("key", *_USUAL)
+_every = itemgetter("key", *_USUAL, *_RARE)
 
 
 def remove(connection: Connection, some: Iterable[int]) -> None:

@@ -27,7 +27,7 @@ from distributed_state.values.model import Ref
 from distributed_state.warm.answers import Committed, PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.partition_assignment import PartitionAssignment
-from distributed_state.warm.rounds import Rounds
+from distributed_state.warm.rounds import SECONDS, Rounds
 from distributed_state.warm.telemetry import observed, several
 
 log = logging.getLogger(__name__)
@@ -315,7 +315,7 @@ class Archiver:
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)
                 log.warning("archiver: %s; trying again in %.1f s", error, pause)
-            if rests and not await self.resting.stirred.wait(max(pause, self._rounds.left)):
+            if rests and not await self.resting.stirred.wait(max(pause, min(self._rounds.left, SECONDS))):
                 continue
             if not moved or not self.behind:
                 # Together, commits are archived at a fraction of the cost.

@@ -21,7 +21,7 @@ from distributed_state.port import Job, Port, Wire
 from distributed_state.values.freshness import Freshness
 from distributed_state.warm.heard import Heard, HeardPartition
 from distributed_state.warm.node_channels import NodeChannels
-from distributed_state.warm.rounds import Rounds
+from distributed_state.warm.rounds import SECONDS, Rounds
 from distributed_state.warm.scripts import PROBE
 
 log = logging.getLogger(__name__)
@@ -177,8 +177,11 @@ class NodeLink:
         try:
             while not self.over:
                 self._wanted.clear()
+                rested = self._at_rest
                 with self._heard.mutex:
                     self._at_rest = self.up and self.channels.nothing_kept
+                if rested and not self._at_rest:
+                    self._quiet = 0.0  # what nobody asked for was no silence
                 if (self._due() and not await self._prove()) or self.channels.refused_some:
                     await self._ask_again()
                 self._give_up_if_silent()
@@ -245,8 +248,10 @@ class NodeLink:
         self._quiet += min(now - self._round, _ROUND)
         self._round = now
         wire = self.channels.wire
-        if wire is not None and self._quiet > _SILENCE:
-            log.warning("link: nothing heard for %.0f s", _SILENCE)
+        # At rest an echo comes once a round, which is longer in a large fleet.
+        most = _SILENCE + (self._rounds.seconds - SECONDS if self._at_rest else 0.0)
+        if wire is not None and self._quiet > most:
+            log.warning("link: nothing heard for %.0f s", most)
             self._quiet = 0.0
             wire.close()
 

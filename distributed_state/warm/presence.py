@@ -164,6 +164,7 @@ class Presence:
             BEAT, [keys.roll, keys.replica(replica)], [replica, stated, ttl_ms, ttl_ms + _KEPT_MS]
         )
         self._members = int(answer[1])
+        self._rounds.spread(self._members)
         if answer[0] == b"late":
             self._judges_from = self._port.monotonic() + ttl_ms / 1000
         if self._port.monotonic() < self._judges_from:

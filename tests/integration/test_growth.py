@@ -25,7 +25,7 @@ from deploy.load.curves.events import events, unwanted
 from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.holders import Held, holders
-from deploy.load.curves.idle import extrapolated, idle, resting
+from deploy.load.curves.idle import idle, resting
 from deploy.load.curves.picture import placed
 from deploy.load.curves.purging import compacting, purging
 from deploy.load.curves.reads import Archive, reads
@@ -102,14 +102,8 @@ def test_replicas_at_rest_are_measured() -> None:
 @pytest.mark.wide
 def test_a_fleet_at_rest_is_measured() -> None:
     curve = idle([1, 2], lambda _: None, settled=0.5, seconds=1.0)
-    assert curve.sizes == [1, 2, 1000]
+    assert curve.sizes == [1, 2]
     assert min(curve.costs) >= 0
-
-
-def test_what_a_thousand_at_rest_would_take_is_extrapolated_by_the_last_two() -> None:
-    assert extrapolated([20, 80, 320], [9.0, 1.0, 1.6]) == pytest.approx(3.3)
-    assert extrapolated([80, 320], [1.0, 0.9]) == 0.9, "a line that sinks is noise"
-    assert extrapolated([500], [2.0]) == 4.0
 
 
 def probes_for_each_beat() -> float:

@@ -192,7 +192,7 @@ class Replica:
     def __init__(self, cluster: Cluster, max_staleness: float = 0.2) -> None:
         self.cluster, self.heard, self.lost, self.epochs = cluster, dict[bytes, list[bytes]](), list[Freshness](), []
         self.epochs = list[tuple[int, str]]()
-        rounds = Rounds(lambda: cluster.now)
+        self.rounds = rounds = Rounds(lambda: cluster.now)
         rounds._phase = cluster.now  # so that tests know when they are
         self.link = Link(
             cluster, KEYS, "me", max_staleness=max_staleness, rounds=rounds, lost=self.lost.extend,
@@ -628,6 +628,38 @@ async def test_a_link_that_always_rested_would_prove_too_little(
     monkeypatch.setattr(NodeChannels, "nothing_kept", True)
     with pytest.raises(AssertionError):
         await rests(cluster)
+
+
+async def rests_in_a_large_fleet(cluster: Cluster) -> None:
+    """A thousand replicas prove such links every nine seconds; what begins to be kept then is kept at once."""
+    replica = listening(cluster)
+    replica.rounds.spread(1000)
+    await cluster.until(lambda: replica.epochs)
+    for _ in range(4):
+        await passed(cluster, 8.0)
+    assert len(replica.epochs) <= 6
+    assert len(cluster.servers["a:1"].wires) == 1, "it was not taken for silent"
+    near = await replica.hears(0)
+    await cluster.until(lambda: replica.good(near))
+    await passed(cluster, 1.0)
+    assert replica.good(near)
+    assert len(cluster.servers["a:1"].wires) == 1, "nor when it was proved often again"
+    await replica.link.close()
+
+
+async def test_in_a_large_fleet_a_link_that_rests_is_proved_more_rarely_and_not_taken_for_silent(
+    cluster: Cluster,
+) -> None:
+    await rests_in_a_large_fleet(cluster)
+
+
+async def test_it_would_be_taken_for_silent_as_soon_as_another(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control."""
+    monkeypatch.setattr(node_link, "SECONDS", 9.0)
+    with pytest.raises(AssertionError):
+        await rests_in_a_large_fleet(cluster)
 
 
 async def begins_to_keep(cluster: Cluster) -> None:

@@ -63,3 +63,18 @@ def test_a_moment_has_passed_once() -> None:
     clock.now = at + SECONDS - 1e-9
     assert clock.rounds.passed(at)
     assert not clock.rounds.passed(clock.now)
+
+
+@pytest.mark.parametrize(("members", "seconds"), [(1, 3.0), (300, 3.0), (600, 6.0), (900, 9.0), (5000, 9.0)])
+def test_in_a_large_fleet_the_moments_lie_further_apart(members: int, seconds: float) -> None:
+    """So that a thousand wake a server no more often than three hundred do."""
+    clock = Clock()
+    clock.rounds.spread(members)
+    clock.now += clock.rounds.left
+    assert clock.rounds.left == pytest.approx(seconds, abs=0.1)
+    at = clock.now
+    clock.now = at + seconds - 0.1
+    assert not clock.rounds.passed(at)
+    clock.now = at + seconds
+    assert clock.rounds.passed(at)
+    assert clock.rounds.pause(2.9) == 2.9

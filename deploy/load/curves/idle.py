@@ -16,7 +16,6 @@ from distributed_state import AsyncStateStore
 from distributed_state.programs.servers import redis_server
 
 _SESSIONS = 500
-_THOUSAND = 1000
 _SETTLED = 20.0  # seconds: each has its share, and beats and looks as rarely as it will
 
 
@@ -57,27 +56,18 @@ def resting(replicas: int, *, settled: float = _SETTLED, seconds: float = 20.0) 
 
 
 def idle(sizes: Sequence[int], progress: Progress, *, settled: float = _SETTLED, seconds: float = 20.0) -> Curve:
-    """What a fleet at rest takes of a server. The last is what a thousand would, by the line through the two before."""
+    """What a fleet at rest takes of a server."""
     costs = []
     for size in sizes:
         progress(f"{size} replicas at rest")
         costs.append(resting(size, settled=settled, seconds=seconds)[0])
-    costs.append(extrapolated(sizes, costs))
-    name = f"server CPU of a fleet at rest ({_THOUSAND}: extrapolated)"
-    return Curve(name, "%", "replicas", [*sizes, _THOUSAND], costs, 4.0)
-
-
-def extrapolated(sizes: Sequence[int], costs: Sequence[float]) -> float:
-    """What a thousand would cost by the line through the last two, or through zero if there is one; never less."""
-    (size, cost), *before = [*zip(sizes, costs, strict=True)][:-3:-1]
-    few, less = before[0] if before else (0, 0.0)
-    return cost + max(cost - less, 0.0) / (size - few) * (_THOUSAND - size)
+    return Curve("server CPU of a fleet at rest", "%", "replicas", list(sizes), costs, 4.0)
 
 
 if __name__ == "__main__":
     import sys
 
-    for size in map(int, sys.argv[1:] or ["20", "80", "320"]):
+    for size in map(int, sys.argv[1:] or ["80", "320", "1000"]):
         cost, asked = resting(size)
         sent = asked.get("evalsha", 0.0) + asked.get("eval", 0.0)
         each = ", ".join(f"{name} {count:.2f}" for name, count in sorted(asked.items(), key=lambda of: -of[1]))
