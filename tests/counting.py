@@ -70,6 +70,8 @@ def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
 def _note(found: Asked, namespace: str, each: dict[str, str]) -> None:
     command = each["command"]
     beat = "}:roll" in command or "}:replica:" in command
+    # Without a link a replica looks now and then whether it is asked what it remembers.
+    beat = beat or command.endswith(":gatherings")
     # A link is made when something is first to be heard at its node, and that is when it comes to it.
     link = command.startswith(("SSUBSCRIBE", "SUNSUBSCRIBE"))
     if f"{namespace}:" in command and not beat and not link:

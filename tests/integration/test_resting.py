@@ -12,6 +12,7 @@ from counting import asked
 from faces import core
 
 from distributed_state.store import due_looks
+from distributed_state.tiers import archiver as archiving
 from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.warm.rounds import Rounds
 
@@ -24,6 +25,7 @@ TELLS = "if alone then call('SPUBLISH', journal, '') end"
 def rarely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is at rest looks again in an hour."""
     monkeypatch.setattr(Rounds, "left", 3600.0)
+    monkeypatch.setattr(archiving, "SECONDS", 3600.0)
     monkeypatch.setattr(due_looks, "_SECONDS", 3600.0)
 
 
