@@ -359,6 +359,7 @@ async def test_a_second_cut_in_the_middle_begins_anew(opener: Any) -> None:
 @single
 @replicas
 @control
+@pytest.mark.wide
 async def test_if_what_was_said_before_the_second_cut_counted_a_change_would_be_missed(
     opener: Any, monkeypatch: Any
 ) -> None:

@@ -65,6 +65,7 @@ async def test_what_is_written_wakes_an_archiver_that_rests(opener: Any) -> None
     assert await archived_soon(opener)
 
 
+@pytest.mark.wide
 async def test_if_nobody_told_it_it_would_find_it_at_its_next_look(opener: Any) -> None:
     """Negative control."""
     with sabotage("commit", TELLS, ""):
@@ -92,6 +93,7 @@ async def test_an_archiver_that_finds_nothing_rests_again(opener: Any, monkeypat
     assert await looks_of_one_that_was_woken(opener, monkeypatch, rests=True) == 1
 
 
+@pytest.mark.wide
 async def test_one_that_never_rested_would_ask_again(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     assert await looks_of_one_that_was_woken(opener, monkeypatch, rests=False) > 1
@@ -175,6 +177,7 @@ async def test_what_is_written_at_rest_ends_in_time(opener: Any) -> None:
     assert await ends_soon(opener, 2.0)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("guard", [("commit", TELLS, ""), ("due", "next or ''", "''")])
 async def test_without_that_it_would_end_late(opener: Any, guard: tuple[str, str, str]) -> None:
     """Negative controls: nobody tells that something was written, or when the next is due."""
