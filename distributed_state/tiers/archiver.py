@@ -94,6 +94,7 @@ class Archiver:
         """Stop, and leave the partitions to others at once."""
         if self._job is None:
             return
+        self.resting.stirred.set()  # a thread that waits looks for its own end now and then only
         await self._job.stop()
         self._job = None
         await self._assignment.leave()

@@ -260,6 +260,7 @@ class NodeLink:
     def end(self) -> None:
         """Let it run out: nothing is to be heard here any more."""
         self.over = True
+        self._wanted.set()
         wire = self.channels.wire
         if wire is not None:
             wire.close()
