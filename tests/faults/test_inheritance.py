@@ -51,7 +51,7 @@ def another_process_opens(archive: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize("closes", [True, False])
+@pytest.mark.parametrize("closes", [True, pytest.param(False, marks=pytest.mark.wide)])
 def test_a_child_does_not_unlock_its_parents_embedded_store(tmp_path: Path, closes: bool) -> None:
     archive = f"sqlite:///{tmp_path}/own.db"
     with StateStore.open(archive=archive) as store:

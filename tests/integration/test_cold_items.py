@@ -572,7 +572,7 @@ def act(model: Model, chance: random.Random) -> None:
         compact(store, journal.now - chance.randint(-5, 20))
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.wide) for n in range(2, 12))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.wide) for n in range(1, 12))])
 def test_random_schedules_read_as_the_model_says(model: Model, seed: int) -> None:
     """In the end nothing is kept that nobody can ask for."""
     chance = random.Random(seed)

@@ -637,6 +637,7 @@ async def test_a_lost_tail_is_found_without_another_event(opener: Any, monkeypat
         assert event.type == "b"
 
 
+@pytest.mark.wide
 async def test_a_slow_consumer_is_read_for_when_it_has_room(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("distributed_state.warm.consumer._ROOM", 50)
     store = await opener(partitions=4)

@@ -131,6 +131,7 @@ async def test_buckets_add_up(store: Any) -> None:
     assert 0 < seconds < 100
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 async def test_many_at_once_leave_the_figures_whole(store: Any) -> None:
     """Threads count without a lock: one may be missed, none is invented, and the buckets still add up."""

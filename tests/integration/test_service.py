@@ -472,6 +472,7 @@ def test_a_second_signal_ends_it_at_once(options: tuple[str, ...]) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.wide
 def test_it_waits_for_its_servers_and_says_so(tmp_path: Path) -> None:
     with redis_server() as server:
         server.stop()
@@ -724,6 +725,7 @@ def test_a_quiet_stream_shows_that_it_lives_and_moves_on(options: tuple[str, ...
         assert reader.ended is None, "the stream was ended, not broken off"
 
 
+@pytest.mark.wide
 def test_a_slow_reader_is_disconnected_and_goes_on_later(options: tuple[str, ...]) -> None:
     size, total = 60_000, 400
     with Worker(*options, "--slow", "0.5").ready() as worker, store_of(options) as store:
