@@ -249,9 +249,12 @@ def _thin_items(connection: Connection, namespace: str, bases: Mapping[str, int]
     """Leave of items what these records show from their bases on, and what forks show of them."""
     have = item_rows.with_items(connection, [keys[record] for record in bases])
     if names := [record for record in bases if keys[record] in have]:
+        layers.needless(connection, namespace, {record: bases[record] for record in names})
         numbers = {keys[record]: bases[record] for record in names}
         item_rows.thin(connection, numbers, layers.ends(connection, namespace, names))
         alone = set(names) - layers.layered(connection, namespace, names)
+        for record, shown in layers.spans(connection, namespace, {record: bases[record] for record in names}).items():
+            item_rows.drop_hidden(connection, keys[record], bases[record], shown)
         item_rows.forget_deleted(connection, {keys[record]: bases[record] for record in alone})
 
 

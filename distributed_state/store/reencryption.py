@@ -188,7 +188,7 @@ class _Run:
 
     async def _replace(self, names: RecordKeys, old: list[bytes]) -> None:
         tiers = self._tiers
-        call = (REWRITE, [names.record, names.hydration, names.channel])
+        call = (REWRITE, [names.record, names.hydration, names.channel, names.items])
         arguments = [tiers.epoch(names.partition), tiers.replica, *old]
         answer = (await tiers.warm.scripts([(*call, arguments)]))[0]
         if isinstance(answer, StateError):

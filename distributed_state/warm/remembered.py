@@ -23,6 +23,7 @@ _FIRST_EVENT = re.compile(rb"e(\d+)$")
 _EACH_BYTES = 300
 _WORD_BYTES = 34
 _EXPECTATIONS = 15  # where what is sent says how many there are
+_CHECKS = (b"A", b"P", b"M", b"V", b"G")  # of items, which change nothing
 _BESIDE = (b"e", b"E", b"x", b"X")  # steps that change no record
 
 
@@ -66,12 +67,12 @@ class Remembered(NamedTuple):
 def _steps(sent: Sequence[Any]) -> list[Step]:
     """The triples at the end of what commit.lua was sent."""
     first = _EXPECTATIONS + 1 + 2 * sent[_EXPECTATIONS]
-    return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3)]
+    return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3) if sent[at] not in _CHECKS]
 
 
 def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
     """The steps as commit.lua wrote them."""
-    said = done.text.rpartition(b" ")[2]
+    said = done.said
     yield from done.applied(each for each in sent if each[0] not in _BESIDE) or ()
     found = _FIRST_EVENT.search(said)
     number = int(found[1]) if found else 0
@@ -84,6 +85,7 @@ def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -
         elif int(name) or int(value):
             limit = (done.time_ms or 0) + int(value) if int(value) > 0 else 0
             yield b"s", LIFETIME, b"%b %d" % (name, limit)
+    yield from done.first_items
     if b"o" in said:
         yield b"s", OWNER, owner.encode()
 

@@ -1,7 +1,7 @@
 --[[
   Change one record: every check first, then every write, because a script does not roll back.
-  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  relay_channel  lifetimes
-        the last four only if there are steps 'e', 'E', 'x' or 'X', the last one only for 'x' or 'X'
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  relay_channel  lifetimes  items
+        the last five only if there are steps 'e', 'E', 'x' or 'X', or of items; lifetimes only for 'x' or 'X', or those
   ARGV  life            of the connection: see port/lives.py
         replica         part of the op id: see below
         epoch           '' = whichever it is
@@ -17,22 +17,27 @@
         expectations, then that many pairs: field, '=' .. raw value | '-'
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
+        of items, by name: 'p' put, 'q' delete, 'n' put if there is none, else pass over; 'A', 'P', 'M': it must be absent,
+        present, of this version; 'V', 'G': of an item and of a collection what SQL was seen to have, 'epoch version since'
+        and the item's version, the greatest key with '=' before it, or '-'; 'y': a new layer begins, below which lie the
+        items of this version, '0' = none: see item_window.lua
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
           one text, because each element of an answer costs as much as a step: the first message's number, the sums of
-          increments joined by ',', the journal's offset, the server's time; how far the journal is archived; what else
-          its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'e' and the
-          number of the first event. From the time on all is missing if it was applied before
+          increments joined by ',' (among them of each 'n' 1 or 0, whether it was put), the journal's offset, the server's time; how far the journal is archived; what else
+          its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'y' a layer of
+          items began, 'i' the record's first items, 'e' and the number of the first event. From the time on all is missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
-        | {'forgotten'} | {'misused', version}
+        | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
+        | {'items', epoch, since, needed}   what SQL has of the items is to be read, and sent along
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
           applied before SQL knows
         | {'unsure', ms, epoch}   if it was applied, then before the record came back from SQL, which knows
         | {'late', ms, epoch}     op ids are not kept for that long
         both with the server's clock; nothing was changed
 ]]
-local record, lock, hydration, journal, meta, channel, events, events_channel, relay_channel, lifetimes = unpack(KEYS)
+local record, lock, hydration, journal, meta, channel, events, events_channel, relay_channel, lifetimes, items = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
 local life, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
@@ -156,7 +161,16 @@ local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
 local change, changes, gone, event, last_event, relay, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
-local fields, n = {'#v', '', '#ops', '', '', '', '', ''}, 4
+local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
+local item_step, begin_items, put_items, public
+if items then
+  local absent = not version
+  public = {} -- what is published: of items the names
+  -- @include byte_order
+  -- @include item_window
+  -- @include items_expected
+  -- @include items_put
+end
 for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
@@ -233,9 +247,12 @@ for i = first_step, #words, 3 do
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
+  elseif items then
+    step, name, value = item_step(step, name, value)
   end
-  if step ~= 'E' and step ~= 'x' and step ~= 'X' then
+  if step and step ~= 'E' and step ~= 'x' and step ~= 'X' then
     local piece = step .. format('%d:%d:', #name, #value) .. name .. value
+    if public then public[#public + 1] = step == 'p' and 'p' .. #name .. ':0:' .. name or piece end
     if not change then
       change = piece
     else
@@ -246,13 +263,18 @@ for i = first_step, #words, 3 do
 end
 if growth > 0 and size + growth > record_bytes then return {'toolarge', format('%d', size + growth)} end
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
-local said = ''
+local begun = items and begin_items()
+if begun then
+  changes = changes or {change}
+  changes[#changes + 1], public[#public + 1] = begun, begun
+end
 if owner ~= '' and not call('HGET', record, '#owner') then
-  said = 'o'
+  said = said .. 'o'
   n = n + 2
   fields[n - 1], fields[n] = '#owner', owner
   changes = changes or {change}
   changes[#changes + 1] = 's6:' .. #owner .. ':#owner' .. owner
+  if public then public[#public + 1] = changes[#changes] end
 end
 
 version = format('%d', (version or 0) + 1)
@@ -274,6 +296,7 @@ end
 
 -- From here on only writes.
 if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
+if items then put_items() end
 for i = 1, gone and #gone or 0, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
 fields[2], fields[4] = version, noted
 if growth ~= 0 or not head[5] then
@@ -314,8 +337,9 @@ if head[3] then said = 'b' .. said end
 -- The writer needs no message. Whether it listens only the server knows: its link may have ended without a word.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
-  local small = #data <= publish_bytes
-  call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and data or ''))
+  local shown = public and table.concat(public) or data
+  local small = #shown <= publish_bytes
+  call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and shown or ''))
 end
 return 'ok ' .. version .. ' ' .. epoch .. ' ' .. first_message .. ' ' .. results .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]
   .. ' ' .. archived_offset .. ' ' .. said

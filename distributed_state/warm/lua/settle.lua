@@ -1,13 +1,13 @@
 --[[
   Note that a record is archived up to a version: give it its TTL if that is the current one, drop archived messages
-  beyond the recent ones, and op ids that take more than one small field.
-  KEYS  record  journal  meta
+  beyond the recent ones, likewise items, and op ids that take more than one small field.
+  KEYS  record  journal  meta  items
   ARGV  life    of the connection: see port/lives.py
         epoch, offset, event   of a journal entry at or behind its own; with another one there nothing is done
         version, ttl_ms, archived (messages below this number are in SQL), recent (how many stay)
   Returns {'ok'} | {'gone'} | {'epoch'} | {'other'}
 ]]
-local record, journal, meta = KEYS[1], KEYS[2], KEYS[3]
+local record, journal, meta, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local life, epoch, offset, event = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local version, ttl_ms, archived, recent = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 -- @include clock
@@ -15,7 +15,7 @@ local version, ttl_ms, archived, recent = tonumber(ARGV[5]), ARGV[6], tonumber(A
 -- @include same_data
 if current ~= epoch then return {'epoch'} end
 -- @include same_entry
-local head = redis.call('HMGET', record, '#v', '#mn', '#md', '#ops')
+local head = redis.call('HMGET', record, '#v', '#mn', '#md', '#ops', '#kv')
 -- A record that is gone must not come back as a ghost of one field.
 if not head[1] then return {'gone'} end
 -- A TTL says that the record is archived whole. PEXPIRE is carried out even at maxmemory, and lets Redis evict.
@@ -52,4 +52,10 @@ while lowest < keep_from do
   lowest = stop
 end
 if lowest > before then redis.pcall('HSET', record, '#md', string.format('%d', lowest)) end
+local changed = head[5]
+if changed then
+  local call = redis.call
+  -- @include byte_order
+  -- @include items_left
+end
 return {'ok'}

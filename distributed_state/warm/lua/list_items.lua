@@ -1,0 +1,59 @@
+--[[
+  Read what Redis has of a collection of a record's items, in the order of their keys, deleted ones too.
+  KEYS  record  items  meta
+  ARGV  life    of the connection: see port/lives.py
+        ttl_ms  as in items.lua
+        collection, prefix
+        after, before    '=' and a key, which is left out; '' = no bound
+        reverse          '1' = the greatest key first
+        limit, bytes     how many at most, and of which size: the first comes whatever it is
+  Returns {'ok', epoch, version, since, whole, more, key, 'version ' and the frame, ...}
+          whole '1' = SQL knows no other ones; more '1' = there are more here, behind the last
+        | {'cold', epoch} | {'uninitialised'}
+]]
+local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
+local life, ttl_ms, collection, prefix, after, before, reverse, limit, bytes = unpack(ARGV, 1, 9)
+local call = redis.call
+-- @include clock
+-- @include epoch
+-- @include same_data
+if not current then return {'uninitialised'} end
+local version, epoch, absent = call('HGET', record, '#v'), current, false
+if not version then return {'cold', epoch} end
+-- @include byte_order
+-- @include item_window
+for _, key in ipairs({record, items}) do
+  local left = call('PTTL', key)
+  if left >= 0 and left < ttl_ms * 0.9 then call('PEXPIRE', key, ttl_ms, 'XX') end
+end
+local keys, start = {}, ':' .. collection .. '\0'
+if window then
+  -- Bounded by the window, and by what of the partition may be unarchived.
+  for _, field in ipairs(call('HKEYS', items)) do
+    if string.sub(field, 1, #start) == start then
+      local key = string.sub(field, #start + 1)
+      if string.sub(key, 1, #prefix) == prefix and (after == '' or behind(key, string.sub(after, 2)))
+        and (before == '' or behind(string.sub(before, 2), key)) then
+        keys[#keys + 1] = key
+      end
+    end
+  end
+  table.sort(keys, function(a, b)
+    if reverse == '1' then return behind(a, b) end
+    return behind(b, a)
+  end)
+end
+local highest = top(collection)
+local whole = bare or highest == '-' or (not highest and window and not window[7])
+local answer, size, more = {'ok', epoch, version, since, whole and '1' or '', ''}, 0, false
+for i, key in ipairs(keys) do
+  if i > limit + 0 or i > 1 and size > bytes + 0 then
+    answer[6] = '1'
+    break
+  end
+  local held = string.match(call('HGET', items, start .. key), '^%d+ (.*)$')
+  size = size + #held
+  answer[#answer + 1] = key
+  answer[#answer + 1] = held
+end
+return answer
