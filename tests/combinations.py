@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import operator
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
@@ -43,7 +42,12 @@ class Combination:
         return self.warm == "fake" and self.cold != "postgres"
 
 
-EVERY = tuple(Combination(*names) for names in itertools.product(FACES, WARM, COLD))
+# An archive in memory beside a server is what nobody keeps: one kind of server is enough for that.
+EVERY = tuple(
+    combination
+    for combination in (Combination(*names) for names in itertools.product(FACES, WARM, COLD))
+    if combination.cold != "memory" or combination.warm in ("fake", "valkey")
+)
 # One per face; the servers that a test meets beside it are on the other face.
 EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
 SERVERS = tuple(combination for combination in EVERY if combination.fleet)
@@ -59,20 +63,18 @@ QUICK_FILES = (
 
 
 def few(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
-    """Two combinations, on both faces: one embedded and one with servers, or both with servers for a fleet's test.
+    """Two combinations, on both faces: one embedded and one with servers.
 
-    One only if the test is `brief` ("embedded" or "servers"). Which ones changes from test to test.
+    One only for a fleet's test, which waits for others, and if the test is `brief` ("embedded" or "servers"). Which
+    ones changes from test to test.
     """
     turn = zlib.crc32(name.encode())
     embedded, servers = ([c for c in kind if c in allowed] for kind in (EMBEDDED, SERVERS))
-    if brief is not None:
+    if brief is not None or not embedded:
         kind = (servers if brief == "servers" else embedded) or servers or embedded
         return _in_turn(turn, kind) or list(allowed[:1])
-    first = _in_turn(turn, embedded or servers) or list(allowed[:1])
-    if embedded:
-        others = [c for c in servers if c.face != first[0].face] or servers
-    else:
-        others = [c for c in servers if _differ_in_all(c, first[0])]
+    first = _in_turn(turn, embedded)
+    others = [c for c in servers if c.face != first[0].face] or servers
     return first + _in_turn(turn // len(EVERY), others)
 
 
@@ -80,25 +82,24 @@ def _in_turn(turn: int, kind: Sequence[Combination]) -> list[Combination]:
     return [kind[turn % len(kind)]] if kind else []
 
 
-def _differ_in_all(one: Combination, other: Combination) -> bool:
-    return not any(map(operator.eq, astuple(one), astuple(other)))
-
-
-def pairs(combination: Combination) -> frozenset[tuple[tuple[int, str], tuple[int, str]]]:
-    """Each pair of values, with their axes."""
-    return frozenset(itertools.combinations(enumerate(astuple(combination)), 2))
+def parts(combination: Combination, together: int = 2) -> frozenset[tuple[tuple[int, str], ...]]:
+    """Each pair of values, or so many of them, with their axes."""
+    return frozenset(itertools.combinations(enumerate(astuple(combination)), together))
 
 
 @cache
-def covering(allowed: tuple[Combination, ...]) -> tuple[Combination, ...]:
-    """Few that hold every pair of values which any of `allowed` holds: greedy, the default ones first."""
-    missing = set[object]().union(*map(pairs, allowed))
+def covering(allowed: tuple[Combination, ...], together: int = 2) -> tuple[Combination, ...]:
+    """Few that hold every pair of values which any of `allowed` holds, or every so many together.
+
+    Greedy, the default ones first.
+    """
+    missing = set[object]().union(*(parts(combination, together) for combination in allowed))
     preferred = [c for c in (*EMBEDDED, *SERVERS) if c in allowed] + list(allowed)
     chosen = []
     while missing:
-        best = max(preferred, key=lambda combination: len(pairs(combination) & missing))
+        best = max(preferred, key=lambda combination: len(parts(combination, together) & missing))
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= parts(best, together)
     return tuple(chosen)
 
 

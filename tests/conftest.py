@@ -1,8 +1,8 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
-A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on a few combinations of
-face, warm tier and cold tier; with `--wide` on every pair of them, with `--full` on the whole product, with `--quick`
-on one that needs no server.
+A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one or two
+combinations of face, warm tier and cold tier; with `--wide` on every pair of them (a `brief` one, as most are that take
+seconds, on each of them), with `--full` on the whole product, with `--quick` on one that needs no server.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ from distributed_state.programs.servers import (
 
 SYSTEM_REDIS = shutil.which("redis-server")
 MODES = ("quick", "wide", "full")
+FRAMEWORKS = Path(__file__).parent / "frameworks"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="unit tests and the core on the embedded server: no process")
     parser.addoption("--wide", action="store_true", help="each pair of face, server and database at least once a test")
     parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
+    parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,11 +86,11 @@ def _chosen(test: pytest.Function) -> Sequence[Combination]:
     allowed = tuple(combination for combination in EVERY if _wanted(combination, test))
     if test.config.option.full:
         return allowed
+    brief = test.get_closest_marker("brief")
     if test.config.option.wide:
-        return covering(allowed)
+        return covering(allowed, 1 if brief else 2)
     if test.config.option.quick:
         return quick(test.name, allowed) or few(test.name, allowed, "servers")  # the latter is left out below
-    brief = test.get_closest_marker("brief")
     return few(test.name, allowed, None if brief is None else (*brief.args, "embedded")[0])
 
 
@@ -103,7 +105,14 @@ def _servers_of(test: pytest.Function, fixtures: list[str]) -> list[tuple[str, .
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `--quick`, files that have nothing for it are not even read: that would take longer than the tests."""
+    """With `--quick`, files that have nothing for it are not even read: that would take longer than the tests.
+
+    And the tests of adapters import frameworks, which only `--frameworks` asks for.
+    """
+    if collection_path == FRAMEWORKS or FRAMEWORKS in collection_path.parents:
+        return None if config.option.frameworks else True
+    if config.option.frameworks and collection_path.suffix == ".py":
+        return True
     elsewhere = collection_path.suffix == ".py" and collection_path.parent.name != "unit"
     return True if config.option.quick and elsewhere and collection_path.name not in QUICK_FILES else None
 

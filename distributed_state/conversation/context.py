@@ -39,7 +39,8 @@ class Context:
     def render(self) -> str:
         """The state as text for a system message: a heading for each record, a line `name: JSON` for each field.
 
-        Values are JSON on one line each, so that what a user once said cannot pass for a heading or another field.
+        Values are JSON on one line each, so that what a user once said cannot pass for a heading or another field; of
+        bytes it says how many they are.
         """
         return _render(self.fields, self.phase, self.facts)
 
@@ -96,4 +97,6 @@ def _odd(key: str) -> bool:
 
 
 def _json(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"  # no JSON begins so
     return codec.encode(value).decode().strip()

@@ -181,7 +181,7 @@ class Scratch(MutableMapping[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         codec.encode_key(key)
-        codec.encode(value, key)
+        codec.encode_value(value, key)
         self._given.pop(key, None)
         self._now[key] = value
 
@@ -228,12 +228,12 @@ class Scratch(MutableMapping[str, Any]):
         """Raise InvalidValue if something that was changed in place cannot be stored."""
         for key, value in self._now.items():
             if value is not _GONE:
-                codec.encode(value, key)
+                codec.encode_value(value, key)
 
     def keep(self) -> None:
         """Write what was changed through to the dict below."""
         for key, value in self._now.items():
             if value is _GONE:
                 self._below.pop(key, None)
-            elif self._given.get(key) != codec.encode(value, key):
+            elif self._given.get(key) != codec.encode_value(value, key):
                 self._below[key] = value

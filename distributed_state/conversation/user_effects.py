@@ -21,7 +21,7 @@ from distributed_state.records.context import RecordContext
 from distributed_state.records.workspace import GONE, Workspace
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.values import codec
+from distributed_state.values import bytes_as_text, codec
 from distributed_state.values.model import REQUEST
 from distributed_state.warm.answers import Draft
 
@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 Effects = dict[str, dict[str, Any]]
 _TTL = 30.0
+_IN_BASE64 = "_base64"
 
 
 class Effect(TypedDict):
@@ -140,12 +141,24 @@ def changed(view: Workspace) -> Effects:
     found: Effects = {}
     for key, base, mine in view.differences():
         found[key] = {name: value for name, value in (("base", base), ("mine", mine)) if value is not GONE}
+        for name, value in list(found[key].items()):
+            if isinstance(value, bytes):  # all this is JSON, and the name of a part is ours
+                del found[key][name]
+                found[key][name + _IN_BASE64] = bytes_as_text.text_of(value)
     return found
+
+
+def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts as `changed` found them."""
+    plain = {name: value for name, value in stored.items() if not name.endswith(_IN_BASE64)}
+    encoded = {name.removesuffix(_IN_BASE64): value for name, value in stored.items() if name not in plain}
+    return bytes_as_text.together(plain, encoded)
 
 
 def apply(effects: Effects, view: Workspace) -> None:
     """Make these changes on a newer state: numbers add up, objects merge, lists grow; else the later one is right."""
-    for key, parts in effects.items():
+    for key, stored in effects.items():
+        parts = _parts(stored)
         if "mine" not in parts:
             view.pop(key, None)
         elif key in view and view[key] != parts.get("base"):

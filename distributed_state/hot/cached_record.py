@@ -22,6 +22,7 @@ from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED
 
 MISSING: Any = object()
 _KEEP_DECODED = 1024
+_FIXED = (*codec.Scalar, bytes)  # what no caller can change
 _DICTS_ARE_TRACKED = sys.version_info >= (3, 14)  # before, not those of bytes and numbers alone
 # Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its place; the
 # memo of a value with its name.
@@ -107,7 +108,7 @@ class CachedRecord:
         if data is None:
             return default
         value = self.codec.decode(data, key)
-        small = len(data) <= _KEEP_DECODED and isinstance(value, codec.Scalar) and not field_ttl.marked(data)
+        small = len(data) <= _KEEP_DECODED and isinstance(value, _FIXED) and not field_ttl.marked(data)
         # One wide letter makes every letter of a text wide: that would be more than was counted.
         if small and sys.getsizeof(value) <= len(data) + _MEMO:
             self.values[key] = value

@@ -41,9 +41,10 @@ class AsyncRecord:
         await user.update("seats", {"train": "window"})
         assert await user.get_all() == {"language": "nb", "visits": visits, "seats": {"train": "window"}}
 
-    Keys are text, values any JSON values; what is read is the caller's own. A write is one commit, and returns the
-    record's new version unless it says otherwise. Any method may raise AccessDenied, Deleted on a deleted record if it
-    writes, Locked if it writes while somebody else holds the record, and WarmUnavailable or ColdUnavailable.
+    Keys are text, values any JSON values or `bytes`; what is read is the caller's own. A write is one commit, and
+    returns the record's new version unless it says otherwise. Any method may raise AccessDenied, Deleted on a deleted
+    record if it writes, Locked if it writes while somebody else holds the record, and WarmUnavailable or
+    ColdUnavailable.
     """
 
     def __init__(
@@ -149,8 +150,9 @@ class AsyncRecord:
             await record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
             await record.set("paid", True, durability="archived")  # SQL has it when this returns
 
-        `value` is any JSON value and comes back exactly as given; else InvalidValue. One round trip. With
-        `expect_version` the write is refused with Conflict unless the record is at that version (0: never written).
+        `value` is any JSON value and comes back exactly as given, or `bytes`, which are stored as they are and stand
+        alone, not in a list or an object; else InvalidValue. One round trip. With `expect_version` the write is refused
+        with Conflict unless the record is at that version (0: never written).
 
         `durability` is how hard this write is kept before it is acknowledged, as in `store.durable`, and here as in
         every method that takes it: DurabilityUnknown if it was applied and that was not reached.
@@ -354,7 +356,8 @@ class AsyncRecord:
     async def export_state(self, *, messages: bool = False) -> dict[str, Any]:
         """Read fields, phase and, if asked, all messages as one JSON object, for `restore_state`.
 
-        It holds `fields`, `phase`, `expires` (times in seconds since 1970) if a field has a deadline, `messages`.
+        It holds `fields`, `bytes` (those that are, in base64) if there are any, `phase`, `expires` (times in seconds
+        since 1970) if a field has a deadline, `messages`.
         """
         return await backup.export_state(self._context, messages=messages)
 

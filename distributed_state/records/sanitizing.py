@@ -1,6 +1,6 @@
 """What a value goes through before it is stored, where the caller chose so. Law: nothing is made fit silently.
 
-In this order: `on_invalid="stringify"`, the handle's hook, the store's hook. Then it must be a JSON value.
+In this order: `on_invalid="stringify"`, the handle's hook, the store's hook. Then it must be a JSON value, or bytes.
 
 Design: section 4.
 """
@@ -54,7 +54,7 @@ class Sanitizer:
 
     def field(self, key: str, value: Any) -> Any:
         """The value that is stored in place of this one."""
-        if self._stringify:
+        if self._stringify and not isinstance(value, bytes):
             value = stringified(value, repr(key))
         for hook in self._clean:
             given = value

@@ -101,6 +101,8 @@ class Schema(Generic[M]):
         """The value as it is stored, if the field may hold it; else InvalidValue."""
         name = self._alone(key)
         if name is None:
+            if isinstance(value, bytes):  # pydantic would write it as text, and the next edit() with it
+                raise InvalidValue(f"{key!r:.80}: bytes are for records without a model, which is written as JSON")
             return value
         if key not in self._validators:
             core: Any = self._core[name]["schema"]
@@ -231,7 +233,7 @@ class Schema(Generic[M]):
         fields = {name: data for name, data in entry.fields.items() if name[:1] == b"#"} | {SCHEMA: self._newest}
         for key, value in self._upcast(text, entry.all(), version):
             name = codec.encode_key(key)
-            same = key in before and codec.encode(before[key]) == codec.encode(value)
+            same = key in before and codec.encode_value(before[key]) == codec.encode_value(value)
             fields[name] = entry.fields[name] if same else entry.codec.encode(value, key)
         return View(entry, fields)
 
@@ -277,7 +279,7 @@ class Schema(Generic[M]):
         try:
             for key, value in fields.items() if not complaint else ():
                 codec.encode_key(key)
-                codec.encode(value, key)
+                codec.encode_value(value, key)
         except InvalidValue as error:
             complaint = f"returned what cannot be stored: {error}"
         if complaint:

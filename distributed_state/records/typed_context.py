@@ -93,7 +93,7 @@ class TypedContext(RecordContext, Generic[M]):
         """What differs between two sets of fields, which were checked as a whole."""
         changes = super().changes()
         for key, value in fields.items():
-            if key not in before or codec.encode(value, key) != codec.encode(before[key], key):
+            if key not in before or codec.encode_value(value, key) != codec.encode_value(before[key], key):
                 changes.set(key, value)
         for key in before.keys() - fields.keys():
             changes.delete(key)
@@ -230,9 +230,9 @@ class TypedContext(RecordContext, Generic[M]):
         lower = self.schema.lowered(self.text, fields)
         changes = Changes(self.store.settings, form)
         for key, value in lower.items():
-            if key in given and codec.encode(fields[key], key) == codec.encode(value, key):
+            if key in given and codec.encode_value(fields[key], key) == codec.encode_value(value, key):
                 changes.put(codec.encode_key(key), given.pop(key))
-            elif key not in stored or codec.encode(stored[key], key) != codec.encode(value, key):
+            elif key not in stored or codec.encode_value(stored[key], key) != codec.encode_value(value, key):
                 changes.set(key, value)
         for key in stored.keys() - lower.keys():
             changes.delete(key)

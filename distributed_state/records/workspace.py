@@ -73,7 +73,7 @@ class Workspace(MutableMapping[str, Any]):
         """What this view changes: field, value before, value now; GONE for none."""
         for key, value in self._now.items():
             before = GONE if self.entry.deleted else self.entry.value(key, GONE)
-            if GONE in (before, value) or codec.encode(value, key) != codec.encode(before, key):
+            if GONE in (before, value) or codec.encode_value(value, key) != codec.encode_value(before, key):
                 yield key, before, value
 
     def draft(self, kind: str = "transaction") -> Draft | None:

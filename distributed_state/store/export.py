@@ -1,4 +1,6 @@
-"""A record as lines of JSON. Law: bytes travel as text that keeps every one of them (surrogateescape).
+"""A record as lines of JSON. Law: stored bytes travel whole, as the text that they are, or as base64 if they are none.
+
+A value is a string, or an object `{"base64": "..."}`: what users wrote is always inside a string.
 
 Design: section 11.
 """
@@ -12,7 +14,7 @@ from typing import Any
 from distributed_state.errors import NotFound
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values import message_ranges
+from distributed_state.values import bytes_as_text, message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import SEGMENTS, Ref, unescape
@@ -53,9 +55,9 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
     lines: list[dict[str, Any]] = [head | {"messages": len(shared), "changes": len(entries)}]
     if base is not None:
         lines.append(
-            {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _text(v) for k, v in base.fields.items()}}
+            {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _value(v) for k, v in base.fields.items()}}
         )
-    lines += [{"message": number, "data": _text(data)} for number, data in sorted(shared.items())]
+    lines += [{"message": number, "data": _value(data)} for number, data in sorted(shared.items())]
     lines += map(_change, entries)
     for branch in branches:
         of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
@@ -66,11 +68,18 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
 def _change(entry: JournalEntry) -> dict[str, Any]:
     # Without its events: those belong to the stream of this store, and have their numbers in it.
     steps = (op for op in unpack(entry.data) if op.kind != b"e")
-    ops = [[kind.decode(), _text(name), _text(value)] for kind, name, value in steps]
+    ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in steps]
     return {
         "version": entry.version, "time_ms": entry.time_ms, "kind": entry.kind, "actor": unescape(entry.actor),
         "token": entry.token, "event": entry.event, "ops": ops,
     }  # fmt: skip
+
+
+def _value(data: bytes) -> str | dict[str, str]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return {"base64": bytes_as_text.text_of(data)}
 
 
 def _text(data: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from distributed_state.errors import CorruptState, TooLarge
-from distributed_state.values import codec, field_ttl
+from distributed_state.values import bytes_as_text, codec, field_ttl
 from distributed_state.values.model import (
     DELETED,
     INITIALIZED,
@@ -37,9 +37,18 @@ LONGEST = 2048  # a reserved field's name or text
 WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, CorruptState)
 
 
-def raw(text: str) -> bytes:
+def raw(text: Any) -> bytes:
     """A text of the file as the bytes that it stands for."""
+    if not isinstance(text, str):
+        raise ValueError(f"{type(text).__name__} where a string belongs")
     return text.encode("utf-8", "surrogateescape")
+
+
+def raw_value(given: Any) -> bytes:
+    """A value of the file as it was stored: a text, or an object that holds it in base64."""
+    if isinstance(given, dict) and given.keys() == {"base64"}:
+        return bytes_as_text.bytes_of(given["base64"], "base64")
+    return raw(given)
 
 
 def whole(row: dict[str, Any], name: str, least: int, most: int) -> int:
@@ -109,10 +118,10 @@ def check_reserved(name: bytes, value: bytes) -> None:
 
 
 def check_text(name: bytes, text: bytes) -> None:
-    """What users said, as JSON text: it must be what a write would have taken."""
+    """What users said, as it is before it is sealed: it must be what a write would have taken."""
     key = codec.decode_key(name)
-    value = codec.decode(text, key)
-    codec.encode(value, key)
+    value = codec.decode_value(text, key)
+    codec.encode_value(value, key)
     if name == SUMMARY:
         if not isinstance(value["text"], str) or type(value["start"]) is not int or type(value["stop"]) is not int:
             raise ValueError("#summary is none")
@@ -134,5 +143,5 @@ def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
     """One step of a change."""
     if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l"):
         raise ValueError(f"step {step!r:.80} is unknown")
-    kind, name, value = map(raw, step)
-    return kind, name, value
+    kind, name, value = step
+    return raw(kind), raw(name), raw_value(value)

@@ -29,6 +29,7 @@ from distributed_state.store.import_checks import (
     digits,
     is_encrypted,
     raw,
+    raw_value,
     runs_of,
     step_of,
     whole,
@@ -104,7 +105,7 @@ class ImportedFile:
         elif "base" in row:
             if self.base is not None or self.shared or self.entries:
                 raise ValueError("a base stands before all messages and changes, once")
-            fields = {raw(name): raw(value) for name, value in row["fields"].items()}
+            fields = {raw(name): raw_value(value) for name, value in row["fields"].items()}
             self.base = State(str(row["epoch"]), whole(row, "base", 1, MOST), {})
             for name, value in fields.items():
                 self._set(name, value)
@@ -112,7 +113,7 @@ class ImportedFile:
         elif "message" in row:
             if self.entries:
                 raise ValueError("messages stand before all changes")
-            self._shared(whole(row, "message", 0, MOST), raw(row["data"]))
+            self._shared(whole(row, "message", 0, MOST), raw_value(row["data"]))
         else:
             self._change(row)
 

@@ -1,7 +1,8 @@
 """Values <-> bytes. Law: what comes out equals what went in, or nothing goes in.
 
-A value is JSON text. orjson writes and reads it; what orjson cannot hold exactly (integers beyond 64 bits, lone
-surrogates) is written by `json` behind one leading space, which is still JSON and makes the reader use `json` too.
+A value is JSON text, or bytes behind one byte 0x02, with which no JSON begins. orjson writes and reads JSON; what it
+cannot hold exactly (integers beyond 64 bits, lone surrogates) is written by `json` behind one leading space, which is
+still JSON and makes the reader use `json` too.
 
 Design: section 4.
 """
@@ -25,11 +26,13 @@ _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _LARGEST = 10**4300  # sys.int_info.default_max_str_digits
 SEALED = b"\x01"  # what is encrypted begins with it; JSON never does
+BYTES = b"\x02"  # and what is bytes, not JSON, with this
 _FRAMED = (SEALED, b"!")
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 EVENT = "#event "  # the name of an event's data begins with it
 ITEM = "#item "  # and that of an item with this
 Scalar = (str, int, float, bool, type(None))
+_ADVICE = {tuple: "; use a list", bytearray: "; use bytes", bytes: "; bytes stand alone, as the value of a field"}
 
 
 def encode(value: Any, name: str = "value") -> bytes:
@@ -49,6 +52,11 @@ def encode(value: Any, name: str = "value") -> bytes:
     except (TypeError, orjson.JSONDecodeError, RecursionError):
         pass
     return _encode_exactly(value, name)
+
+
+def encode_value(value: Any, name: str = "value") -> bytes:
+    """The stored form of what a field or an item may hold: JSON text, or `bytes` as they are, framed."""
+    return BYTES + value if isinstance(value, bytes) else encode(value, name)
 
 
 def compact(data: bytes) -> bytes:
@@ -93,7 +101,7 @@ def _complaint(value: Any, name: str) -> str | None:
         elif isinstance(value, int) and abs(value) >= _LARGEST:
             return f"{path}: an integer of more than 4300 digits, which Python does not read back"
         elif not isinstance(value, Scalar):
-            return f"{path}: {_a(value)} is not a JSON value" + ("; use a list" if isinstance(value, tuple) else "")
+            return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value), "")
         return None
 
     return search(value, name, 0)
@@ -112,6 +120,11 @@ def decode(data: bytes, name: str = "value") -> Any:
         return orjson.loads(data)
     except (ValueError, RecursionError) as error:
         raise CorruptState(f"{name}: {len(data)} stored bytes are not JSON", field=name, data=data) from error
+
+
+def decode_value(data: bytes, name: str = "value") -> Any:
+    """Read back what `encode_value` wrote."""
+    return data[1:] if data[:1] == BYTES else decode(data, name)
 
 
 def encode_key(key: str, limit: int = 1024) -> bytes:
@@ -185,7 +198,7 @@ def item_name(name: bytes) -> str:
 
 
 class Codec:
-    """How the values of one record are written and read: here as plain JSON text, in `sealing` encrypted.
+    """How the values of one record are written and read: here plain, in `encryption` encrypted.
 
     `name` is the field's name, MESSAGE, or an event's (see `event_name`), whose record is what the event is about.
     """
@@ -206,11 +219,11 @@ class Codec:
         return False
 
     def seal(self, text: bytes, name: str) -> bytes:
-        """What is stored, from JSON text."""
+        """What is stored, from JSON text or framed bytes."""
         return text
 
     def open(self, data: bytes, name: str) -> bytes:
-        """JSON text, from what is stored, with a deadline or without. Raises DecryptionFailed."""
+        """JSON text or framed bytes, from what is stored, with a deadline or without. Raises DecryptionFailed."""
         if data[:1] not in _FRAMED:
             return data
         text = field_ttl.split(data)[1]
@@ -246,16 +259,16 @@ class Codec:
         return DecryptionFailed(text, record=self.record, field=name, key=key)
 
     def text(self, value: Any, key: str) -> bytes:
-        """JSON text of a field's value. Raises InvalidValue."""
-        return encode(value, key)
+        """A field's value as it is before it is sealed. Raises InvalidValue."""
+        return encode_value(value, key)
 
     def encode(self, value: Any, key: str) -> bytes:
         """The stored bytes of a field's value."""
-        return encode(value, key)
+        return encode_value(value, key)
 
     def decode(self, data: bytes, key: str) -> Any:
         """The value of a field from its stored bytes."""
-        return decode(self.open(data, key), key)
+        return decode_value(self.open(data, key), key)
 
     def encode_message(self, message: Message | dict[str, Any]) -> bytes:
         """The stored bytes of a message."""

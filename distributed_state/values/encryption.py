@@ -266,14 +266,16 @@ class Sealed(Codec):
     # What cannot be stored is complained of without a word of what is in it.
 
     def text(self, value: Any, key: str) -> bytes:
-        """The JSON text of a value; an error says nothing of what is in it."""
+        """A value before it is sealed; an error says nothing of what is in it."""
         if not self.covers(key):
-            return codec.encode(value, key)
+            return codec.encode_value(value, key)
         try:
-            return codec.encode(value, key)
+            return codec.encode_value(value, key)
         except InvalidValue:
             pass
-        raise InvalidValue(f"{key}: is not a JSON value; which part of it is not said, for it is to be encrypted")
+        raise InvalidValue(
+            f"{key}: is neither a JSON value nor bytes; which part of it is not said, for it is to be encrypted"
+        )
 
     def encode_message(self, message: Message | dict[str, Any]) -> bytes:
         """A message as it is stored; an error says nothing of what is in it."""

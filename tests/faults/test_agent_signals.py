@@ -110,6 +110,7 @@ async def test_a_turn_that_runs_is_finished_before_the_end(opener: Any, number: 
         """Nobody holds it any more."""
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 async def test_ctrl_c_in_the_body_of_a_with_ends_the_agent_as_the_end_of_it_does(opener: Any) -> None:
     with running(opener, "with") as agent:
@@ -133,6 +134,7 @@ async def test_a_turn_that_is_killed_writes_nothing(opener: Any) -> None:
     assert await store.session("c").get("n", fresh=True) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 async def test_what_does_not_end_is_left_after_a_while(opener: Any) -> None:
     with running(opener, "hang", shutdown_timeout=0.5) as agent:
@@ -152,6 +154,7 @@ async def test_a_second_signal_does_not_wait_any_longer(opener: Any) -> None:
         assert agent.end() == 0
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 async def test_what_hangs_before_it_began_is_left_too(opener: Any) -> None:
     with running(opener, "hang early", shutdown_timeout=0.5) as agent:

@@ -92,6 +92,7 @@ async def test_in_a_steady_state_nobody_is_redirected(place: Any) -> None:
         assert redirections(cluster) == after + 1
 
 
+@pytest.mark.wide
 @FACE
 async def test_a_url_of_any_node_is_the_cluster(face: str, place: Any) -> None:
     with redis_cluster() as cluster:

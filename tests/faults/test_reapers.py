@@ -121,11 +121,11 @@ async def test_sessions_expire_although_redis_was_emptied(opener: Any) -> None:
         with redis_of(store) as client:
             client.flushall()
 
-        async def both() -> bool:
+        async def all_are_started() -> bool:
             await sweeps()
-            return len(await told(store)) == 2
+            return len(await told(store)) == 2 and score(store, "later") is not None
 
-        await until(both)
+        await until(all_are_started)
         assert sorted(await told(store)) == [("absolute", {"reason": "lifetime"}), ("idle", {"reason": "idle"})]
         assert score(store, "later") == before.ends
         assert await store.session("later").lifetime() == before

@@ -87,6 +87,7 @@ async def test_workers_under_load_need_no_restart_through_failovers(kind: str, p
         print(f"{running.acknowledged()} acknowledged, {await running.check_what_is_left()} lost")  # noqa: T201 - shown with -s
 
 
+@pytest.mark.wide
 @FACE
 async def test_one_living_sentinel_is_enough_and_the_first_seeds_may_be_dead(face: str, place: Any) -> None:
     with redis_sentinel(replicas=0) as watched:

@@ -98,6 +98,19 @@ def test_values_come_back_as_they_went_in(run: Run) -> None:
     assert run("get", "u", "x", "--scope", "user").out == "1\n"
 
 
+def test_bytes_are_written_as_they_are_and_left_out_of_json(run: Run, archive: str, tmp_path: Path) -> None:
+    with StateStore.open(archive=archive) as store:
+        store.session("s").set_many({"photo": b"caf\xc3\xa9", "like": {"base64": "AA=="}})
+    assert run("get", "s", "photo").out == "café"
+    shown = run("get", "s")
+    assert json.loads(shown.out) == {"like": {"base64": "AA=="}}
+    assert "left out: photo holds 5 bytes" in shown.err
+    assert "photo = <5 bytes>" in run("history", "s").out
+    assert run("export", "s", "--output", str(tmp_path / "s")).code == 0
+    assert run("import", str(tmp_path / "s"), "--id", "copy").out == "copy\n"
+    assert run("get", "copy", "photo").out == "café"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -225,6 +225,7 @@ async def test_a_handler_that_hangs_does_not_stall_its_share_of_a_group(opener: 
     assert len([n for n in hanging if n in other]) <= 1, "and of those only what the first one hung at"
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
 async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any, monkeypatch: Any) -> None:

@@ -240,6 +240,7 @@ async def all_late(opener: Any) -> list[str]:
     return [each.data["replica"] for each in heard]
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_a_replica_that_was_late_itself_judges_nobody(opener: Any) -> None:
@@ -287,6 +288,7 @@ async def test_if_all_beat_alike_a_large_fleet_would_beat_as_much_as_it_is_large
     assert await counts_for(opener, 2000) <= 3
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.replicas
 @pytest.mark.brief("servers")

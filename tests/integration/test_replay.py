@@ -40,6 +40,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.wide
 def test_nothing_acknowledged_is_lost_when_workers_are_killed(tmp_path: Path) -> None:
     done = subprocess.run(
         command(

@@ -233,6 +233,7 @@ async def test_negative_control_a_missing_right_is_seen(opener: Any, tmp_path: P
         await until(noticed)
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.brief("servers")
 async def test_nothing_else_is_allowed(opener: Any, tmp_path: Path) -> None:
@@ -272,6 +273,7 @@ async def test_commits_survive_a_restart_of_the_server(opener: Any, tmp_path: Pa
             assert client.exists(f"{opener.namespace}:meta")
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="redis", cold="sqlite")
 @pytest.mark.brief("servers")
 async def test_negative_control_a_default_user_without_rights_loses_them(opener: Any, tmp_path: Path) -> None:

@@ -140,6 +140,14 @@ def test_a_conversation_is_begun_led_read_listed_and_deleted(servers: Any, kind:
         }
         assert worker.get("/conversations/c1", params={"last": 0, "fresh": "true"}).json()["messages"] == []
         assert worker.post("/conversations").json()["version"] == 1, "an id is made up"
+        like = {"base64": "AA=="}
+        worker.post("/conversations", id="b", fields={"like": like}, bytes={"photo": "/w=="})
+        worker.post("/conversations/b/turns", bytes={"more": "AA=="})
+        found = worker.get("/conversations/b").json()
+        assert (found["fields"], found["bytes"]) == ({"like": like}, {"photo": "/w==", "more": "AA=="})
+        for wrong in ({"photo": "?"}, {"photo": 1}, []):
+            assert said(worker.post("/conversations", bytes=wrong)) == (422, "InvalidValue")
+        worker.http.delete("/conversations/b")
 
         def listed(**asked: Any) -> Any:
             return worker.get("/conversations", params=asked).json()

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distributed_state import CorruptState, InvalidValue, Message, TooLarge
-from distributed_state.values import codec
+from distributed_state.values import codec, encryption, field_ttl
 
 always = settings(derandomize=True, deadline=None, max_examples=150, database=None)
 
 RECORD = codec.Codec("n", "session:s")
+RING = encryption.KeyRing({"k": bytes(32)})
 PAIR = "\ud83d\ude00"  # two surrogates in a row: JSON text knows them as one character only
 letters = st.characters(exclude_categories=()) | st.sampled_from('\0\ud800\udfff\u2028\uffff"\\\n{}[]:, ')
 texts = st.text(letters).filter(lambda text: not codec._PAIR.search(text))
@@ -51,6 +52,23 @@ def test_any_json_value_comes_back_equal_and_of_the_same_type(value: Any) -> Non
     data = codec.encode(value)
     assert same(codec.decode(data), value)
     json.loads(data)  # it is JSON for every other reader too
+
+
+@always
+@given(st.binary(), st.floats(0, 1e11) | st.just(field_ttl.NEVER))
+def test_bytes_come_back_and_are_never_taken_for_json(data: bytes, until: float) -> None:
+    for form in (RECORD, encryption.Sealed(encryption.Encryption(RING), "n", "session:s")):
+        stored = field_ttl.wrap(form.encode(data, "a"), until)
+        assert form.decode(stored, "a") == data
+        assert len(field_ttl.split(stored)[1]) <= len(data) + 40
+        with pytest.raises(CorruptState):
+            codec.decode(form.open(stored, "a"))
+
+
+@always
+@given(values)
+def test_no_json_value_is_taken_for_bytes(value: Any) -> None:
+    assert same(codec.decode_value(codec.encode_value(value)), value)
 
 
 @pytest.mark.parametrize(

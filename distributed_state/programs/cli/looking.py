@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -28,7 +28,7 @@ def get(
     ] = None,
     scope: Scope = "session",
 ) -> None:
-    """Print a record's fields as JSON.
+    """Print a record's fields as JSON, or one field; bytes are written as they are.
 
     Example: [cyan]distributed-state get user-123 preferences[/]
     """
@@ -39,7 +39,15 @@ def get(
         fields = record.get_all()
     if key is not None and key not in fields:
         raise NotFound(f"{scope} {id!r} has no field {key!r}")
-    print_json(fields if key is None else fields[key])
+    given = {name: value for name, value in fields.items() if isinstance(value, bytes)}
+    if key in given:
+        sys.stdout.buffer.write(given[key])
+    elif key is not None:
+        print_json(fields[key])
+    else:
+        print_json({name: value for name, value in fields.items() if name not in given})
+        for name, data in given.items():
+            err.print(plain(f"left out: {name} holds {len(data)} bytes, written by: get {id} {name}"))
 
 
 @app.command()
@@ -162,8 +170,12 @@ def when(seconds: float) -> str:
     return datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
+def _shown(value: Any) -> str:
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else json.dumps(value)
+
+
 def _what(change: distributed_state.Change) -> str:
-    parts = [f"{key} = {json.dumps(value)}" for key, value in change.set.items()]
+    parts = [f"{key} = {_shown(value)}" for key, value in change.set.items()]
     parts += [f"{key} deleted" for key in change.deleted]
     parts += [f"+ {message.role}: {json.dumps(message.content)}" for message in change.appended]
     parts += [f"phase {change.phase}"] if change.phase else []

@@ -16,17 +16,18 @@ from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES
 from distributed_state.records.context import context_of
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.values import bytes_as_text
 from distributed_state.values.model import PHASE
 
 _TURN_TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
 
 
 async def create(store: AsyncStateStore, limits: Limits, request: Request) -> Response:
-    """POST /conversations {"id"?, "user"?, "fields"?}"""
-    given = await requests.body(request, limits.body, "id", "user", "fields")
+    """POST /conversations {"id"?, "user"?, "fields"?, "bytes"?}"""
+    given = await requests.body(request, limits.body, "id", "user", "fields", "bytes")
     id = requests.text(given, "id")
     user = requests.text(given, "user")
-    fields = requests.fields(given, "fields")
+    fields = requests.values(given, "fields")
     if id is not None and ("/" in id or id in (".", "..")):
         # It would be another path, whatever escapes it: servers and proxies decode and tidy up paths.
         raise InvalidValue(f"id {id!r:.80}: has no place in a path of HTTP; leave out '/'")
@@ -37,12 +38,12 @@ async def create(store: AsyncStateStore, limits: Limits, request: Request) -> Re
 
 
 async def turn(store: AsyncStateStore, limits: Limits, request: Request) -> Response:
-    """POST /conversations/{id}/turns {"request_id"?, "messages"?, "set"?, "event"?}"""
-    given = await requests.body(request, limits.body, "request_id", "messages", "set", "event")
+    """POST /conversations/{id}/turns {"request_id"?, "messages"?, "set"?, "bytes"?, "event"?}"""
+    given = await requests.body(request, limits.body, "request_id", "messages", "set", "bytes", "event")
     request_id = requests.text(given, "request_id")
     event = requests.text(given, "event")
     messages = requests.messages(given)
-    fields = requests.fields(given, "set")
+    fields = requests.values(given, "set")
     if not (messages or fields or event):
         raise InvalidValue("a turn has messages, fields to set, or an event")
     id = request.path_params["id"]
@@ -80,7 +81,7 @@ async def read(store: AsyncStateStore, limits: Limits, request: Request) -> Resp
             "id": id,
             "version": entry.version,
             "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
-            "fields": context.fields(entry),
+            **bytes_as_text.apart(context.fields(entry)),
             "messages": [each.to_dict() for each in messages],
         }
     )

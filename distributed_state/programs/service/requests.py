@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import ClientDisconnect, Request
 
 from distributed_state.errors import InvalidValue, TooLarge, Unavailable
+from distributed_state.values import bytes_as_text
 
 MAX_LAST = 10_000
 
@@ -59,6 +60,11 @@ def fields(given: dict[str, Any], name: str) -> dict[str, Any]:
     if value is not None and not isinstance(value, dict):
         raise InvalidValue(f"{name} is an object, not {_kind(value)}")
     return value or {}
+
+
+def values(given: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field that is an object of JSON values, and what stands beside it as bytes."""
+    return bytes_as_text.together(fields(given, name), fields(given, "bytes"))
 
 
 def messages(given: dict[str, Any], name: str = "messages") -> list[dict[str, Any]]:
