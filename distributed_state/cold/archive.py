@@ -184,7 +184,7 @@ class Intake:
         return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
 
     def _note_layers(self, accepted: Iterable[Parsed]) -> None:
-        """Note which items forks show of what they were made from, and of what that was made from; likewise rollbacks."""
+        """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""
         made = [item for item in accepted if layers.source_of(item) in self.keys]
         if made:
             have = item_rows.with_items(self.connection, {self.keys[layers.source_of(item)] for item in made})

@@ -15,7 +15,7 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, LargeBinary, Select, bindparam, func, select, union_all
+from sqlalchemy import BigInteger, Connection, bindparam, func, select, union_all
 
 from distributed_state.cold import bulk, item_rows, layers
 from distributed_state.cold.history import oldest
@@ -73,7 +73,7 @@ class _Place(NamedTuple):
 
 
 def _place(connection: Connection, namespace: str, record: str, version: int | None, *, exact: bool) -> _Place | None:
-    """Where the items of a record lie at a version, None: at its head. None is returned if that was purged meanwhile."""
+    """Where the items of a record lie at a version, None: at its head. None if that was purged meanwhile."""
     head = find(connection, namespace, record)
     if head is None or head["scope"] == ERASED:
         if exact:
@@ -196,7 +196,9 @@ def _merged(
 ) -> Iterable[tuple[bytes, int, str, int, int]]:
     """The items that all layers show, in order: of those that lie upon each other the uppermost, if that is none."""
     order: Callable[[Any], Any] = lambda row: row[0]  # noqa: E731  # one for both
-    streams = [_keys(connection, number, layer, above, wanted, limit) for above, (number, layer) in enumerate(place.layers)]
+    streams = [
+        _keys(connection, number, layer, above, wanted, limit) for above, (number, layer) in enumerate(place.layers)
+    ]
     together = merge(*streams, key=order, reverse=wanted.reverse)
     for key, rows in groupby(together, key=order):
         _, _, number, source, at, length = min(rows, key=lambda row: row[1])
@@ -214,7 +216,9 @@ def _keys(
     while True:
         query = select(i.key, i.version, func.coalesce(i.origin, layer.source), func.length(i.data))
         query = query.where(i.record == number, *_within(wanted, last), i.version.between(layer.first, layer.last))
-        query = query.where(~item_rows.newer(layer.last)).order_by(i.key.desc() if wanted.reverse else i.key).limit(some)
+        query = (
+            query.where(~item_rows.newer(layer.last)).order_by(i.key.desc() if wanted.reverse else i.key).limit(some)
+        )
         rows = connection.execute(query).all()
         for key, version, source, length in rows:
             yield key, above, number, source, version, length

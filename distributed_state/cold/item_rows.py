@@ -12,7 +12,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Exists, FromClause, Select, and_, bindparam, delete, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Exists,
+    FromClause,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    literal,
+    or_,
+    select,
+)
 
 from distributed_state.cold import bulk
 from distributed_state.cold.layers import Layer

@@ -16,10 +16,10 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import message_ranges
+from distributed_state.values import codec, message_ranges
 from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import DELETED, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
+from distributed_state.values.model import DELETED, ITEMS, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
 from distributed_state.warm.answers import Draft
 
 
@@ -51,7 +51,7 @@ async def plan(
     to = tiers.codec_of(target.ref.text)
     if branch is None:
         state = await _past(tiers, names, version)
-        begun = state.version
+        begun = items = state.version
         runs = message_ranges.segments(source, state.fields)
         following = int(state.fields.get(NEXT, b"0"))
     else:
@@ -62,6 +62,9 @@ async def plan(
         runs = shown.runs(target.ref.text)
         following = shown.following
         changes.copy_messages(shown.copied(form, to))
+        items, own = await branches.items_of(tiers, names, branch, found)
+        for name, frame in own.items():
+            changes.items.put_stored(name, frame and form.carry(frame, codec.item_name(name), to))
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
     # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
@@ -70,8 +73,12 @@ async def plan(
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields = state.fields
     for name, value in fields.items():
-        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED):
+        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS):
             changes.reserved(name, carried(form, to, name, value))
+    if ITEMS in fields:
+        # Since its first version it shows those of its source, which are noted by what it was made from.
+        changes.reserved(ITEMS, b"1" if items else b"1 0")
+        begun = items or begun
     changes.reserved(PARENT, f"{source}@{begun}".encode())
     if following:
         changes.reserved(SEGMENTS, message_ranges.dump(runs))

@@ -1,7 +1,7 @@
 """Items across the tiers: Redis first, then SQL as of the version that Redis said. Law: never fewer than there are.
 
-Redis has the newest items of a record, and all that are not archived. What it does not have is in SQL, or there is none.
-So SQL is asked second: what leaves Redis in between is archived by then. If it is needed and away: ColdUnavailable.
+Redis has the newest items of a record, and all that are not archived. What it does not have is in SQL, or there is
+none. So SQL is asked second: what leaves Redis in between is archived by then. If it is away: ColdUnavailable.
 
 Design: section 9, "Items".
 """
@@ -16,11 +16,11 @@ from distributed_state.cold.item_reading import FoundItems, FoundPage, ItemRow, 
 from distributed_state.errors import WarmUnavailable
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.read import ROUNDS, reach
-from distributed_state.values.journal import Step, item_of
+from distributed_state.values.journal import Step, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm import items as warm_items
-from distributed_state.warm.answers import Cold, Draft, Uninitialised, UnknownItems
-from distributed_state.warm.items import Held, Known, Window
+from distributed_state.warm.answers import Cold, Committed, Draft, Uninitialised, UnknownItems
+from distributed_state.warm.items import Held, Listed, Window
 
 PAGE_BYTES = 1024 * 1024
 
@@ -29,6 +29,7 @@ PAGE_BYTES = 1024 * 1024
 class Listing:
     """Some items of a range in order; `upto`: behind this key there may be more, None: that is all."""
 
+    epoch: str
     items: list[tuple[bytes, ItemRow]]
     upto: bytes | None
 
@@ -73,11 +74,14 @@ def _present(rows: dict[bytes, ItemRow]) -> dict[bytes, ItemRow]:
     return {name: row for name, row in rows.items() if row.frame}
 
 
-async def read_at(tiers: Tiers, names: RecordKeys, version: int, wanted: Sequence[bytes]) -> dict[bytes, ItemRow]:
+async def read_at(
+    tiers: Tiers, names: RecordKeys, version: int, wanted: Sequence[bytes]
+) -> tuple[str, dict[bytes, ItemRow]]:
     """The same as of a version. Raises NotFound if the record cannot be read there."""
     await reach(tiers, names)
+    epoch = tiers.epoch(names.partition)
     found = await tiers.port.sql(partial(tiers.cold.items, names.ref.text, version, wanted, exact=True))
-    return _present(found.rows) if found else {}
+    return epoch, _present(found.rows) if found else {}
 
 
 async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Listing:
@@ -96,35 +100,36 @@ async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Li
             found = await tiers.port.sql(partial(tiers.cold.list_items, text, None, wanted, limit, PAGE_BYTES))
             if found is None:
                 continue
-            return _of_sql(found)
+            return _of_sql(answer.epoch, found)
         mine = [(key, _own(text, held)) for key, held in answer.items.items()]
         if answer.whole:
-            return Listing([row for row in mine if row[1].frame], mine[-1][0] if answer.more else None)
+            return Listing(answer.epoch, [row for row in mine if row[1].frame], mine[-1][0] if answer.more else None)
         asked = partial(tiers.cold.list_items, text, answer.version, wanted, limit, PAGE_BYTES, frozenset(answer.items))
         found = await tiers.port.sql(asked)
         if await _holds(tiers, names, answer, found):
             assert found is not None
-            return _merged(mine, answer.more, found, limit, reverse=wanted.reverse)
+            return _merged(answer, mine, found, limit, reverse=wanted.reverse)
     raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be listed")
 
 
 async def page_at(tiers: Tiers, names: RecordKeys, version: int, wanted: Range, limit: int) -> Listing:
     """The same as of a version. Raises NotFound if the record cannot be read there."""
     await reach(tiers, names)
+    epoch = tiers.epoch(names.partition)
     asked = partial(tiers.cold.list_items, names.ref.text, version, wanted, limit, PAGE_BYTES, exact=True)
     found = await tiers.port.sql(asked)
-    return _of_sql(found) if found else Listing([], None)
+    return _of_sql(epoch, found) if found else Listing(epoch, [], None)
 
 
-def _of_sql(found: FoundPage) -> Listing:
-    return Listing(found.rows, found.rows[-1][0] if found.more else None)
+def _of_sql(epoch: str, found: FoundPage) -> Listing:
+    return Listing(epoch, found.rows, found.rows[-1][0] if found.more else None)
 
 
 def _merged(
-    mine: Sequence[tuple[bytes, ItemRow]], more: bool, found: FoundPage, limit: int, *, reverse: bool
+    listed: Listed, mine: Sequence[tuple[bytes, ItemRow]], found: FoundPage, limit: int, *, reverse: bool
 ) -> Listing:
     """Both in one order, as far as either was read."""
-    ends = [rows[-1][0] for rows, goes_on in ((mine, more), (found.rows, found.more)) if goes_on]
+    ends = [rows[-1][0] for rows, goes_on in ((mine, listed.more), (found.rows, found.more)) if goes_on]
     end = (max(ends) if reverse else min(ends)) if ends else None
     rows = sorted([*mine, *found.rows], key=lambda row: row[0], reverse=reverse)
     chosen: list[tuple[bytes, ItemRow]] = []
@@ -135,10 +140,10 @@ def _merged(
         if not row.frame:
             continue
         if len(chosen) == limit or (chosen and size + len(row.frame) > PAGE_BYTES):
-            return Listing(chosen, chosen[-1][0])
+            return Listing(listed.epoch, chosen, chosen[-1][0])
         size += len(row.frame)
         chosen.append((key, row))
-    return Listing(chosen, end)
+    return Listing(listed.epoch, chosen, end)
 
 
 def stamp(row: ItemRow | None, text: str) -> bytes:
@@ -163,3 +168,14 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
     place = b"%b %d %b " % (asked.epoch.encode(), found.archived, b"%d" % asked.since if asked.since else b"")
     proofs: list[Step] = [(b"V", name, place + stamp(found.rows.get(name), text)) for name in dict.fromkeys(wanted)]
     return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
+
+
+async def put_of(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> list[bytes]:
+    """Which of a change's items were put; from SQL if Redis does not remember what became of those it might keep."""
+    if done.results is not None:
+        results = iter(done.results)
+        flags = [next(results) if step in (b"i", b"n") else 1 for step, _, _ in draft.steps]
+        return [name for (step, name, _), put in zip(draft.steps, flags, strict=True) if put and step in (b"p", b"n")]
+    await reach(tiers, names)
+    asked = partial(tiers.cold.history, names.ref.text, after=done.version - 1, before=done.version + 1)
+    return [name for row in await tiers.port.sql(asked) for step, name, _ in unpack(row.data) if step == b"p"]

@@ -43,7 +43,22 @@ FORGET = "forget"
 ERASE = "erase"
 REPAIR = "repair"  # of a change that brings SQL a state whole, or leaves out what is lost
 STATE_FIELDS = frozenset(
-    {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME, ITEMS}
+    {
+        PHASE,
+        OWNER,
+        DELETED,
+        PARENT,
+        SEGMENTS,
+        START,
+        NEXT,
+        SCHEMA,
+        SUMMARY,
+        TIMED,
+        INITIALIZED,
+        RESTORED,
+        LIFETIME,
+        ITEMS,
+    }
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 

@@ -23,8 +23,8 @@ class Draft:
     `events` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another
     lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
     `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
-    is kept before it is acknowledged, None: as is asked around it. `expected_items` are steps 'A', 'P' and 'M', what must be
-    so of items; `proofs` 'V' and 'G', what SQL was seen to have of them.
+    is kept before it is acknowledged, None: as is asked around it. `expected_items` are steps 'A', 'P' and 'M', what
+    must be so of items; `proofs` 'V' and 'G', what SQL was seen to have of them.
     """
 
     # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
@@ -38,7 +38,7 @@ class Draft:
     lifetime: tuple[int, int] = (0, 0)
     sent_events: Sequence[Step] = ()
     level: Level | None = None
-    items = False  # whether any step is about items
+    items: bool = False  # whether any step is about items
     expected_items: Sequence[Step] = ()
     proofs: Sequence[Step] = ()
 

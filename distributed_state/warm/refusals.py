@@ -37,7 +37,9 @@ def _expected_item(draft: Draft, name: bytes, version: bytes) -> str:
     wanted = {each: value for step, each, value in draft.expected_items if step == b"M"}.get(name)
     found = "there is none" if version == b"-" else f"there is one, of version {version.decode()}"
     what = f"item {key[:80].decode(errors='replace')!r} of {collection.decode(errors='replace')!r}"
-    return f"{what}: {found}" + (f", not the expected one of version {wanted.decode()}" if wanted else ", as was not expected")
+    return f"{what}: {found}" + (
+        f", not the expected one of version {wanted.decode()}" if wanted else ", as was not expected"
+    )
 
 
 def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
