@@ -141,6 +141,7 @@ __all__ = [
     "Message",
     "NotFound",
     "Policy",
+    "Items",
     "Record",
     "RecoveryInProgress",
     "Reencrypted",

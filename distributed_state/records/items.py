@@ -2,7 +2,7 @@
 
 They are in no snapshot of the record and not in hot, so a record of ten thousand items is read like one of none.
 
-Design: section 9, "Items".
+Design: section 9.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What one commit does to items. Law: of several steps for one item the last counts, with what it expects.
 
-Design: section 9, "Items".
+Design: section 9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Redis has the newest items of a record, and all that are not archived. What it does not have is in SQL, or there is
 none. So SQL is asked second: what leaves Redis in between is archived by then. If it is away: ColdUnavailable.
 
-Design: section 9, "Items".
+Design: section 9.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Items as users name, change and get them. Law: an item is a value under a collection and a key, both text.
 
-Design: section 9, "Items".
+Design: section 9.
 """
 
 from __future__ import annotations

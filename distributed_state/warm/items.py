@@ -1,6 +1,6 @@
 """The items that Redis has of a record. Law: what is not said to be absent is to be looked for in SQL.
 
-Design: section 9, "Items".
+Design: section 9.
 """
 
 from __future__ import annotations

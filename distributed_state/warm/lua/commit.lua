@@ -162,14 +162,134 @@ local last_message, results, lives = first_message, '', head[6]
 local change, changes, gone, event, last_event, relay, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
 local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
+-- Of a change of items: what the journal has of a step, false if nothing; the step that notes the record's first item, nil
+-- if this is not it; and what is written. `public` is what is published: of items only the names.
 local item_step, begin_items, put_items, public
 if items then
+  public = {}
   local absent = not version
-  public = {} -- what is published: of items the names
   -- @include byte_order
   -- @include item_window
-  -- @include items_expected
-  -- @include items_put
+  -- The items that are named, as they are, and whether what is expected of them is so. `held` is what the window has of
+  -- each, `known` the versions of those of which something is expected; `begins`: the change itself begins a layer, as a
+  -- fork does.
+  local held, known, begins = {}, {}, false
+  do
+    local names, fields = {}, {}
+    for i = first_step, #words, 3 do
+      local step, name, value = words[i], words[i + 1], words[i + 2]
+      if step == 'V' or step == 'G' then
+        -- What SQL said, if that is not overtaken: everything that changed below is in it, and nothing began anew.
+        local of, archived, began, said = string.match(value, '^(%S+) (%d+) (%d*) (.*)$')
+        if of == epoch and began == since and archived - needed >= 0 then
+          if step == 'V' then proofs[name] = said elseif not top(name) then greatest[name] = said end
+        end
+      elseif step == 's' and name == '#items' then
+        begins = true
+      elseif string.find('pqnAPM', step, 1, true) and held[name] == nil then
+        held[name] = false
+        names[#names + 1], fields[#fields + 1] = name, ':' .. name
+      end
+    end
+    if window and fields[1] then
+      local found = call('HMGET', items, unpack(fields))
+      for i, name in ipairs(names) do held[name] = found[i] end
+    end
+    local unknown = false
+    for i = first_step, #words, 3 do
+      local step, name, value = words[i], words[i + 1], words[i + 2]
+      if step == 'A' or step == 'P' or step == 'M' or step == 'n' then
+        local is = stamp(name, held[name])
+        if not is then
+          unknown = true
+        elseif step == 'A' and is ~= '-' or step == 'P' and is == '-' or step == 'M' and is ~= value then
+          return {'item', name, is}
+        end
+        known[name] = is
+      end
+    end
+    if unknown then return {'items', epoch, since, format('%d', needed)} end
+  end
+  -- Puts and deletions, as pairs; and the version whose items lie below a new layer, '' = none begins.
+  local puts, reset = {}, ''
+  item_step = function(step, name, value)
+    if step == 'p' or step == 'q' or step == 'n' then
+      if step == 'n' then
+        local free = known[name] == '-'
+        results = (results == '' and '' or results .. ',') .. (free and '1' or '0')
+        if not free then return false end
+        step = 'p'
+      end
+      puts[#puts + 1], puts[#puts + 2] = name, value
+      return step, name, value
+    end
+    if step ~= 'y' then return not string.find('APMVG', step, 1, true) and step, name, value end
+    if since == '' then return false end
+    reset, said = value, said .. 'y'
+    value = format('%d', (version or 0) + 1) .. ' ' .. value
+    n = n + 2
+    fields[n - 1], fields[n] = '#items', value
+    gone = gone or {}
+    gone[#gone + 1] = '#kv'
+    step, name = 's', '#items'
+    return step, name, value
+  end
+  begin_items = function()
+    if since ~= '' or begins or not puts[1] then return nil end
+    said = said .. 'i'
+    local first = format('%d', (version or 0) + 1)
+    n = n + 2
+    fields[n - 1], fields[n] = '#items', first
+    return 's6:' .. #first .. ':#items' .. first
+  end
+  put_items = function()
+    if not puts[1] then
+      if reset ~= '' then call('DEL', items) end
+      return
+    end
+    local number, count, size, put, m, left = 0, 0, 0, {}, 0, {}
+    if window and reset == '' then
+      number, count, size = window[2] + 0, window[4] + 0, window[5] + 0
+    else
+      call('DEL', items)
+      held = {}
+      put, m = {'#e', epoch, '#d', '1', '#f', reset ~= '' and version or format('%d', needed)}, 6
+      if reset == '' and (begins or not bare) or reset ~= '' and reset ~= '0' then
+        m = 8
+        put[7], put[8] = '#u', '1'
+      end
+    end
+    for i = 1, #puts, 2 do
+      local name, before = puts[i], held[puts[i]]
+      if before then
+        left[#left + 1] = 'k' .. string.match(before, '^%d+')
+        count, size = count - 1, size - #before - #name
+      end
+      number, count = number + 1, count + 1
+      local digits = format('%d', number)
+      local entry = digits .. ' ' .. version .. ' ' .. puts[i + 1]
+      size = size + #entry + #name
+      m = m + 4
+      put[m - 3], put[m - 2] = ':' .. name, entry
+      put[m - 1], put[m] = 'k' .. digits, version .. ' ' .. format('%d', #entry + #name) .. ' ' .. name
+    end
+    if reset == '' then
+      for collection, key in pairs(greatest) do
+        if key then
+          m = m + 2
+          put[m - 1], put[m] = '#h' .. collection, key
+        end
+      end
+    end
+    if left[1] then call('HDEL', items, unpack(left)) end
+    m = m + 6
+    put[m - 5], put[m - 4], put[m - 3], put[m - 2] = '#n', format('%d', number), '#c', format('%d', count)
+    put[m - 1], put[m] = '#b', format('%d', size)
+    call('HSET', items, unpack(put, 1, m))
+    call('PERSIST', items)
+    n = n + 2
+    fields[n - 1], fields[n] = '#kv', version
+  end
 end
 for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]

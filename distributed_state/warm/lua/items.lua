@@ -19,11 +19,10 @@ local version, epoch, absent = call('HGET', record, '#v'), current, false
 if not version then return {'cold', epoch} end
 -- @include byte_order
 -- @include item_window
-for _, key in ipairs({record, items}) do
-  local left = call('PTTL', key)
-  if left >= 0 and left < ttl_ms * 0.9 then call('PEXPIRE', key, ttl_ms, 'XX') end
-end
-local answer, held = {'ok', epoch, version, since}, {}
+local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
+if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end
+if window_lasts >= 0 and window_lasts < ttl_ms * 0.9 then call('PEXPIRE', items, ttl_ms, 'XX') end
+local answer, held = {}, {}
 if window then
   local names = {}
   for i = 3, #ARGV do names[#names + 1] = ':' .. ARGV[i] end
@@ -38,4 +37,4 @@ for i = 3, #ARGV do
     answer[#answer + 1] = known or ''
   end
 end
-return answer
+return {'ok', epoch, version, since, unpack(answer)}

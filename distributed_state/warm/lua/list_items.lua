@@ -22,10 +22,9 @@ local version, epoch, absent = call('HGET', record, '#v'), current, false
 if not version then return {'cold', epoch} end
 -- @include byte_order
 -- @include item_window
-for _, key in ipairs({record, items}) do
-  local left = call('PTTL', key)
-  if left >= 0 and left < ttl_ms * 0.9 then call('PEXPIRE', key, ttl_ms, 'XX') end
-end
+local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
+if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end
+if window_lasts >= 0 and window_lasts < ttl_ms * 0.9 then call('PEXPIRE', items, ttl_ms, 'XX') end
 local keys, start = {}, ':' .. collection .. '\0'
 if window then
   -- Bounded by the window, and by what of the partition may be unarchived.
@@ -45,10 +44,10 @@ if window then
 end
 local highest = top(collection)
 local whole = bare or highest == '-' or (not highest and window and not window[7])
-local answer, size, more = {'ok', epoch, version, since, whole and '1' or '', ''}, 0, false
+local answer, size, more = {}, 0, ''
 for i, key in ipairs(keys) do
   if i > limit + 0 or i > 1 and size > bytes + 0 then
-    answer[6] = '1'
+    more = '1'
     break
   end
   local held = string.match(call('HGET', items, start .. key), '^%d+ (.*)$')
@@ -56,4 +55,4 @@ for i, key in ipairs(keys) do
   answer[#answer + 1] = key
   answer[#answer + 1] = held
 end
-return answer
+return {'ok', epoch, version, since, whole and '1' or '', more, unpack(answer)}
