@@ -165,7 +165,7 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
         await reach(tiers, names)
     else:
         raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
-    place = b"%b %d %b " % (asked.epoch.encode(), found.archived, b"%d" % asked.since if asked.since else b"")
+    place = b"%b %d " % (asked.epoch.encode(), found.archived)
     proofs: list[Step] = [(b"V", name, place + stamp(found.rows.get(name), text)) for name in dict.fromkeys(wanted)]
     return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
 

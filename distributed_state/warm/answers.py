@@ -150,10 +150,9 @@ def committed(text: bytes, trailing: Any = None) -> Committed:
 
 @dataclass(frozen=True, slots=True)
 class UnknownItems:
-    """Only SQL knows how items are that a change expects to be so: as of version `needed` or later, under `since`."""
+    """Only SQL knows how items are that a change expects to be so: as of version `needed` or later."""
 
     epoch: str
-    since: int
     needed: int
 
 

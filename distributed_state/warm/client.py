@@ -182,7 +182,7 @@ class Warm(Patience):
         if word == b"swap":
             return Swap(answer[1], answer[2])
         if word == b"items":
-            return UnknownItems(answer[1].decode(), int(answer[2] or 0), int(answer[3]))
+            return UnknownItems(answer[1].decode(), int(answer[2]))
         if word == b"uninitialised":
             return Uninitialised()
         if word in (b"unsure", b"late"):

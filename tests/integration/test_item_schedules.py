@@ -65,10 +65,28 @@ class Schedule:
     async def clear(self) -> None:
         self.note(await self.record.clear(items=True), {})
 
+    async def archive(self) -> None:
+        """Something may be put behind what is archived, before that is noted in Redis."""
+        partitions = tiers(self.store).warm.partitions
+        plain = partitions.settle
+
+        async def settle(calls: Any) -> Any:
+            for _ in range(self.chance.choice((0, 0, 1, 4))):
+                await self.put()
+            return await plain(calls)
+
+        partitions.settle = settle  # type: ignore[method-assign]
+        try:
+            await tiers(self.store).archiver.drain([self.names.partition])
+        finally:
+            del partitions.settle
+
     async def evict(self) -> None:
         """Redis may take what has a TTL, each key for itself."""
         with redis_of(self.store) as client:
-            for key in self.chance.choice([(self.names.record,), (self.names.items,), (self.names.record, self.names.items)]):
+            for key in self.chance.choice(
+                [(self.names.record,), (self.names.items,), (self.names.record, self.names.items)]
+            ):
                 if client.pttl(key) > 0:
                     client.delete(key)
 
@@ -78,7 +96,7 @@ class Schedule:
             if kind < 0.5:
                 await self.put()
             elif kind < 0.78:
-                await self.core.archive()
+                await self.archive()
             elif kind < 0.9:
                 await self.evict()
             elif kind < 0.96:
@@ -213,7 +231,16 @@ class Schedule:
             await self.other(2)
 
     async def run(self, steps: int) -> None:
-        checks = [self.list, self.get, self.put_if_absent, self.put_missing, self.swap, self.pages, self.past, self.fork]
+        checks = [
+            self.list,
+            self.get,
+            self.put_if_absent,
+            self.put_missing,
+            self.swap,
+            self.pages,
+            self.past,
+            self.fork,
+        ]
         for _ in range(steps):
             await self.other()
             await self.chance.choices(checks, [5, 4, 6, 3, 3, 2, 2, 1])[0]()
@@ -257,7 +284,11 @@ def sql_first(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
             schedule.busy = False
         return await plain(warm, keys, collection, prefix, *rest, **more)
 
-    def list_items(record: str, version: int | None, wanted: Any, limit: int, size: int, known: Any = (), **_: Any) -> Any:
+    def list_items(
+        record: str, version: int | None, wanted: Any, limit: int, size: int, known: Any = (), **past: Any
+    ) -> Any:
+        if past:
+            return asked(record, version, wanted, limit, size, known, **past)
         found = kept[0]
         rows = [row for row in found.rows if row[0] not in known] if found else []
         return item_tiers.FoundPage(10**9, rows, False)
@@ -268,7 +299,6 @@ def sql_first(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
 
 GUARDS: dict[str, tuple[str, str, str] | Callable[[pytest.MonkeyPatch, Any], None]] = {
     "what SQL said is as new as the floor": ("commit", "archived - needed >= 0", "archived - needed >= -1000"),
-    "no other layer began": ("commit", "began == since and", ""),
     "what is not archived stays": ("settle", "if of + 0 > version or", "if"),
     "the log names an item once": ("commit", "left[#left + 1] = 'k' .. string.match(before, '^%d+')", ""),
     "keys that left are not absent": ("commit", "behind(string.sub(name, middle + 1), string.sub(highest, 2))", "true"),
@@ -279,9 +309,7 @@ GUARDS: dict[str, tuple[str, str, str] | Callable[[pytest.MonkeyPatch, Any], Non
 
 @pytest.mark.brief("embedded")
 @pytest.mark.parametrize("guard", GUARDS)
-async def test_without_a_guard_a_schedule_goes_wrong(
-    opener: Any, guard: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_without_a_guard_a_schedule_goes_wrong(opener: Any, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = GUARDS[guard]
     for seed in range(40):
         opener.namespace = f"{opener.namespace[:9]}{seed}"
@@ -297,7 +325,7 @@ async def test_without_a_guard_a_schedule_goes_wrong(
                 broken(patch, store)
             try:
                 await schedule.run(25)
-            except (AssertionError, TypeError):
+            except AssertionError:
                 return
         await store.close()
     pytest.fail(f"nothing went wrong without this: {guard}")

@@ -18,7 +18,7 @@
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
         of items, by name: 'p' put, 'q' delete, 'n' put if there is none, else pass over; 'A', 'P', 'M': it must be absent,
-        present, of this version; 'V', 'G': of an item and of a collection what SQL was seen to have, 'epoch version since'
+        present, of this version; 'V', 'G': of an item and of a collection what SQL was seen to have, 'epoch version'
         and the item's version, the greatest key with '=' before it, or '-'; 'y': a new layer begins, below which lie the
         items of this version, '0' = none: see item_window.lua
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
@@ -30,7 +30,7 @@
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
         | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
-        | {'items', epoch, since, needed}   what SQL has of the items is to be read, and sent along
+        | {'items', epoch, needed}   what SQL has of the items is to be read, and sent along
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
           applied before SQL knows
         | {'unsure', ms, epoch}   if it was applied, then before the record came back from SQL, which knows
@@ -179,10 +179,10 @@ if items then
     for i = first_step, #words, 3 do
       local step, name, value = words[i], words[i + 1], words[i + 2]
       if step == 'V' or step == 'G' then
-        -- What SQL said, if that is not overtaken: everything that changed below is in it, and nothing began anew.
-        local of, archived, began, said = string.match(value, '^(%S+) (%d+) (%d*) (.*)$')
-        if of == epoch and began == since and archived - needed >= 0 then
-          if step == 'V' then proofs[name] = said elseif not top(name) then greatest[name] = said end
+        -- What SQL said, if that is not overtaken: all that is not here is in it, and the layer's beginning.
+        local of, archived, proof = string.match(value, '^(%S+) (%d+) (.*)$')
+        if of == epoch and archived - needed >= 0 then
+          if step == 'V' then proofs[name] = proof elseif not top(name) then greatest[name] = proof end
         end
       elseif step == 's' and name == '#items' then
         begins = true
@@ -208,7 +208,7 @@ if items then
         known[name] = is
       end
     end
-    if unknown then return {'items', epoch, since, format('%d', needed)} end
+    if unknown then return {'items', epoch, format('%d', needed)} end
   end
   -- Puts and deletions, as pairs; and the version whose items lie below a new layer, '' = none begins.
   local puts, reset = {}, ''
