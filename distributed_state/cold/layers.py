@@ -33,6 +33,11 @@ def of(connection: Connection, namespace: str, record: str, version: int) -> lis
     return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[::-1]
 
 
+def below(connection: Connection, namespace: str, record: str, version: int) -> list[Layer]:
+    """What lies below the layer that a record began at a version, or before, the uppermost first."""
+    return _shown(_noted(connection, namespace, [record]).get(record, {}), record, version)[-2::-1]
+
+
 def _noted(connection: Connection, namespace: str, names: Collection[str]) -> dict[str, dict[int, list[Layer]]]:
     """What is noted of these records, by the version since when it is so; of each the lowest layer first."""
     c = layers.c

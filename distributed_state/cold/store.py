@@ -22,6 +22,7 @@ from distributed_state.cold import (
     history,
     import_record,
     inspection,
+    item_export,
     item_reading,
     listing,
     purging,
@@ -36,6 +37,7 @@ from distributed_state.cold import (
 from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
+from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
 from distributed_state.cold.registration import Known
 from distributed_state.cold.tables import quarantine
@@ -278,6 +280,11 @@ class ColdStore:
         with self._database.read() as connection:
             given = (record, version, wanted, limit, size, known)
             return item_reading.page(connection, self.namespace, *given, exact=exact)
+
+    def older_items(self, record: str, base: int, rollbacks: Mapping[int, int]) -> list[OlderItem]:
+        """The items that an exported record needs beside its changes behind a version; see `item_export.older`."""
+        with self._database.long_read() as connection:
+            return item_export.older(connection, self.namespace, record, base, rollbacks)
 
     def items_changed_since(self, record: str, version: int) -> bool:
         """Whether a record put or deleted any item after a version."""

@@ -17,13 +17,13 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import bytes_as_text, message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import SEGMENTS, Ref, unescape
+from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
 FORMAT = "distributed_state/1"
 
 
 async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
-    """The record as lines: a header, its state before the first kept change, shared messages, changes; branches."""
+    """The record as lines: header, state before the first kept change, messages, items, changes; branches."""
     await write_path.reach(tiers, names)
     return await tiers.port.sql(_export, tiers, names.ref)
 
@@ -44,20 +44,27 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
         entries = [entry for entry in entries if entry.version > base.version]
     runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)
     own: set[int] = set()
+    back: dict[int, int] = {}
     for entry in entries:
         for kind, name, value in unpack(entry.data):
             if kind == b"m":
                 own.add(int(name))
             elif kind == b"s" and name == SEGMENTS:
                 runs += message_ranges.segments(text, {SEGMENTS: value})
+            elif kind == b"s" and name == ITEMS and b" " in value:
+                back[entry.version] = int(value.split()[1])
     shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
     head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version or 0}
-    lines: list[dict[str, Any]] = [head | {"messages": len(shared), "changes": len(entries)}]
+    items = cold.older_items(text, base.version if base else 0, back) if version else []
+    lines: list[dict[str, Any]] = [head | {"messages": len(shared), "items": len(items), "changes": len(entries)}]
     if base is not None:
         lines.append(
             {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _value(v) for k, v in base.fields.items()}}
         )
     lines += [{"message": number, "data": _value(data)} for number, data in sorted(shared.items())]
+    lines += [
+        {"item": _text(each.name), "at": each.at, "origin": each.origin, "data": _value(each.data)} for each in items
+    ]
     lines += map(_change, entries)
     for branch in branches:
         of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}

@@ -140,9 +140,6 @@ class Warm(Patience):
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         op.sent = arguments
-        if draft.items:
-            for step in (*draft.proofs, *draft.expected_items):
-                arguments += step
         for step in draft.steps:
             arguments += step
         if not events and not draft.items:
@@ -152,7 +149,9 @@ class Warm(Patience):
             arguments += event
             lives = lives or event[0] in (b"x", b"X")
         if draft.items:
-            return self._commit, (*names.commit_keys, *names.event_keys, names.items), arguments
+            # Not remembered with the commit: they change nothing.
+            checks = [word for step in (*draft.proofs, *draft.expected_items) for word in step]
+            return self._commit, (*names.commit_keys, *names.event_keys, names.items), [*arguments, *checks]
         # A key costs the server as much as a word.
         return self._commit, (*names.commit_keys, *names.event_keys[: 4 if lives else 3]), arguments
 

@@ -23,7 +23,6 @@ _FIRST_EVENT = re.compile(rb"e(\d+)$")
 _EACH_BYTES = 300
 _WORD_BYTES = 34
 _EXPECTATIONS = 15  # where what is sent says how many there are
-_CHECKS = (b"A", b"P", b"M", b"V", b"G")  # of items, which change nothing
 _BESIDE = (b"e", b"E", b"x", b"X")  # steps that change no record
 
 
@@ -67,7 +66,7 @@ class Remembered(NamedTuple):
 def _steps(sent: Sequence[Any]) -> list[Step]:
     """The triples at the end of what commit.lua was sent."""
     first = _EXPECTATIONS + 1 + 2 * sent[_EXPECTATIONS]
-    return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3) if sent[at] not in _CHECKS]
+    return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3)]
 
 
 def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
