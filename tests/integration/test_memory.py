@@ -120,7 +120,7 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
     for event, entry in found.items():
         assert entry == written[event]
     steps = {op.kind for entry in written.values() for op in unpack(entry.data)}
-    assert steps == {b"s", b"d", b"c", b"w", b"m", b"l", b"e"}
+    assert steps == {b"s", b"d", b"c", b"w", b"m", b"l", b"e", b"p", b"q"}
     assert sum(op.name == OWNER for entry in written.values() for op in unpack(entry.data)) >= 2
     assert max(entry.token for entry in written.values()) > 0
     assert {entry.actor for entry in written.values()} >= {"", escape("support:ada\n")}
