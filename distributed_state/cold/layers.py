@@ -73,7 +73,8 @@ def note(
         shown: list[Layer] = []
         if item.shows != 0:
             shown = _shown(known.get(source, {}), source, item.parent_version if item.shows is None else item.shows)
-            if keys[source] not in have:
+            # Its own are noted in any case: what others show below may be handed down to there.
+            if item.shows is None and keys[source] not in have:
                 shown.pop()
         if item.shows is not None:
             shown.append(Layer(record, version, LARGEST))

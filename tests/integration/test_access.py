@@ -57,7 +57,7 @@ def count(state: Any, amount: int) -> None:
 STEPS = StateMachine({("p", "begin"): "q"}, initial="p", name="steps")
 STATE = ("goal", "plan_steps", "completed_steps", "iteration", "created_at", "updated_at")
 Case = tuple[Callable[[Any], Awaitable[Any]], list[tuple[str, str | None]]]
-M, P, V, I = "#messages", "#phase", "#version", "#items"
+M, P, V, Q = "#messages", "#phase", "#version", "#items"
 
 
 async def _transaction(session: Any) -> None:
@@ -189,16 +189,16 @@ SESSION: dict[str, Case] = {
 
 # Likewise those of a collection of its items.
 ITEMS: dict[str, Case] = {
-    "get": (lambda s: s.items("x").get("k"), [("read", I)]),
-    "get_many": (lambda s: s.items("x").get_many(["k"]), [("read", I)]),
-    "find": (lambda s: s.items("x").find("k", version=1), [("read", I)]),
-    "find_many": (lambda s: s.items("x").find_many(["k"]), [("read", I)]),
-    "exists": (lambda s: s.items("x").exists("k"), [("read", I)]),
-    "list": (lambda s: s.items("x").list(), [("read", I)]),
-    "put": (lambda s: s.items("x").put("k", 1), [("write", I)]),
-    "put_many": (lambda s: s.items("x").put_many({"k": 1}, if_absent=True), [("read", I), ("write", I)]),
-    "put_missing": (lambda s: s.items("x").put_missing({"k": 1}), [("read", I), ("write", I)]),
-    "delete": (lambda s: s.items("x").delete("k"), [("write", I)]),
+    "get": (lambda s: s.items("x").get("k"), [("read", Q)]),
+    "get_many": (lambda s: s.items("x").get_many(["k"]), [("read", Q)]),
+    "find": (lambda s: s.items("x").find("k", version=1), [("read", Q)]),
+    "find_many": (lambda s: s.items("x").find_many(["k"]), [("read", Q)]),
+    "exists": (lambda s: s.items("x").exists("k"), [("read", Q)]),
+    "list": (lambda s: s.items("x").list(), [("read", Q)]),
+    "put": (lambda s: s.items("x").put("k", 1), [("write", Q)]),
+    "put_many": (lambda s: s.items("x").put_many({"k": 1}, if_absent=True), [("read", Q), ("write", Q)]),
+    "put_missing": (lambda s: s.items("x").put_missing({"k": 1}), [("read", Q), ("write", Q)]),
+    "delete": (lambda s: s.items("x").delete("k"), [("write", Q)]),
 }
 RECORD = SESSION | {f"items.{name}": case for name, case in ITEMS.items()}
 
@@ -311,8 +311,8 @@ VIEW: dict[str, Case] = {
     "append": (lambda v: v.append({"role": "user"}), [("write", M)]),
     "move_to": (lambda v: v.move_to("q"), [("write", P)]),
     "phase": (lambda v: v.phase, [("read", P)]),
-    "put_item": (lambda v: v.put_item("x", "k", 1), [("write", I)]),
-    "delete_item": (lambda v: v.delete_item("x", "k"), [("write", I)]),
+    "put_item": (lambda v: v.put_item("x", "k", 1), [("write", Q)]),
+    "delete_item": (lambda v: v.delete_item("x", "k"), [("write", Q)]),
 }
 TURN: dict[str, Case] = {
     "transition": (lambda t: t.transition("begin", machine=STEPS), [("read", P), ("write", P)]),
