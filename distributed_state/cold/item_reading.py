@@ -15,13 +15,13 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Connection, bindparam, func, select, union_all
+from sqlalchemy import BigInteger, Connection, Select, bindparam, func, select, union_all
 
 from distributed_state.cold import bulk, item_rows, layers
 from distributed_state.cold.history import oldest
 from distributed_state.cold.layers import Layer
 from distributed_state.cold.record_index import ERASED, Head, find, keys
-from distributed_state.cold.tables import items
+from distributed_state.cold.tables import TEXT, items
 from distributed_state.errors import NotFound
 
 _AT_ONCE = (1, 10, 50)  # names in one statement
@@ -207,40 +207,40 @@ def _merged(
 
 
 def _keys(
-    connection: Connection, number: int, layer: Layer, above: int, wanted: Range, limit: int
+    connection: Connection, number: int, layer: Layer, above: int, wanted: Range, some: int
 ) -> Iterable[tuple[bytes, int, int, str, int, int]]:
     """The newest row of each key of a layer, deleted ones too, some at a time."""
-    i = items.c
-    last: bytes | None = None
-    some = limit + 1
+    given: dict[str, Any] = {"r": number, "c": wanted.collection, "first": layer.first, "last": layer.last}
+    given |= {
+        "source": layer.source,
+        "prefix": wanted.prefix,
+        "some": some,
+        "after": wanted.after,
+        "before": wanted.before,
+    }
+    given["end"] = item_rows.behind(wanted.prefix)
     while True:
-        query = select(i.key, i.version, func.coalesce(i.origin, layer.source), func.length(i.data))
-        query = query.where(i.record == number, *_within(wanted, last), i.version.between(layer.first, layer.last))
-        query = (
-            query.where(~item_rows.newer(layer.last)).order_by(i.key.desc() if wanted.reverse else i.key).limit(some)
-        )
-        rows = connection.execute(query).all()
+        bounds = frozenset(name for name in ("after", "before", "end") if given[name] is not None)
+        rows = connection.execute(_in_range(bounds, wanted.reverse), given).all()
         for key, version, source, length in rows:
             yield key, above, number, source, version, length
         if len(rows) < some:
             return
-        last = rows[-1][0]
+        given["before" if wanted.reverse else "after"] = rows[-1][0]
 
 
-def _within(wanted: Range, last: bytes | None) -> list[Any]:
-    """The conditions on a key, behind the last one that was read."""
-    key = items.c.key
-    after, before = wanted.after, wanted.before
-    if last is not None:
-        after, before = (after, last) if wanted.reverse else (last, before)
-    conditions = [items.c.collection == wanted.collection, key >= wanted.prefix]
-    if (end := item_rows.behind(wanted.prefix)) is not None:
-        conditions.append(key < end)
-    if after is not None:
-        conditions.append(key > after)
-    if before is not None:
-        conditions.append(key < before)
-    return conditions
+@cache
+def _in_range(bounds: frozenset[str], reverse: bool) -> Select[Any]:
+    """Made once for each kind: that takes longer than to execute it."""
+    i = items.c
+    last = bindparam("last", type_=BigInteger)
+    conditions = [i.record == bindparam("r"), i.collection == bindparam("c"), i.key >= bindparam("prefix")]
+    conditions += [i.key > bindparam("after")] * ("after" in bounds)
+    conditions += [i.key < bindparam(name) for name in ("before", "end") if name in bounds]
+    conditions += [i.version.between(bindparam("first", type_=BigInteger), last), ~item_rows.newer(last)]
+    source = func.coalesce(i.origin, bindparam("source", type_=TEXT))
+    query = select(i.key, i.version, source, func.length(i.data)).where(*conditions)
+    return query.order_by(i.key.desc() if reverse else i.key).limit(bindparam("some", type_=BigInteger))
 
 
 def changed_since(connection: Connection, namespace: str, record: str, version: int) -> bool:

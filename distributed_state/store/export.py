@@ -8,6 +8,7 @@ Design: section 11.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from distributed_state.errors import NotFound
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import bytes_as_text, message_ranges
-from distributed_state.values.journal import JournalEntry, Segment, unpack
+from distributed_state.values.journal import JournalEntry, Segment, State, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
@@ -42,17 +43,7 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
     base = None if whole else cold.state_at(text, behind[-1] if behind else cold.oldest(text))
     if base is not None:
         entries = [entry for entry in entries if entry.version > base.version]
-    runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)
-    own: set[int] = set()
-    back: dict[int, int] = {}
-    for entry in entries:
-        for kind, name, value in unpack(entry.data):
-            if kind == b"m":
-                own.add(int(name))
-            elif kind == b"s" and name == SEGMENTS:
-                runs += message_ranges.segments(text, {SEGMENTS: value})
-            elif kind == b"s" and name == ITEMS and b" " in value:
-                back[entry.version] = int(value.split()[1])
+    runs, own, back = _named(text, base, entries)
     shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
     head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version or 0}
     items = cold.older_items(text, base.version if base else 0, back) if version else []
@@ -70,6 +61,24 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
         of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
         lines += [of | _change(entry) for entry in cold.branches.entries(text, branch.id)]
     return [json.dumps(line, separators=(",", ":")) for line in lines]
+
+
+def _named(
+    text: str, base: State | None, entries: Sequence[JournalEntry]
+) -> tuple[list[Segment], set[int], dict[int, int]]:
+    """Which messages the states show, the numbers of those that are appended, and which versions bring items back."""
+    runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)
+    own: set[int] = set()
+    back: dict[int, int] = {}
+    for entry in entries:
+        for kind, name, value in unpack(entry.data):
+            if kind == b"m":
+                own.add(int(name))
+            elif kind == b"s" and name == SEGMENTS:
+                runs += message_ranges.segments(text, {SEGMENTS: value})
+            elif kind == b"s" and name == ITEMS and b" " in value:
+                back[entry.version] = int(value.split()[1])
+    return runs, own, back
 
 
 def _change(entry: JournalEntry) -> dict[str, Any]:
