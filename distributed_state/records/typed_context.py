@@ -27,6 +27,7 @@ from distributed_state.tiers.changes import Changes, add
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import SCHEMA, Ref
+from distributed_state.values.presence import Presence
 from distributed_state.warm.answers import Committed, Draft
 
 _ROUNDS = 100
@@ -102,6 +103,12 @@ class TypedContext(RecordContext, Generic[M]):
     def server_adds(self, key: str) -> bool:
         """Whether whole numbers are added to this field on the server."""
         return super().server_adds(key) and self.schema.countable(key)
+
+    def expected_value(self, key: str, value: Any) -> Any:
+        """What a field is to hold, as the model stores it."""
+        if self.schema.write_version < self.schema.version:
+            raise InvalidValue(f"{key!r:.80}: nothing is expected of single fields while an older version is written")
+        return value if isinstance(value, Presence) else self.schema.prepare(key, value)
 
     async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         """Replace one field by what `change` makes of it, repeated until nobody was faster."""

@@ -32,7 +32,9 @@ MESSAGE = "#message"  # the name of every message; names of fields never begin w
 EVENT = "#event "  # the name of an event's data begins with it
 ITEM = "#item "  # and that of an item with this
 Scalar = (str, int, float, bool, type(None))
-_ADVICE = {tuple: "; use a list", bytearray: "; use bytes", bytes: "; bytes stand alone, as the value of a field"}
+_ADVICE: dict[type, str] = {
+    **{tuple: "; use a list", bytearray: "; use bytes", bytes: "; bytes stand alone, as the value of a field"}
+}
 
 
 def encode(value: Any, name: str = "value") -> bytes:

@@ -14,7 +14,8 @@
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
         own_channel     of the writer's link, if that is subscribed to the record's too, else ''
-        expectations, then that many pairs: field, '=' .. raw value | '-'
+        expectations, then that many pairs: field, '=' .. raw value | '-', and of a user, for whom a field past its
+                        deadline is absent, '+' .. raw value | '+' (it is there) | '!' (it is not)
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
@@ -142,8 +143,21 @@ if expectations ~= '0' then
   for i = 1, expectations do names[i] = words[16 + 2 * i] end
   found = call('HMGET', record, unpack(names))
   for i = 1, expectations do
-    local wanted = words[17 + 2 * i]
-    if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
+    local wanted, stored = words[17 + 2 * i], found[i]
+    local way = string.byte(wanted)
+    if way == 43 or way == 33 then -- + !
+      local ends = stored and string.match(stored, '^!(%d+) ')
+      if ends and ends + 0 <= now_ms then stored, found[i] = false, false end
+      if way == 33 or not stored then
+        mismatch = mismatch or way == 43 or stored
+      else
+        mismatch = mismatch or wanted ~= '+' and wanted ~= '+' .. stored
+      end
+    elseif stored then
+      mismatch = mismatch or wanted ~= '=' .. stored
+    else
+      mismatch = mismatch or wanted ~= '-'
+    end
   end
 end
 if mismatch then return {'conflict', version or '0', unpack(found or {})} end
