@@ -33,7 +33,9 @@ EVENT = "#event "  # the name of an event's data begins with it
 ITEM = "#item "  # and that of an item with this
 Scalar = (str, int, float, bool, type(None))
 _ADVICE: dict[type, str] = {
-    **{tuple: "; use a list", bytearray: "; use bytes", bytes: "; bytes stand alone, as the value of a field"}
+    tuple: "; use a list",
+    bytearray: "; use bytes",
+    bytes: "; bytes stand alone, as the value of a field",
 }
 
 

@@ -98,6 +98,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.only(warm="real")
 @pytest.mark.parametrize("sealed", [False, True])
 async def test_a_change_is_made_if_every_field_is_as_expected_and_else_says_which_is_not(
     opener: Any, sealed: bool
@@ -152,6 +153,7 @@ async def test_an_expectation_that_holds_costs_one_round_trip(opener: Any, seale
     assert len([each for each in calls.sent if each.startswith("EVALSHA")]) == (2 if sealed else 1)
 
 
+@pytest.mark.only(warm="real")
 async def test_a_stale_copy_decides_nothing(opener: Any) -> None:
     """What this process holds is a guess: the server is asked, and says how the value is stored now."""
     store, other = await opener(), await opener()
@@ -234,6 +236,7 @@ async def test_the_server_would_not_refuse_without_its_check(opener: Any) -> Non
         await session.write(set={"n": 1}, expect={"a": 2})
 
 
+@pytest.mark.only(warm="real")
 async def test_one_of_many_who_expect_a_field_to_be_absent_gets_it(opener: Any) -> None:
     stores = [await opener() for _ in range(3)]
     won = []
