@@ -41,7 +41,7 @@ class Conflict(StateError):
     """The record is not as the caller expected; it is at `version`. Nothing was written; read again and retry.
 
     `found` holds the stored bytes of the fields that the write expected, None for an absent one; `preconditions` the
-    same of those that the caller named in `expect`.
+    same of those that the caller named in `expect`, b"+" where only that was asked.
     """
 
     def __init__(

@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import later, names, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -234,6 +234,27 @@ async def test_the_server_would_not_refuse_without_its_check(opener: Any) -> Non
         await session.write(set={"n": 1}, expect={"a": ABSENT, "b": PRESENT})
     with sabotage("commit", "wanted ~= '+' and wanted ~= '+' .. stored", "false"):
         await session.write(set={"n": 1}, expect={"a": 2})
+
+
+async def test_a_refusal_does_not_send_back_what_was_not_asked_for(store: Any) -> None:
+    session = store.session("s")
+    await session.set_many({"large": "x" * 100_000, "small": 1})
+    with pytest.raises(Conflict) as refused:
+        await session.write(set={"a": 1}, expect={"large": ABSENT, "small": PRESENT, "b": PRESENT})
+    assert refused.value.preconditions == (b"+", b"+", None)
+
+
+async def test_what_is_expected_to_be_there_is_not_swept_away_by_a_clock_that_is_fast(opener: Any) -> None:
+    """By this process' clock the field is over; the server is asked, and says that it is there."""
+    store = await opener()
+    session = store.session("s")
+    await session.set_many({"lease": "w1", "other": 1}, ttl=60)
+    await session.get_all()
+    later(store, 61)
+    await session.write(set={"n": 1}, expect={"lease": PRESENT})
+    with redis_of(store) as client:
+        assert client.hget(names(store, "s").record, "lease").endswith(b'"w1"')
+    await session.write(set={"n": 2}, expect={"lease": "w1"})
 
 
 @pytest.mark.only(warm="real")

@@ -24,7 +24,7 @@
           its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'e' and the
           number of the first event. From the time on all is missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
-        | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
+        | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
         | {'forgotten'} | {'misused', version}
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
@@ -148,6 +148,8 @@ if expectations ~= '0' then
     if way == 43 or way == 33 then -- + !
       local ends = stored and string.match(stored, '^!(%d+) ')
       if ends and ends + 0 <= now_ms then stored, found[i] = false, false end
+      -- Whether it is there is all that was asked: a large value is not sent back.
+      if stored and (way == 33 or wanted == '+') then found[i] = '+' end
       if way == 33 or not stored then
         mismatch = mismatch or way == 43 or stored
       else
