@@ -263,7 +263,7 @@ class AsyncRecord:
         record is elsewhere, and so does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field
         is otherwise; with `expect_exists` the record must have been written before, or not::
 
-            await session.write(set={"owner": "w1"}, expect={"owner": ABSENT, "state": "open"}, expect_exists=True)
+            await session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.

@@ -150,7 +150,10 @@ class TypedContext(RecordContext, Generic[M]):
             attempt = self._guarded(attempt, known)
             try:
                 done = await super().send(attempt)
-                return done if sums is None else done._replace(results=sums)
+                if sums is not None:
+                    return done._replace(results=sums)
+                draft.steps = attempt.steps  # as they were sent: a number with a deadline was added here
+                return done
             except Conflict as conflict:
                 if not self._ours(draft, attempt, conflict):
                     raise

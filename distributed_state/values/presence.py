@@ -1,4 +1,7 @@
-"""Whether a field is there, as a precondition says it. Law: each of the two is one object, in every process."""
+"""Whether a field is there, as a precondition says it. Law: each of the two is one object, in every process.
+
+Design: section 4.
+"""
 
 from __future__ import annotations
 

@@ -365,6 +365,14 @@ async def test_a_typed_record_expects_what_its_model_stores(opener: Any) -> None
     assert (await store.task("t", schema=older).load()).tries == 12
 
 
+async def test_a_typed_number_with_a_deadline_is_added_to_beside_others(store: Any) -> None:
+    """Its increment is sent as a swap, so that the server's sums are of the others alone."""
+    task = store.task("t", schema=Task)
+    await task.set("tries", 5, ttl=600)
+    assert (await task.write(increment={"tries": 2})).results == {"tries": 7}
+    assert (await task.write(increment={"tries": 2}, expect={"tries": 7})).results == {"tries": 9}
+
+
 async def test_an_op_that_was_applied_is_no_conflict_when_its_answer_was_lost(opener: Any) -> None:
     """The repetition finds its own result before the preconditions, which its first try has changed."""
     store = await opener(archiver=False, beat=0)
