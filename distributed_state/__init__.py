@@ -76,6 +76,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "values.encryption": ("Encryption", "KeyRing"),
     "values.items": ("DeleteItem", "Item", "ItemPage", "PutItem"),
     "values.model": ("Message",),
+    "values.presence": ("ABSENT", "PRESENT"),
     "values.results": (
         "Branch",
         "Change",

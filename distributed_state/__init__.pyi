@@ -73,6 +73,7 @@ from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import Message
+from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.values.results import (
     Branch,
     Change,
@@ -87,7 +88,9 @@ from distributed_state.values.results import (
 from distributed_state.warm.lease import AsyncLease
 
 __all__ = [
+    "ABSENT",
     "DEFAULT",
+    "PRESENT",
     "REASONING_MACHINE",
     "TASK_MACHINE",
     "AccessDenied",

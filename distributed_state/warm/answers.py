@@ -23,8 +23,8 @@ class Draft:
     `events` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another
     lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
     `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
-    is kept before it is acknowledged, None: as is asked around it. `expected_items` are steps 'A', 'P' and 'M', what
-    must be so of items; `proofs` 'V' and 'G', what SQL was seen to have of them.
+    is kept before it is acknowledged, None: as is asked around it. `preconditions`: the user's, in commit.lua's words.
+    `expected_items` are steps 'A', 'P' and 'M', what must be so of items; `proofs` 'V' and 'G', what SQL has of them.
     """
 
     # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
@@ -41,6 +41,7 @@ class Draft:
     items: bool = False  # whether any step is about items
     expected_items: Sequence[Step] = ()
     proofs: Sequence[Step] = ()
+    preconditions: Sequence[tuple[bytes, bytes]] = ()
 
     def __init__(self, kind: str, steps: list[Step], events: list[Step] | None = None) -> None:
         self.kind = kind
