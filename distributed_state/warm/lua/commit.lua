@@ -269,7 +269,8 @@ if items then
     if window and reset == '' then
       number, count, size = window[2] + 0, window[4] + 0, window[5] + 0
     else
-      call('DEL', items)
+      -- Only if there is one: whatever is written first, a full Redis refuses or lets the rest be done.
+      if reset ~= '' or call('EXISTS', items) == 1 then call('DEL', items) end
       held = {}
       put, m = {'#e', epoch, '#d', '1', '#f', reset ~= '' and version or format('%d', needed)}, 6
       if reset == '' and (begins or not bare) or reset ~= '' and reset ~= '0' then
