@@ -94,7 +94,7 @@ class HostRun:
             agent.agent_context.display.notify("started", {})
 
     def _spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self._jobs.append(self.port.spawn(job, f"distributed-state {name}"))
+        self._jobs.append(self.port.spawn_here(job, f"distributed-state {name}"))
 
     async def _on_each(self, hook: str) -> None:
         """Run a hook that has to succeed."""
@@ -233,7 +233,7 @@ class HostRun:
             finally:
                 done.set()
 
-        job = self.port.spawn(archive, "distributed-state last archiving")
+        job = self.port.spawn_here(archive, "distributed-state last archiving")
         left = self.shutdown.time_left()
         if not await done.wait(left):
             log.warning("not everything is archived within %.1f s; another replica or the next start does it", left)

@@ -55,7 +55,7 @@ class Handling(HandlerWorker):
         self._idle.set()
         self._owner: object = None
         self._closing = False
-        self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
+        self._job = port.spawn_here(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
     async def _run(self) -> None:
         pause = 0.05

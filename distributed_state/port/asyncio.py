@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
@@ -23,10 +22,12 @@ import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Wire, Words
+from distributed_state.port.background import finish
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded_wires import AsyncioEmbeddedWire
 from distributed_state.port.errors import BROKEN, translate
 from distributed_state.port.pipe import Pipe, PipeWire
+from distributed_state.port.pools import Pools
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import nothing
 
@@ -46,8 +47,9 @@ class AsyncioPort(Router):
     suspends = True
     wall = staticmethod(time.time)
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, pools: Pools | None = None) -> None:
         super().__init__(connections)
+        self._pools = pools or Pools()
         self._pipes: dict[str, Pipe] = {}
         self._apart: dict[str, Pipe] = {}  # where commands may wait
         self._closed = False
@@ -55,28 +57,24 @@ class AsyncioPort(Router):
         self._connecting: dict[str, asyncio.Lock] = {}
         self._handshakes: dict[str, set[asyncio.Timeout]] = defaultdict(set)
         self._wires: dict[str, weakref.WeakSet[PipeWire]] = defaultdict(weakref.WeakSet)
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
-        self._handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
-        # Neither asyncio's, which a user's blocking work may fill, nor that of SQL, which may be away as well.
-        self._looks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-look")
         connections.used(self._gone)
 
     async def open(self) -> None:
         await self.command(b"PING")
 
     async def close(self) -> None:
+        self.leave()
+        ending = self._pools.close()
+        await asyncio.to_thread(ending.join, self._connections.timeout)
+        if ending.is_alive():
+            log.warning("closed while SQL did not answer")
+
+    def leave(self) -> None:
+        """Drop all connections, in the thread of the loop."""
         self._closed = True
         self._connections.unused(self._gone)
         for pipe in (*self._pipes.values(), *self._apart.values()):
             pipe.fail(driver.ConnectionError("closed"))
-        self._handlers.shutdown(wait=False)
-        self._looks.shutdown(wait=False)
-        try:
-            async with asyncio.timeout(self._connections.timeout):
-                # What a cancelled job asked of SQL still runs, on a connection that must not outlive the archive.
-                await asyncio.to_thread(self._threads.shutdown)
-        except TimeoutError:
-            log.warning("closed while SQL did not answer")
 
     def abandon(self) -> None:
         """After fork() nothing of the parent's loop can be used or closed."""
@@ -109,7 +107,7 @@ class AsyncioPort(Router):
 
     def _looking_by(self, look: Callable[[], None]) -> asyncio.Future[None]:
         try:
-            return self._loop.run_in_executor(self._looks, look)
+            return self._loop.run_in_executor(self._pools.looks, look)
         except RuntimeError as error:
             raise WarmUnavailable("the store was closed meanwhile") from error
 
@@ -198,7 +196,7 @@ class AsyncioPort(Router):
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
         try:
-            found = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+            found = asyncio.get_running_loop().run_in_executor(self._pools.sql, call, *arguments)
         except RuntimeError as error:
             raise ColdUnavailable("the store was closed meanwhile") from error
         return await found
@@ -207,7 +205,7 @@ class AsyncioPort(Router):
         # Not asyncio.to_thread: its few threads are everybody's, and some handlers that hang would hold up all others.
         loop = asyncio.get_running_loop()
         context = copy_context()
-        return await loop.run_in_executor(self._handlers, partial(context.run, call, *arguments))
+        return await loop.run_in_executor(self._pools.handlers, partial(context.run, call, *arguments))
 
     async def complete(self, work: Awaitable[T]) -> T:
         try:
@@ -222,15 +220,35 @@ class AsyncioPort(Router):
         self._loop.call_soon_threadsafe(call)
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(work)
+        return await self._to_its_end(asyncio.ensure_future(work))
+
+    async def _to_its_end(self, work: asyncio.Future[T]) -> T:
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(work)
         except asyncio.CancelledError:
-            await asyncio.wait((task,), timeout=self._connections.timeout)
+            await asyncio.wait((work,), timeout=self._connections.timeout)
             raise
+
+    async def lend(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `shield`, in a thread: who waits for the work may be blocking code that holds this loop up."""
+        try:
+            found = self._loop.run_in_executor(self._pools.work, copy_context().run, finish, work)
+        except RuntimeError as error:
+            work.close()
+            raise WarmUnavailable("the store was closed meanwhile") from error
+        return await self._to_its_end(found)
+
+    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.shield(work)
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncioJob:
         return AsyncioJob(job, name)
+
+    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncioJob:
+        return AsyncioJob(job, name)
+
+    def here(self) -> object:
+        return self._loop
 
     def mutex(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -284,17 +302,24 @@ class AsyncioGuard:
     """Cancels the task that entered it, and knows its own cancellation from others', as asyncio.timeout does."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._before = self._task.cancelling() if self._task else 0
         self._fired = False
 
     def interrupt(self) -> None:
+        with suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)  # who watches the deadlines may be a thread
+
+    def _cancel(self) -> None:
         if self._task is not None and not self._task.done():
             self._fired = True
             self._task.cancel()
 
     def leave(self, error: BaseException | None) -> bool:
-        if not self._fired or self._task is None:
+        task = self._task
+        self._task = None  # an interruption that comes from here on is too late
+        if not self._fired or task is None:
             return False
-        ours = self._task.uncancel() <= self._before
+        ours = task.uncancel() <= self._before
         return ours and isinstance(error, asyncio.CancelledError)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from distributed_state.errors import StateError
-from distributed_state.port import user_coroutines
+from distributed_state.port import callers, user_coroutines
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -22,10 +22,15 @@ _here = threading.local()
 
 def finish(core: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine whose every await is answered at once; fail loudly if one is not."""
+    loop = callers.running()
+    before = None if loop is None else callers.hold_up(loop)
     try:
         core.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # StopIteration.value is untyped
+    finally:
+        if loop is not None:
+            callers.hold_up(before)
     core.close()
     raise RuntimeError("the core may await nothing but its port")
 
@@ -93,7 +98,7 @@ class BlockingSignal:
 
     def __init__(self) -> None:
         self._set = False
-        self._waiters: list[threading.Lock] = []
+        self._waiters: list[Any] = []  # each is woken by its `release`
 
     def set(self) -> None:
         self._set = True

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Wire, Words, background, user_coroutines
+from distributed_state.port import Guard, Job, Wire, Words, background, user_coroutines
 from distributed_state.port.background import BlockingJob, BlockingSignal
 from distributed_state.port.background import finish as finish  # what the blocking face is written with
 from distributed_state.port.connections import Connections
@@ -41,7 +41,6 @@ class BlockingPort(Router):
     """Connections in a stack for each server: a caller takes one, uses it alone, puts it back."""
 
     monotonic = staticmethod(time.monotonic)
-    suspends = False
     wall = staticmethod(time.time)
 
     def __init__(self, connections: Connections) -> None:
@@ -206,7 +205,20 @@ class BlockingPort(Router):
         context = copy_context()
         return self._uninterruptible.run(lambda: context.run(finish, work))
 
+    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.shield(work)
+
+    @property
+    def suspends(self) -> bool:
+        return False
+
+    def here(self) -> object:
+        return None
+
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> BlockingJob:
+        return BlockingJob(job, name)
+
+    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         return BlockingJob(job, name)
 
     def mutex(self) -> threading.Lock:
@@ -215,10 +227,10 @@ class BlockingPort(Router):
     def signal(self) -> BlockingSignal:
         return BlockingSignal()
 
-    def guard(self) -> BlockingGuard:
+    def guard(self) -> Guard:
         return BlockingGuard()
 
-    def owner(self) -> threading.Thread:
+    def owner(self) -> Any:
         return threading.current_thread()
 
 

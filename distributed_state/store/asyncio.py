@@ -32,7 +32,6 @@ from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
-from distributed_state.records.store_context import itself
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
@@ -42,6 +41,7 @@ from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.repair import Repaired
+from distributed_state.store.twins import face_of
 from distributed_state.store.upcasting import Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
@@ -82,16 +82,16 @@ class AsyncStateStore:
         encryption: Encryption | None = None,
         access: Policy | None = None,
         credentials: Credentials | None = None,
-        wrap: Callable[[Any], Any] = itself,
+        blocking: Any = None,
     ) -> None:
-        # `wrap`: what user code is given in place of our own sessions and turns
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, wrap, credentials)
+        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, face_of, credentials)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
         self.settings = settings
+        self._blocking = blocking
         self.keys = self._context.keys
         self.ephemeral = self._context.ephemeral
         self.deleting = self._context.deleting
@@ -157,6 +157,26 @@ class AsyncStateStore:
         An embedded store archives what is left first. Harmless when it is closed already.
         """
         await self._lifecycle.close()
+
+    @property
+    def aio(self) -> AsyncStateStore:
+        """This store, as `store.blocking.aio` is it."""
+        return self
+
+    @property
+    def blocking(self) -> Any:
+        """The same open store for blocking code, a StateStore: one replica, one hot tier, from any thread.
+
+        Example::
+
+            async with store.session("c1").lock():
+                store.blocking.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
+
+        Called inside a running event loop, it holds that up until it returns.
+        """
+        if self._blocking is None:
+            self._blocking = face_of(self)
+        return self._blocking
 
     @property
     def replica(self) -> str:
@@ -357,7 +377,7 @@ class AsyncStateStore:
         another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         session = self.session(session_id, user=user)
-        return await workflow_run(session, workflow, user_input, request_id, self._context.wrap, wait=wait, ttl=ttl)
+        return await workflow_run(session, workflow, user_input, request_id, self._context.dressed, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.

@@ -52,7 +52,7 @@ class StoreLifecycle:
         here: Callable[[], Any],
         codec_of: Callable[[str], Codec],
         guard: Guard | None,
-        wrap: Callable[[Any], Any],
+        face_of: Callable[[Any], Any],
         credentials: Credentials | None = None,
     ) -> None:
         self.context = StoreContext(
@@ -61,7 +61,7 @@ class StoreLifecycle:
             codec_of=codec_of,
             guard=guard,
             tiers=self.tiers,
-            wrap=wrap,
+            face_of=face_of,
         )
         self.connections = Connections(settings.url, settings.timeout, credentials)
         parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
@@ -73,6 +73,7 @@ class StoreLifecycle:
         self._tiers: dict[Any, Tiers] = {}
         self._openings: set[object] = set()
         self._mutex = Mutex()
+        self._closing = 0  # callers that stop the background work just now, who need the archive
         self._layout: dict[str, Any] = {}
 
     async def open(self) -> None:
@@ -209,12 +210,18 @@ class StoreLifecycle:
 
     async def close(self) -> None:
         """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
-        tiers = self._tiers.pop(self._here(), None)
+        with self._mutex:
+            tiers = self._tiers.pop(self._here(), None)
+            self._closing += tiers is not None
         if tiers is not None:
-            if self.connections.embedded:
-                await tiers.archive_rest()
-            await tiers.close()
-        if not self._tiers:
+            try:
+                if self.connections.embedded:
+                    await tiers.archive_rest()
+                await tiers.close()
+            finally:
+                with self._mutex:
+                    self._closing -= 1
+        if not self._tiers and not self._closing:
             self.unusable = "it is closed"
             await self._let_go()
 
@@ -229,6 +236,7 @@ class StoreLifecycle:
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
         self._mutex = Mutex()  # perhaps held by a thread that is not here
+        self._closing = 0
         for tiers in self._tiers.values():
             tiers.leases.abandoned = True
             tiers.port.abandon()
