@@ -124,7 +124,7 @@ INNER = {
     "AsyncStateStore": {"all_tiers", "tiers", "after_fork", "hook", "__await__"},
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
-    "AsyncEvents": {"asks", "end", "join"},
+    "AsyncEvents": {"asks", "end", "join", "leave"},
     "AsyncHost": {
         "close",
         "current_run",

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-import distributed_state.port.asyncio as asyncio_face
+import distributed_state.port.shared as shared
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
@@ -76,8 +76,8 @@ class AsyncStateStore:
     def __init__(
         self,
         settings: Settings,
-        make_port: Callable[[Connections], Port] = asyncio_face.AsyncioPort,
-        here: Callable[[], Any] = asyncio_face.here,
+        make_port: Callable[[Connections], Port] = shared.SharedPort,
+        here: Callable[[], Any] = shared.here,
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
