@@ -103,8 +103,6 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
 IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
     "callers": f"from {PACKAGE}.port import callers",
-    "here": f"from {PACKAGE}.port.shared import here",
-    "SharedPort": f"from {PACKAGE}.port.shared import SharedPort",
     "face_of": f"from {PACKAGE}.store.twins import face_of",
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
@@ -121,7 +119,7 @@ WRAPPERS = {"AsyncSession": "as_session", "AsyncRecord": "as_record"}
 FROM_SOURCE = frozenset({"AsyncAgent"})
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
-    "AsyncStateStore": {"all_tiers", "tiers", "after_fork", "hook", "__await__"},
+    "AsyncStateStore": {"tiers", "tiers_in_use", "after_fork", "hook", "__await__"},
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
     "AsyncEvents": {"asks", "end", "join", "leave"},
@@ -159,7 +157,7 @@ def __init__(
     twin: AsyncStateStore | None = None,
 ) -> None:
     self._twin = twin or AsyncStateStore(
-        settings, SharedPort, here, encryption=encryption, access=access, credentials=credentials, blocking=self
+        settings, encryption=encryption, access=access, credentials=credentials, blocking=self
     )
 """,
     # The two faces of one store.
@@ -264,8 +262,9 @@ that is `async def` runs to its end on an event loop of that thread.
     "AsyncStateStore": (
         ("`StateStore` is the same for blocking code.", "`AsyncStateStore` is the same for asyncio."),
         (
-            "It may be used from several event loops; each gets connections and a hot tier of its own.",
-            "It may be used from several threads, which share connections and a hot tier, and inside event loops.",
+            "It may be used from several event loops, and as `store.blocking` from threads; all share one hot tier.",
+            "It may be used from several threads, also inside event loops, and as `store.aio` from coroutines; all\n"
+            "share one hot tier.",
         ),
     ),
 }

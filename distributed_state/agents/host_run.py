@@ -176,7 +176,7 @@ class HostRun:
     def wake(self, agent: str) -> None:
         """Something about the agent changed; from any thread."""
         self.loops.wake(agent)
-        self.port.soon(self._worker.awake.set)
+        self._worker.awake.set()
 
     # The end
 
@@ -185,7 +185,7 @@ class HostRun:
         self.shutdown.request(max(each.shutdown_timeout for each in self._agents))
         for agent in self._agents:
             self.wake(agent.name)
-        self.port.soon(self.loops.over.set)
+        self.loops.over.set()
 
     async def end(self) -> None:
         """Finish what runs, run `on_shutdown` and `cleanup`, and archive what was written."""

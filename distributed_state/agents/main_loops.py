@@ -71,4 +71,4 @@ class MainLoops:
 
     def wake(self, agent: str) -> None:
         """Let `wait` look again whether the agent is paused or is to end; from any thread."""
-        self._port.soon(self._changed[agent].set)
+        self._changed[agent].set()

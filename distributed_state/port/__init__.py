@@ -222,10 +222,6 @@ class Port(Protocol):
         """
         ...
 
-    def soon(self, call: Callable[[], Any]) -> None:
-        """Call from any thread what belongs to this port's own, as waking whoever waits there."""
-        ...
-
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish the work even if the caller is cancelled meanwhile."""
         ...

@@ -1,4 +1,4 @@
-"""The port for asyncio callers. Law: everything here belongs to one event loop.
+"""What the tasks of one event loop ask of the outside. Law: everything here belongs to that loop.
 
 All tasks share one connection: commands of one turn of the loop leave in one write, answers come back in order.
 
@@ -8,12 +8,9 @@ Design: section 16.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -21,53 +18,31 @@ from typing import Any, TypeVar
 import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import Wire, Words
+from distributed_state.port import Words
 from distributed_state.port.background import finish
 from distributed_state.port.connections import Connections
-from distributed_state.port.embedded_wires import AsyncioEmbeddedWire
 from distributed_state.port.errors import BROKEN, translate
-from distributed_state.port.pipe import Pipe, PipeWire
+from distributed_state.port.pipe import Pipe
 from distributed_state.port.pools import Pools
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import nothing
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
-
-
-def here() -> asyncio.AbstractEventLoop:
-    """Each event loop has tiers of its own."""
-    return asyncio.get_running_loop()
 
 
 class AsyncioPort(Router):
-    """One shared connection to each server for commands, more for links, threads for SQL."""
+    """One shared connection to each server for commands, one more where they may wait, and threads for what blocks."""
 
-    monotonic = staticmethod(time.monotonic)
-    suspends = True
-    wall = staticmethod(time.time)
-
-    def __init__(self, connections: Connections, pools: Pools | None = None) -> None:
+    def __init__(self, connections: Connections, pools: Pools) -> None:
         super().__init__(connections)
-        self._pools = pools or Pools()
+        self._pools = pools
         self._pipes: dict[str, Pipe] = {}
         self._apart: dict[str, Pipe] = {}  # where commands may wait
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Lock] = {}
         self._handshakes: dict[str, set[asyncio.Timeout]] = defaultdict(set)
-        self._wires: dict[str, weakref.WeakSet[PipeWire]] = defaultdict(weakref.WeakSet)
         connections.used(self._gone)
-
-    async def open(self) -> None:
-        await self.command(b"PING")
-
-    async def close(self) -> None:
-        self.leave()
-        ending = self._pools.close()
-        await asyncio.to_thread(ending.join, self._connections.timeout)
-        if ending.is_alive():
-            log.warning("closed while SQL did not answer")
 
     def leave(self) -> None:
         """Drop all connections, in the thread of the loop."""
@@ -91,13 +66,11 @@ class AsyncioPort(Router):
         for pipes in (self._pipes, self._apart):
             if pipe := pipes.pop(node, None):
                 pipe.fail(driver.ConnectionError("another server has its keys now"))
-        if node not in self._topology.nodes():  # in another life, who hears it or connects to it goes on
+        if node not in self._topology.nodes():  # in another life, who connects to it goes on
             for scope in self._handshakes.pop(node, ()):
                 scope.reschedule(self._loop.time())
-            for wire in self._wires.pop(node, ()):
-                wire.close()
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         await self._looking_by(self._connections.look)
 
     def _late(self) -> None:
@@ -153,7 +126,7 @@ class AsyncioPort(Router):
         except BROKEN as error:
             raise translate(error, self._place) from error
 
-    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+    async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
         pipe = self._apart.get(node)
         if pipe is None or pipe.broken is not None:
             pipe = await self._connected(self._apart, node)
@@ -162,7 +135,7 @@ class AsyncioPort(Router):
         except BROKEN as error:
             raise translate(error, self._place) from error
 
-    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+    async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         if len(groups) == 1:
             ((node, commands),) = groups.items()
             found = {node: await self._tried(node, commands)}
@@ -182,17 +155,6 @@ class AsyncioPort(Router):
             return await self.exchange_with(node, commands)
         except StateError as error:
             return error
-
-    async def wire(self, node: str) -> Wire:
-        if self._embedded is not None:
-            return AsyncioEmbeddedWire(self._embedded)
-        connection, _ = await self._connect(node)
-        wire = PipeWire(connection, self._place)
-        self._wires[node].add(wire)
-        return wire
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
     async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
         try:
@@ -216,9 +178,6 @@ class AsyncioPort(Router):
                 raise
             raise RuntimeError("what it waited for was cancelled") from error
 
-    def soon(self, call: Callable[[], Any]) -> None:
-        self._loop.call_soon_threadsafe(call)
-
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         return await self._to_its_end(asyncio.ensure_future(work))
 
@@ -237,65 +196,6 @@ class AsyncioPort(Router):
             work.close()
             raise WarmUnavailable("the store was closed meanwhile") from error
         return await self._to_its_end(found)
-
-    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self.shield(work)
-
-    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncioJob:
-        return AsyncioJob(job, name)
-
-    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncioJob:
-        return AsyncioJob(job, name)
-
-    def here(self) -> object:
-        return self._loop
-
-    def mutex(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def signal(self) -> AsyncioSignal:
-        return AsyncioSignal()
-
-    def guard(self) -> AsyncioGuard:
-        return AsyncioGuard()
-
-    def owner(self) -> object:
-        return asyncio.current_task()
-
-
-class AsyncioJob:
-    """A task that runs one coroutine of the core."""
-
-    def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self._name = name
-        self._task = asyncio.create_task(self._run(job), name=name)
-
-    async def _run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await job()
-        except StateError as error:
-            log.error("%s ended: %s", self._name, error)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        if self._task is not asyncio.current_task():
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
-class AsyncioSignal:
-    """An event of one loop."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.set = self._event.set
-        self.clear = self._event.clear
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._event.wait()
-        except TimeoutError:
-            return False
 
 
 class AsyncioGuard:

@@ -19,7 +19,8 @@ class _Here(threading.local):
 
 
 _here = _Here()
-running = asyncio._get_running_loop  # of this thread; None if there is none, where the public one raises, which is slow
+# The loop of this thread, None if there is none: the public one raises then, which takes as long as a hot read.
+running = asyncio._get_running_loop  # noqa: SLF001 - documented for who makes event loops
 
 
 def loop() -> asyncio.AbstractEventLoop | None:

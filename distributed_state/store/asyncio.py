@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-import distributed_state.port.shared as shared
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
@@ -23,8 +22,7 @@ from distributed_state.errors import InvalidValue
 from distributed_state.events.config import Source
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
-from distributed_state.port import Port
-from distributed_state.port.connections import Connections, Credentials
+from distributed_state.port.connections import Credentials
 from distributed_state.records import branches, deletion, erasure
 from distributed_state.records.access import Guard, Policy
 from distributed_state.records.batch import AsyncBatch
@@ -67,7 +65,7 @@ class AsyncStateStore:
             await session.set("city", "Oslo")
             assert await session.get("city") == "Oslo"
 
-    It may be used from several event loops; each gets connections and a hot tier of its own.
+    It may be used from several event loops, and as `store.blocking` from threads; all share one hot tier.
     """
 
     settings: Settings
@@ -76,8 +74,6 @@ class AsyncStateStore:
     def __init__(
         self,
         settings: Settings,
-        make_port: Callable[[Connections], Port] = shared.SharedPort,
-        here: Callable[[], Any] = shared.here,
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
@@ -87,7 +83,7 @@ class AsyncStateStore:
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, face_of, credentials)
+        self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
         self.settings = settings
@@ -152,7 +148,7 @@ class AsyncStateStore:
         await self.close()
 
     async def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+        """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
         An embedded store archives what is left first. Harmless when it is closed already.
         """
@@ -180,16 +176,17 @@ class AsyncStateStore:
 
     @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each process, also a forked one."""
         return self.tiers().replica
 
     def tiers(self) -> Tiers:
-        """The tiers of the running event loop."""
+        """The tiers, which all threads and event loops share."""
         return self._lifecycle.tiers()
 
-    def all_tiers(self) -> list[Tiers]:
-        """Those of every event loop, and of all threads that have none."""
-        return self._lifecycle.all_tiers()
+    @property
+    def tiers_in_use(self) -> Tiers | None:
+        """The same if there are any, as none are after the end."""
+        return self._lifecycle.tiers_in_use
 
     # Records
 

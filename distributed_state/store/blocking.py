@@ -20,7 +20,6 @@ from distributed_state.events.handlers import Handler
 from distributed_state.port import callers
 from distributed_state.port.blocking import finish
 from distributed_state.port.connections import Credentials
-from distributed_state.port.shared import SharedPort, here
 from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
@@ -91,7 +90,8 @@ class StateStore:
             session.set("city", "Oslo")
             assert session.get("city") == "Oslo"
 
-    It may be used from several threads, which share connections and a hot tier, and inside event loops.
+    It may be used from several threads, also inside event loops, and as `store.aio` from coroutines; all
+    share one hot tier.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class StateStore:
         twin: AsyncStateStore | None = None,
     ) -> None:
         self._twin = twin or AsyncStateStore(
-            settings, SharedPort, here, encryption=encryption, access=access, credentials=credentials, blocking=self
+            settings, encryption=encryption, access=access, credentials=credentials, blocking=self
         )
 
     @property
@@ -163,7 +163,7 @@ class StateStore:
         finish(self._twin.__aexit__(kind, error, trace))
 
     def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+        """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
         An embedded store archives what is left first. Harmless when it is closed already.
         """
@@ -187,7 +187,7 @@ class StateStore:
 
     @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each process, also a forked one."""
         return self._twin.replica
 
     @overload

@@ -326,7 +326,7 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
-    | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
+    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL),
     "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL),
     "TYPED": {},
     "VIEW": {"version": OPENING},
