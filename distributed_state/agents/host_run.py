@@ -40,6 +40,7 @@ class HostRun:
         self._agents = agents
         self.services = StoreServices(store)
         self.port = self.services.port
+        self._here = self.port.here()
         self.shutdown = Shutdown(self.port)
         self.loops = MainLoops(agents, self.port, self.shutdown, self.stop)
         self._runner = HookRunner(self.port)
@@ -128,9 +129,13 @@ class HostRun:
                 self._noticed = running
                 log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
 
+    def _waits(self) -> bool:
+        """Whether the caller can wait for this host's hooks: not in a forked child, nor beside the loop they need."""
+        return self.services.port is self.port and self._here in (None, self.port.here())
+
     async def _before_deletion(self, ref: Ref) -> None:
-        if ref.scope != "session" or self.shutdown.requested or self.services.port is not self.port:
-            return  # on another event loop nobody can wait for this one's hooks: they run after, as elsewhere
+        if ref.scope != "session" or self.shutdown.requested or not self._waits():
+            return  # the hooks run after, as elsewhere
         if self._runner.calls_us():
             await self._dispatcher.before_deletion(ref)
         else:

@@ -24,7 +24,7 @@ from distributed_state.values.model import Ref
 class StoreContext:
     """What a record needs of its store.
 
-    `tiers()` are those of the running event loop. `face_of` makes of a session or turn one of the blocking face.
+    `tiers()` are those of the process. `face_of` makes of a session or turn one of the blocking face.
     `deleting` is awaited before this replica deletes a record.
     """
 
