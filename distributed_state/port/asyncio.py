@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
 import redis.exceptions as driver
 
-from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
+from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Words
-from distributed_state.port.background import finish
 from distributed_state.port.connections import Connections
 from distributed_state.port.errors import BROKEN, translate
 from distributed_state.port.pipe import Pipe
@@ -31,7 +29,7 @@ T = TypeVar("T")
 
 
 class AsyncioPort(Router):
-    """One shared connection to each server for commands, one more where they may wait, and threads for what blocks."""
+    """One shared connection to each server for commands, and one more where they may wait."""
 
     def __init__(self, connections: Connections, pools: Pools) -> None:
         super().__init__(connections)
@@ -47,9 +45,13 @@ class AsyncioPort(Router):
     def leave(self) -> None:
         """Drop all connections, in the thread of the loop."""
         self._closed = True
-        self._connections.unused(self._gone)
+        self.forget()
         for pipe in (*self._pipes.values(), *self._apart.values()):
             pipe.fail(driver.ConnectionError("closed"))
+
+    def forget(self) -> None:
+        """Hear no more of servers that have left; from any thread."""
+        self._connections.unused(self._gone)
 
     def abandon(self) -> None:
         """After fork() nothing of the parent's loop can be used or closed."""
@@ -156,46 +158,26 @@ class AsyncioPort(Router):
         except StateError as error:
             return error
 
-    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        try:
-            found = asyncio.get_running_loop().run_in_executor(self._pools.sql, call, *arguments)
-        except RuntimeError as error:
-            raise ColdUnavailable("the store was closed meanwhile") from error
-        return await found
 
-    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        # Not asyncio.to_thread: its few threads are everybody's, and some handlers that hang would hold up all others.
-        loop = asyncio.get_running_loop()
-        context = copy_context()
-        return await loop.run_in_executor(self._pools.handlers, partial(context.run, call, *arguments))
-
-    async def complete(self, work: Awaitable[T]) -> T:
-        try:
-            return await work
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise RuntimeError("what it waited for was cancelled") from error
-
-    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self._to_its_end(asyncio.ensure_future(work))
-
-    async def _to_its_end(self, work: asyncio.Future[T]) -> T:
-        try:
-            return await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait((work,), timeout=self._connections.timeout)
+async def complete(work: Awaitable[T]) -> T:
+    """Wait for a user's coroutine; a cancellation that is not the caller's own is a RuntimeError."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
             raise
+        raise RuntimeError("what it waited for was cancelled") from error
 
-    async def lend(self, work: Coroutine[Any, Any, T]) -> T:
-        """As `shield`, in a thread: who waits for the work may be blocking code that holds this loop up."""
-        try:
-            found = self._loop.run_in_executor(self._pools.work, copy_context().run, finish, work)
-        except RuntimeError as error:
-            work.close()
-            raise WarmUnavailable("the store was closed meanwhile") from error
-        return await self._to_its_end(found)
+
+async def shield(work: Awaitable[T], seconds: float) -> T:
+    """Wait for it; who is cancelled meanwhile leaves when it is done, or after so long."""
+    future = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait((future,), timeout=seconds)
+        raise
 
 
 class AsyncioGuard:

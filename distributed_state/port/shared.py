@@ -14,12 +14,14 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
-from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import Guard, Job, Words, background, callers
-from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort
-from distributed_state.port.background import JOINED, BlockingJob
+from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
+from distributed_state.port.background import JOINED, BlockingJob, finish
 from distributed_state.port.blocking import BlockingGuard, BlockingPort
 from distributed_state.port.connections import Connections
 from distributed_state.port.pools import Pools
@@ -48,11 +50,12 @@ class SharedPort(BlockingPort):
     async def close(self) -> None:
         with self._meeting:
             self.closed = True
-        for loop in list(self._loops):
-            if loop is callers.running():
+        for loop, port in list(self._loops.items()):
+            port.forget()  # at once: one that does not run closes its connections when it ends
+            if loop is callers.running() or loop.is_closed():
                 self._part(loop)
             else:
-                with suppress(RuntimeError):  # it is closed
+                with suppress(RuntimeError):  # it was closed just now
                     loop.call_soon_threadsafe(self._part, loop)
         self.shut()
         ending = self._pools.close()
@@ -142,25 +145,39 @@ class SharedPort(BlockingPort):
     def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
         return super().sleep(seconds) if callers.loop() is None else asyncio.sleep(seconds)
 
-    def sql(self, call: Callable[..., T], *arguments: Any) -> Coroutine[Any, Any, T]:
-        tasks = self._tasks()
-        return super().sql(call, *arguments) if tasks is None else tasks.sql(call, *arguments)
+    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
+        loop = callers.loop()
+        if loop is None:
+            return await super().sql(call, *arguments)
+        try:
+            found = loop.run_in_executor(self._pools.sql, call, *arguments)
+        except RuntimeError as error:
+            raise ColdUnavailable("the store was closed meanwhile") from error
+        return await found
 
-    def thread(self, call: Callable[..., T], *arguments: Any) -> Coroutine[Any, Any, T]:
-        tasks = self._tasks()
-        return super().thread(call, *arguments) if tasks is None else tasks.thread(call, *arguments)
+    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        loop = callers.loop()
+        if loop is None:
+            return call(*arguments)
+        return await loop.run_in_executor(self._pools.handlers, partial(copy_context().run, call, *arguments))
 
     def complete(self, work: Awaitable[T]) -> Coroutine[Any, Any, T]:
-        tasks = self._tasks()
-        return super().complete(work) if tasks is None else tasks.complete(work)
+        return super().complete(work) if callers.loop() is None else complete(work)
 
     def shield(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        tasks = self._tasks()
-        return super().shield(work) if tasks is None else tasks.shield(work)
+        return super().shield(work) if callers.loop() is None else shield(work, self._connections.timeout)
 
-    def drive(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-        tasks = self._tasks()
-        return super().shield(work) if tasks is None else tasks.lend(work)
+    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = callers.loop()
+        if loop is None:
+            return await super().shield(work)
+        # Not in a task: who waits for the work may be blocking code that holds this loop up.
+        try:
+            found = loop.run_in_executor(self._pools.work, copy_context().run, finish, work)
+        except RuntimeError as error:
+            work.close()
+            raise WarmUnavailable("the store was closed meanwhile") from error
+        return await shield(found, self._connections.timeout)
 
     def guard(self) -> Guard:
         return BlockingGuard() if callers.loop() is None else AsyncioGuard()

@@ -70,7 +70,7 @@ class StoreLifecycle:
         self._tiers: Tiers | None = None
         self._openings: set[object] = set()
         self._mutex = Mutex()
-        self._closing = 0  # callers that stop the background work just now, who need the archive
+        self._closing = False
         self._layout: dict[str, Any] = {}
 
     async def open(self) -> None:
@@ -204,19 +204,21 @@ class StoreLifecycle:
     async def close(self) -> None:
         """Stop the background work, drop all connections and close the archive."""
         with self._mutex:
-            tiers, self._tiers = self._tiers, None
-            self._closing += tiers is not None
-        if tiers is not None:
-            try:
-                if self.connections.embedded:
-                    await tiers.archive_rest()
+            if self._closing:
+                return
+            self._closing = True
+        tiers = self._tiers
+        try:
+            # Until it has ended they are there for what is under way, as a handler that is let finish.
+            if tiers is not None and self.connections.embedded:
+                await tiers.archive_rest()
+            if tiers is not None:
                 await tiers.close()
-            finally:
-                with self._mutex:
-                    self._closing -= 1
-        if self._tiers is None and not self._closing:
+        finally:
             self.unusable = "it is closed"
+            self._tiers = None
             await self._let_go()
+            self._closing = False
 
     async def _let_go(self) -> None:
         with self._mutex:
@@ -229,7 +231,7 @@ class StoreLifecycle:
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
         self._mutex = Mutex()  # perhaps held by a thread that is not here
-        self._closing = 0
+        self._closing = False
         if self._tiers is not None:
             self._tiers.leases.abandoned = True
             self._tiers.port.abandon()
