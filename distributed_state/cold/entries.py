@@ -169,9 +169,10 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
         parsed.parent_version = 0 if value is None else _number(value.rpartition(b"@")[2], "version")
     elif op.name == ITEMS and value is not None:
-        # Where the record gets its first ones, or is forked, it has no second word.
-        _, _, below = value.partition(b" ")
-        parsed.shows = _number(below, "version") if below else None
+        # Where the record gets its first ones, or is forked, it has no second word; and a repair brings a state whole.
+        since, _, below = value.partition(b" ")
+        if below and _number(since, "version") == parsed.entry.version:
+            parsed.shows = _number(below, "version")
         return
     elif op.name == LIFETIME:
         parsed.lifetime = None if value is None else lifetime_text(value)

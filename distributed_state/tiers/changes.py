@@ -68,7 +68,7 @@ class Changes:
         self._last = list(self._last)
         self._events = list(self._events)
         self.sums = list(self.sums)
-        self._items = self._items and self._items.copy()
+        self._items = None if self._items is None else self._items.copy()
 
     @property
     def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:

@@ -24,8 +24,7 @@ class Draft:
     lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
     `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
     is kept before it is acknowledged, None: as is asked around it. `preconditions`: the user's, in commit.lua's words.
-    `expected_items` are steps 'A', 'P' and 'M', what must be so of items; `proofs` 'V' and 'G', what SQL was seen to
-    have of them.
+    `expected_items` are steps 'A', 'P' and 'M', what must be so of items; `proofs` 'V' and 'G', what SQL has of them.
     """
 
     # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
@@ -39,10 +38,10 @@ class Draft:
     lifetime: tuple[int, int] = (0, 0)
     sent_events: Sequence[Step] = ()
     level: Level | None = None
-    preconditions: Sequence[tuple[bytes, bytes]] = ()
     items: bool = False  # whether any step is about items
     expected_items: Sequence[Step] = ()
     proofs: Sequence[Step] = ()
+    preconditions: Sequence[tuple[bytes, bytes]] = ()
 
     def __init__(self, kind: str, steps: list[Step], events: list[Step] | None = None) -> None:
         self.kind = kind

@@ -32,6 +32,16 @@ def _shown(name: bytes, raw: bytes | None) -> str:
     return repr(raw[:40].decode(errors="replace")) if raw is not None and name[:1] == b"#" else known
 
 
+def _expected_item(draft: Draft, name: bytes, version: bytes) -> str:
+    collection, _, key = name.partition(b"\0")
+    wanted = {each: value for step, each, value in draft.expected_items if step == b"M"}.get(name)
+    found = "there is none" if version == b"-" else f"there is one, of version {version.decode()}"
+    what = f"item {key[:80].decode(errors='replace')!r} of {collection.decode(errors='replace')!r}"
+    return f"{what}: {found}" + (
+        f", not the expected one of version {wanted.decode()}" if wanted else ", as was not expected"
+    )
+
+
 def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | None:
     """What is to be said if this is not as commit.lua's word wants it; None if it is."""
     absent = raw is None
@@ -57,16 +67,6 @@ def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None
         )
     text = said or f"{record}: expected {expected}, found version {version}"
     return Conflict(text, version=version, found=found, preconditions=held)
-
-
-def _expected_item(draft: Draft, name: bytes, version: bytes) -> str:
-    collection, _, key = name.partition(b"\0")
-    wanted = {each: value for step, each, value in draft.expected_items if step == b"M"}.get(name)
-    found = "there is none" if version == b"-" else f"there is one, of version {version.decode()}"
-    what = f"item {key[:80].decode(errors='replace')!r} of {collection.decode(errors='replace')!r}"
-    return f"{what}: {found}" + (
-        f", not the expected one of version {wanted.decode()}" if wanted else ", as was not expected"
-    )
 
 
 def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:

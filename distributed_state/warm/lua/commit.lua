@@ -24,9 +24,11 @@
         items of this version, '0' = none: see item_window.lua
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
           one text, because each element of an answer costs as much as a step: the first message's number, the sums of
-          increments joined by ',' (among them of each 'n' 1 or 0, whether it was put), the journal's offset, the server's time; how far the journal is archived; what else
+          increments joined by ',' (among them of each 'n' 1 or 0, whether it was put), the journal's offset, the
+          server's time; how far the journal is archived; what else
           its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'y' a layer of
-          items began, 'i' the record's first items, 'e' and the number of the first event. From the time on all is missing if it was applied before
+          items began, 'i' the record's first items, 'e' and the number of the first event. From the time on all is
+          missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
@@ -267,7 +269,8 @@ if items then
     if window and reset == '' then
       number, count, size = window[2] + 0, window[4] + 0, window[5] + 0
     else
-      call('DEL', items)
+      -- Only if there is one: whatever is written first, a full Redis refuses or lets the rest be done.
+      if reset ~= '' or call('EXISTS', items) == 1 then call('DEL', items) end
       held = {}
       put, m = {'#e', epoch, '#d', '1', '#f', reset ~= '' and version or format('%d', needed)}, 6
       if reset == '' and (begins or not bare) or reset ~= '' and reset ~= '0' then
