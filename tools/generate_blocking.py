@@ -152,9 +152,11 @@ def __init__(
     encryption: Encryption | None = None,
     access: Policy | None = None,
     credentials: Credentials | None = None,
+    search: Search | bool | None = None,
 ) -> None:
     self._twin = AsyncStateStore(
-        settings, BlockingPort, here, encryption=encryption, access=access, credentials=credentials, wrap=_wrap
+        settings, BlockingPort, here, encryption=encryption, access=access, credentials=credentials, search=search,
+        wrap=_wrap,
     )
 """,
     # So does a host, of agents of its own face.
@@ -198,6 +200,7 @@ store = cls(
     encryption=encryption,
     access=access,
     credentials=credentials,
+    search=search,
 )
 store._twin.hook(clean, clean_messages)
 finish(store._twin.__aenter__())

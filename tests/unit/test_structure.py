@@ -29,7 +29,7 @@ FLOORS = [
     {"hot", "warm", "cold"},
     {"tiers"},
     {"records"},
-    {"conversation", "events"},
+    {"conversation", "events", "search"},
     {"store"},
     {"agents"},
     {"__init__"},

@@ -1,0 +1,138 @@
+"""Asks the index. Law: what a user types is words, never the syntax of a query.
+
+Shown is only what belongs to a record that is there, and has not ended.
+
+Design: section 21.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Float,
+    Select,
+    and_,
+    cast,
+    column,
+    func,
+    literal,
+    literal_column,
+    or_,
+    select,
+    table,
+    text,
+)
+from sqlalchemy.types import UserDefinedType
+
+from distributed_state.cold.search_tables import documents
+from distributed_state.cold.tables import records
+from distributed_state.values.model import escape
+from distributed_state.values.search import SearchQuery
+
+_LAST = "\U0010ffff"
+_words: ColumnElement[Any] = literal_column("search_documents.words")
+
+
+class _Regconfig(UserDefinedType[str]):
+    """A text search configuration of PostgreSQL, by its name."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """As SQL writes it."""
+        return "regconfig"
+
+
+class Row(NamedTuple):
+    """A document that fits, as it is kept, and how well it does."""
+
+    record: str
+    owner: str | None
+    kind: str
+    collection: bytes
+    name: bytes
+    version: int
+    text: str
+    value: bytes
+    score: float
+
+
+def search(
+    connection: Connection,
+    namespace: str,
+    query: SearchQuery,
+    now_ms: int,
+    language: str,
+    vector: str | None,
+    dimensions: int,
+) -> list[Row]:
+    """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words."""
+    d, r = documents.c, records.c
+    wanted = select(r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value)
+    wanted = wanted.join_from(documents, records, r.key == d.record).where(*_which(namespace, query, now_ms))
+    if not query.words:
+        found = wanted.add_columns(literal(0.0)).order_by(d.id.desc())
+    elif vector is not None:
+        found = _by_meaning(connection, wanted, vector, dimensions)
+    elif connection.dialect.name == "postgresql":
+        found = _by_words_postgresql(wanted, query, language)
+    else:
+        found = _by_words_sqlite(wanted, query)
+    rows = connection.execute(found.limit(query.limit).offset(query.offset))
+    return [Row._make((*row[:-1], float(row[-1]))) for row in rows]
+
+
+def _which(namespace: str, query: SearchQuery, now_ms: int) -> list[ColumnElement[bool]]:
+    d, r = documents.c, records.c
+    which = [r.namespace == namespace, r.deleted.is_(False), r.scope.in_(query.scopes), d.kind.in_(query.kinds)]
+    which.append(or_(d.ends_ms.is_(None), d.ends_ms > now_ms))
+    if query.user is not None:
+        which.append(r.owner == escape(query.user))
+    if query.collection is not None:
+        which.append(d.collection == query.collection.encode("utf-8", "surrogatepass"))
+    if query.prefix:
+        starts = [f"{scope}:{escape(query.prefix)}" for scope in query.scopes]
+        which.append(or_(*(and_(r.record >= start, r.record < start + _LAST) for start in starts)))
+    return which
+
+
+def quoted(words: str, match: str) -> str:
+    """Words as FTS5 takes them for nothing else: each in quotes, of which those within are doubled."""
+    each = ['"' + word.replace('"', '""') + '"' for word in words.split()]
+    return (" OR " if match == "any" else " AND ").join(each)
+
+
+def _by_words_sqlite(wanted: Select[Any], query: SearchQuery) -> Select[Any]:
+    words = table("search_words", column("rowid"), column("rank"))
+    matches = text("search_words MATCH :words").bindparams(words=quoted(query.words, query.match))
+    found = wanted.join(words, words.c.rowid == documents.c.id).where(matches)
+    # FTS5 gives the best the lowest rank.
+    return found.add_columns(-words.c.rank).order_by(words.c.rank, documents.c.id.desc())
+
+
+def _by_words_postgresql(wanted: Select[Any], query: SearchQuery, language: str) -> Select[Any]:
+    config = cast(language, _Regconfig())
+    words = query.words.split() if query.match == "any" else [query.words]
+    # What the language makes of each; none of it is read as a query.
+    each = [func.plainto_tsquery(config, word) for word in words]
+    asked: ColumnElement[Any] = each[0]
+    for one in each[1:]:
+        asked = asked.op("||")(one)
+    score = cast(func.ts_rank_cd(_words, asked, 32), Float).label("score")
+    found = wanted.where(_words.op("@@")(asked)).add_columns(score)
+    return found.order_by(score.desc(), documents.c.id.desc())
+
+
+def _by_meaning(connection: Connection, wanted: Select[Any], vector: str, dimensions: int) -> Select[Any]:
+    # So that what the filter leaves out is made up for by what comes next.
+    connection.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
+    kept = table("search_vectors", column("document"), column("embedding"))
+    distance = literal_column(
+        f"(search_vectors.embedding::vector({dimensions})) <=> CAST(:vector AS vector({dimensions}))", Float
+    )
+    found = wanted.join(kept, kept.c.document == documents.c.id).params(vector=vector)
+    found = found.where(text(f"vector_dims(search_vectors.embedding) = {dimensions}"))
+    return found.add_columns(literal(1.0) - distance).order_by(distance)
