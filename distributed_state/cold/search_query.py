@@ -36,14 +36,17 @@ _LAST = "\U0010ffff"
 _words: ColumnElement[Any] = literal_column("search_documents.words")
 
 
-class _Regconfig(UserDefinedType[str]):
-    """A text search configuration of PostgreSQL, by its name."""
+class _Type(UserDefinedType[str]):
+    """A type of PostgreSQL that SQLAlchemy has no name for; its values are texts."""
 
     cache_ok = True
 
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def get_col_spec(self, **_: Any) -> str:
         """As SQL writes it."""
-        return "regconfig"
+        return self.name
 
 
 class Row(NamedTuple):
@@ -114,7 +117,7 @@ def _by_words_sqlite(wanted: Select[Any], query: SearchQuery) -> Select[Any]:
 
 
 def _by_words_postgresql(wanted: Select[Any], query: SearchQuery, language: str) -> Select[Any]:
-    config = cast(language, _Regconfig())
+    config = cast(language, _Type("regconfig"))
     words = query.words.split() if query.match == "any" else [query.words]
     # What the language makes of each; none of it is read as a query.
     each = [func.plainto_tsquery(config, word) for word in words]
@@ -130,9 +133,9 @@ def _by_meaning(connection: Connection, wanted: Select[Any], vector: str, dimens
     # So that what the filter leaves out is made up for by what comes next.
     connection.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
     kept = table("search_vectors", column("document"), column("embedding"))
-    distance = literal_column(
-        f"(search_vectors.embedding::vector({dimensions})) <=> CAST(:vector AS vector({dimensions}))", Float
-    )
-    found = wanted.join(kept, kept.c.document == documents.c.id).params(vector=vector)
+    # As the index of these vectors is written, else it is not used.
+    same: ColumnElement[Any] = literal_column(f"(search_vectors.embedding::vector({dimensions}))")
+    distance = same.op("<=>", return_type=Float())(cast(vector, _Type(f"vector({dimensions})")))
+    found = wanted.join(kept, kept.c.document == documents.c.id)
     found = found.where(text(f"vector_dims(search_vectors.embedding) = {dimensions}"))
     return found.add_columns(literal(1.0) - distance).order_by(distance)

@@ -21,10 +21,7 @@ from distributed_state.values.journal import Segment
 from distributed_state.values.search import SearchQuery
 
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
-_REFUSED = (
-    "search: the database refuses to make the index: {}; "
-    "a role that may create tables and triggers has to run `distributed-state index`"
-)
+_NO_RIGHT = "42501"
 
 
 class SearchStore:
@@ -50,7 +47,9 @@ class SearchStore:
         """Make the index, unless it is there; the settings that it has. All records are due then."""
         if self._database.dialect not in ("sqlite", "postgresql"):
             raise ConfigurationError(f"search: {self._database.dialect} has no index here: use SQLite or PostgreSQL")
-        with self._refused(), self._database.long_write() as connection:
+        if dimensions is not None and self._database.dialect != "postgresql":
+            raise ConfigurationError("search: `embed` needs PostgreSQL with pgvector, or an `index` of your own")
+        with self._database.long_write() as connection, _refused():
             if connection.dialect.name == "postgresql":
                 connection.exec_driver_sql("SELECT pg_advisory_xact_lock(110420230914)")
             found = self._settings(connection)
@@ -104,7 +103,7 @@ class SearchStore:
 
     def switch_off(self) -> bool:
         """Remove the index of this namespace; False if there is none."""
-        with self._refused(), self._database.long_write() as connection:
+        with self._database.long_write() as connection, _refused():
             if self._settings(connection) is None:
                 return False
             r = records.c
@@ -116,14 +115,6 @@ class SearchStore:
             if connection.execute(select(func.count()).select_from(tables.indexes)).scalar() == 0:
                 tables.drop(connection)
             return True
-
-    @contextmanager
-    def _refused(self) -> Iterator[None]:
-        try:
-            yield
-        except exc.DBAPIError as error:
-            why = str(error.orig).strip().partition("\n")[0]
-            raise ConfigurationError(_REFUSED.format(why)) from error
 
     def behind(self) -> tuple[int, int]:
         """How many records there are, and how many have changes that the index lacks."""
@@ -192,3 +183,18 @@ class SearchStore:
             if connection.dialect.name != "postgresql":
                 return ["simple"]
             return list(connection.execute(text("SELECT cfgname FROM pg_ts_config")).scalars())
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Say what can be done where the database has no FTS5, or the role no right to make tables and triggers."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        why = f"search: the index cannot be made: {str(error.orig).strip()}".partition("\n")[0]
+        if "no such module" in why:
+            raise ConfigurationError(f"{why}; use an SQLite with FTS5, or PostgreSQL") from error
+        if getattr(error.orig, "sqlstate", None) == _NO_RIGHT:
+            may = "a role that may make tables and triggers, and owns those of the archive"
+            raise ConfigurationError(f"{why}; have {may} run `distributed-state index` once") from error
+        raise

@@ -67,14 +67,16 @@ def checked(
         raise InvalidValue("prefix and collection are texts")
     scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
     owner = None if user is None else Ref("user", user).id
-    return SearchQuery(shortened(words), match, tuple(scopes), tuple(kinds), prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
+    # What has neither a letter nor a digit is no word to any index.
+    words = " ".join(word for word in shortened(words).split() if any(map(str.isalnum, word)))
+    return SearchQuery(words, match, tuple(scopes), tuple(kinds), prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
 
 
 async def search(
     store: StoreContext, setting: Setting, query: SearchQuery, filter: Mapping[str, Any] | None, *, said: bool
 ) -> list[SearchHit]:
     """The hits after the first `offset`, `limit` of them. `said`: there were words, if perhaps none that count."""
-    if said and not any(map(str.isalnum, query.words)):
+    if said and not query.words:
         return []
     tiers = store.tiers()
     fits = _filter(filter)
