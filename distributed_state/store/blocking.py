@@ -534,7 +534,8 @@ class StateStore:
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer had to resync.
+        than `slow_handler`, and how often a consumer had to resync. Of records: how many it brought up in the index
+        (`indexed`), and how many of the namespace lacked there when it last counted (`unindexed`).
         """
         return finish(self._twin.stats())
 
