@@ -146,7 +146,7 @@ class SearchStore:
 
     def next_due(self, some: Collection[int], limit: int) -> list[tuple[search_feed.Due, search_feed.Changed | None]]:
         """The records that have waited longest, with their changes, or None where all has to be compared."""
-        with self._database.read() as connection:
+        with self._database.long_read() as connection:
             found = search_feed.next_due(connection, self._namespace, some, limit)
             return [(one, None if one.gone else search_feed.changed(connection, one)) for one in found]
 
@@ -157,17 +157,17 @@ class SearchStore:
 
     def messages(self, one: search_feed.Due, run: Segment) -> list[search_feed.Piece]:
         """The messages of a run."""
-        with self._database.read() as connection:
+        with self._database.long_read() as connection:
             return search_feed.messages(connection, self._namespace, one, run)
 
     def items_page(self, layer: Layer, after: tuple[bytes, bytes]) -> list[search_feed.Piece]:
         """The next items of a layer."""
-        with self._database.read() as connection:
+        with self._database.long_read() as connection:
             return search_feed.items_page(connection, self._namespace, layer, after)
 
     def write(self, claimer: str, until_ms: int, writes: Sequence[search_feed.Write], language: str) -> set[int] | None:
         """Change the index; the records that it is done with. None: the claim is somebody else's now."""
-        with self._database.write() as connection:
+        with self._database.long_write() as connection:
             return search_feed.write(connection, self._namespace, claimer, until_ms, writes, language)
 
     def search(

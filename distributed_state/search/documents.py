@@ -44,7 +44,7 @@ class Translator:
             value = codecs.decode(json_text)
         except CorruptState:
             return None  # or under a key that is not here: who reads it is told
-        text = shortened(said(value) if kind == "message" else words_of(value))
+        text = text_of(kind, value)
         if not text:
             return None
         # Before a message the same mark says when it was committed.
@@ -58,6 +58,11 @@ def _sealed_as(name: Name) -> str:
     if kind == "message":
         return MESSAGE
     return codecs.item_name(collection + b"\0" + key) if kind == "item" else codecs.decode_key(key)
+
+
+def text_of(kind: str, value: Any) -> str:
+    """The words by which a message, a field or an item is found."""
+    return shortened(said(value) if kind == "message" else words_of(value))
 
 
 def words_of(value: Any) -> str:

@@ -258,6 +258,7 @@ class Follower(Worker):
         every = pause = self._tiers.settings.archive_every
         seen, rested = -1, math.inf
         while True:
+            began = self._port.monotonic()
             try:
                 if not await self._setting.follows(self._port, self._search):
                     self.behind = None
@@ -278,4 +279,5 @@ class Follower(Worker):
                 seen = -1
                 log.warning("search: %s; trying again in %.1f s", error, pause)
             rested += pause
-            await self._port.sleep(0 if seen == -1 and not self.failure else pause)
+            # As long as a round took, too: so it has half of a process at most, and others the rest of the machine.
+            await self._port.sleep(self._port.monotonic() - began if seen == -1 and not self.failure else pause)

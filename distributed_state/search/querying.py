@@ -14,7 +14,7 @@ from distributed_state.cold.search_query import Row
 from distributed_state.errors import AccessDenied, InvalidValue
 from distributed_state.records.access import MESSAGES
 from distributed_state.records.store_context import StoreContext
-from distributed_state.search.documents import shortened
+from distributed_state.search.documents import shortened, text_of
 from distributed_state.search.follower import Follower, call_user, embedded
 from distributed_state.search.setting import Setting
 from distributed_state.tiers.assembly import Tiers
@@ -129,6 +129,7 @@ async def _asking(tiers: Tiers, setting: Setting, query: SearchQuery) -> Callabl
 
 def _document(row: Row) -> SearchDocument:
     ref = Ref.parse(row.record)
+    value = codec.decode(row.value)
     return SearchDocument(
         scope=ref.scope,
         id=ref.id,
@@ -136,8 +137,8 @@ def _document(row: Row) -> SearchDocument:
         collection=codec.decode_key(row.collection),
         name=codec.decode_key(row.name),
         version=row.version,
-        text=row.text,
-        value=codec.decode(row.value),
+        text=row.text or text_of(row.kind, value),
+        value=value,
         user=None if row.owner is None else unescape(row.owner),
     )
 

@@ -123,15 +123,16 @@ def _follow(url: str, namespace: str, ready: threading.Event, stop: threading.Ev
 def _embedded(search: bool) -> float:
     """The seconds of an append to an embedded store, which is archived before it returns."""
     with tempfile.TemporaryDirectory() as folder:
-        with StateStore.open(archive=f"sqlite:///{folder}/a.db", search=search) as store:
-            session = store.session("c1")
-            taken = []
-            for number in range(_COMMITS):
-                said = " ".join(random.Random(number).choices(_WORDS, k=40))
-                began = time.perf_counter()
-                session.append({"role": "user", "content": said})
-                taken.append(time.perf_counter() - began)
-            return median(taken)
+        store = StateStore.open(archive=f"sqlite:///{folder}/a.db", search=search)
+        session = store.session("c1")
+        taken = []
+        for number in range(_COMMITS):
+            said = " ".join(random.Random(number).choices(_WORDS, k=40))
+            began = time.perf_counter()
+            session.append({"role": "user", "content": said})
+            taken.append(time.perf_counter() - began)
+        store.close()
+        return median(taken)
 
 
 if __name__ == "__main__":
