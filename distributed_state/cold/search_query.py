@@ -82,6 +82,9 @@ def search(
     """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_IN_THIS_ORDER)
+    if vector is not None:
+        # So that what the filter leaves out is made up for by what comes next.
+        connection.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
     if not query.words:
         found = _from(documents, literal(0.0)).order_by(documents.c.id.desc())
     elif vector is not None:

@@ -21,6 +21,7 @@ from distributed_state.values.journal import Segment
 from distributed_state.values.search import SearchQuery
 
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
+_OLDEST_PGVECTOR = (0, 8)  # before, what a filter left out was not made up for
 _NO_RIGHT = "42501"
 
 
@@ -65,16 +66,18 @@ class SearchStore:
         return found or settings
 
     def _make_vectors(self, connection: Connection, dimensions: int) -> None:
-        version = connection.exec_driver_sql("SELECT extversion FROM pg_extension WHERE extname = 'vector'").scalar()
-        if version is None:
+        installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
+        if connection.exec_driver_sql(installed).scalar() is None:
             try:
                 with connection.begin_nested():
                     connection.exec_driver_sql("CREATE EXTENSION vector")
             except exc.DBAPIError as error:
                 why = str(error.orig).strip().partition("\n")[0]
-                raise ConfigurationError(
-                    f"search: `embed` needs the extension pgvector in the database: {why}"
-                ) from error
+                needs = "search: `embed` needs the extension pgvector in the database"
+                raise ConfigurationError(f"{needs}: {why}") from error
+        version = str(connection.exec_driver_sql(installed).scalar())
+        if tuple(map(int, version.split(".")[:2])) < _OLDEST_PGVECTOR:
+            raise ConfigurationError(f"search: `embed` needs pgvector 0.8 or newer, the database has {version}")
         connection.exec_driver_sql(tables.VECTORS)
         if dimensions <= _MOST_DIMENSIONS:
             connection.exec_driver_sql(tables.VECTOR_INDEX.format(dimensions))
@@ -164,6 +167,13 @@ class SearchStore:
         """The next items of a layer."""
         with self._database.long_read() as connection:
             return search_feed.items_page(connection, self._namespace, layer, after)
+
+    def gone(self) -> list[str]:
+        """The texts of erased records that an index elsewhere may have."""
+        with self._database.read() as connection:
+            d = tables.due.c
+            query = select(d.gone).where(d.namespace == self._namespace, d.gone.is_not(None)).order_by(d.id)
+            return list(connection.execute(query).scalars())
 
     def write(self, claimer: str, until_ms: int, writes: Sequence[search_feed.Write], language: str) -> set[int] | None:
         """Change the index; the records that it is done with. None: the claim is somebody else's now."""

@@ -237,6 +237,17 @@ class Follower(Worker):
         except StateError as error:
             log.warning("search: %s", error)
 
+    async def erased(self) -> None:
+        """Have an index of the user's own forget what was erased; the database's has forgotten it by then.
+
+        What a follower brings there at this very moment it removes next: the erasure is noted for it, too.
+        """
+        index = self._setting.index
+        if index is not None and await self._setting.follows(self._port, self._search):
+            gone = [removed(text) for text in await self._port.sql(self._search.gone) if text]
+            if gone:
+                await call_user(self._port, "index.apply", index.apply, gone)
+
     async def catch_up(self, progress: Callable[[Indexed], None] | None = None) -> Indexed:
         """Bring up all that is due now, or let others do it; how far the index is then."""
         claimer = secrets.token_hex(8)

@@ -27,6 +27,7 @@ from distributed_state import (
     Unavailable,
 )
 from distributed_state.cold import search_feed, search_tables
+from tests.journals import Journal
 
 pytestmark = pytest.mark.usefixtures("database_of_its_own")
 MARK = "zanzibar"
@@ -87,7 +88,7 @@ async def test_without_the_trigger_what_is_erased_would_stand_there(opener: Any)
     assert any("search_documents" in place for place in standing(opener))
 
 
-async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, *control: str) -> bool:
+async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, patience: float, *control: str) -> bool:
     """A follower has written what a record says and not committed it; the record is erased; whether that waited."""
     store = await searching(opener, archive_every=0.02)
     run_sql(opener, *control)
@@ -104,7 +105,7 @@ async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, *control: st
     monkeypatch.setattr(search_feed, "write", paused)
     await until(written.is_set)
     forgetting = asyncio.create_task(store.forget("u1"))
-    await asyncio.wait([forgetting], timeout=0.5)
+    await asyncio.wait([forgetting], timeout=patience)
     waited = not forgetting.done()
     go_on.set()
     await forgetting
@@ -115,7 +116,7 @@ async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, *control: st
 
 @pytest.mark.only(cold="postgres")
 async def test_an_erasure_waits_for_who_writes_the_index_and_takes_that_along(opener: Any, monkeypatch: Any) -> None:
-    assert await erased_while_it_is_indexed(opener, monkeypatch)
+    assert await erased_while_it_is_indexed(opener, monkeypatch, 0.5)
     assert standing(opener) == []
 
 
@@ -124,7 +125,7 @@ async def test_an_erasure_that_did_not_wait_would_leave_it_there(opener: Any, mo
     """The control of the test above."""
     hasty = search_tables._POSTGRESQL[4].replace(search_tables._WAIT.format("old_rows r"), "").replace("%", "%%")
     control = hasty.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION")
-    assert not await erased_while_it_is_indexed(opener, monkeypatch, control)
+    assert not await erased_while_it_is_indexed(opener, monkeypatch, 4.0, control)
     assert any("search_documents" in place for place in standing(opener))
 
 
@@ -318,6 +319,38 @@ async def test_what_the_index_lacks_is_counted(opener: Any) -> None:
     assert findings["index"].ok
 
 
+# Items
+
+
+@pytest.mark.only(face="asyncio", cold=("sqlite", "postgres"))
+async def test_items_are_found_in_their_collection_and_by_their_values(opener: Any) -> None:
+    """A fork finds those that it shows of its source, until it says otherwise itself."""
+    store = await searching(opener, archiver=False)
+    await store.update_index()
+    cold = tiers(store).cold
+    journal = Journal(cold)
+    put, gone = (b"p", b"notes\0a", b'{"text":"a red hat","size":3}'), (b"q", b"notes\0a", b"")
+    journal.commit("session:c1", put, (b"p", b"other\0b", b'"a blue hat"'))
+    fork = journal.fork("session:c1", "session:f1")
+    journal.commit("session:f1", gone)
+    journal.commit(
+        "session:c1", (b"p", b"notes\0c", b"\xff\xfe no JSON"), (b"p", b"notes\0d", b'{"text":"hat","size":5}')
+    )
+    journal.flush()
+    assert fork.version == 1
+    await store.update_index()
+
+    async def found(words: str | None = None, **options: Any) -> set[tuple[str, Any, Any]]:
+        hits = await store.search(words, kinds=["item"], **options)
+        return {(hit.id, hit.collection, hit.key) for hit in hits}
+
+    assert await found("hat") == {
+        ("c1", "notes", "a"), ("c1", "other", "b"), ("c1", "notes", "d"), ("f1", "other", "b"),
+    }  # fmt: skip
+    assert await found("hat", collection="notes", filter={"size": 5}) == {("c1", "notes", "d")}
+    assert await found(filter={"size": {"$lt": 5}}) == {("c1", "notes", "a")}
+
+
 # One of the user's own
 
 
@@ -367,9 +400,17 @@ async def test_an_index_of_the_users_own_hears_of_everything_at_least_once(opene
     assert set(await found(MARK)) == {("c1", "place", None), ("c1", None, 0)}
     await session.set("place", "zagreb")
     assert set(await found(MARK)) == {("c1", None, 0)}
-    await store.forget("u1")
-    await found("x")
+
+    async def forgotten() -> bool:
+        try:
+            await store.forget("u1")
+        except Unavailable:
+            return False
+        return True
+
+    await until(forgotten)
     assert index.kept == {}
+    await found("x")
     assert (
         everything_in_sql(opener.archive, opener.namespace)["search_documents"] == [] if opener.cold != "memory" else 1
     )
