@@ -246,8 +246,7 @@ def write(
     query = select(r.key, r.epoch, r.version).where(bulk.among(connection, r.key, numbers))
     there = {key: (epoch, version) for key, epoch, version in connection.execute(query)}
     living = [each for each in writes if each.due.key in there]
-    _remove(connection, {(each.due.key, *name): None for each in living for name in each.remove})
-    _put(connection, living, language)
+    _change(connection, living, language)
     at = [(each.due.key, *each.done) for each in living if each.done]
     bulk.put(connection, heads, at, [(each.due.key,) for each in living if each.due.known])
     done = [each for each in writes if each.due.gone or there.get(each.due.key, each.done) == each.done]
@@ -266,11 +265,15 @@ def _remove(connection: Connection, names: Collection[tuple[int, str, bytes, byt
         connection.execute(_REMOVE, [dict(zip(marks, name, strict=True)) for name in names])
 
 
-def _put(connection: Connection, writes: Iterable[Write], language: str) -> None:
-    # Of two changes of one document in a transaction the last one counts.
-    new = {(each.due.key, *one.name): one for each in writes for one in each.put}
+def _change(connection: Connection, writes: Iterable[Write], language: str) -> None:
+    # Of several changes of one document in a transaction the last one counts.
+    last: dict[tuple[int, str, bytes, bytes], Stored | None] = {}
+    for each in writes:
+        last.update({(each.due.key, *one.name): one for one in each.put})
+        last.update({(each.due.key, *name): None for name in each.remove})
     # Removed and put anew, not written over: so the newest come last in the order of their numbers.
-    _remove(connection, new)
+    _remove(connection, last)
+    new = {name: one for name, one in last.items() if one is not None}
     rows = [(*name, one.version, one.ends_ms, one.digest, one.text, one.value, one.vector) for name, one in new.items()]
     if not rows:
         return

@@ -338,7 +338,7 @@ async def test_items_are_found_in_their_collection_and_by_their_values(opener: A
     )
     journal.flush()
     assert fork.version == 1
-    await store.update_index()
+    await follower_of(tiers(store)).catch_up()
 
     async def found(words: str | None = None, **options: Any) -> set[tuple[str, Any, Any]]:
         hits = await store.search(words, kinds=["item"], **options)
