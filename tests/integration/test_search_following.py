@@ -27,6 +27,7 @@ from distributed_state import (
     Unavailable,
 )
 from distributed_state.cold import search_feed, search_tables
+from distributed_state.search.querying import follower_of
 from tests.journals import Journal
 
 pytestmark = pytest.mark.usefixtures("database_of_its_own")
