@@ -249,9 +249,16 @@ def write(
     _change(connection, living, language)
     at = [(each.due.key, *each.done) for each in living if each.done]
     bulk.put(connection, heads, at, [(each.due.key,) for each in living if each.due.known])
-    done = [each for each in writes if each.due.gone or there.get(each.due.key, each.done) == each.done]
+    # Noted before it was read, so it is in what was read.
+    done = [each for each in writes if each.due.key not in there or (each.done and each.done[1] >= each.due.version)]
     rows = [row for each in done for row in each.due.rows]
     connection.execute(delete(due).where(bulk.among(connection, due.c.id, rows)))
+    if connection.dialect.name == "sqlite":
+        # There a record has one row, which stands for what was changed since as well.
+        later = [each.due for each in done if there.get(each.due.key, each.done) != each.done]
+        noted = [{"namespace": namespace, "partition": one.partition, "record": one.key} for one in later]
+        if noted:
+            connection.execute(insert(due).prefix_with("OR IGNORE"), noted)
     return {each.due.key for each in done}
 
 

@@ -119,15 +119,24 @@ class SearchStore:
                 tables.drop(connection)
             return True
 
-    def behind(self) -> tuple[int, int]:
-        """How many records there are, and how many have changes that the index lacks."""
+    def behind(self, up_to: int | None = None) -> tuple[int, int]:
+        """How many records there are, and how many have changes that the index lacks, of those noted up to there."""
         with self._database.read() as connection:
             if not tables.there(connection):
                 return 0, 0
             r, d = records.c, tables.due.c
             mine = select(func.count()).where(r.namespace == self._namespace, r.scope != ERASED)
             lacking = select(func.count(distinct(d.record))).where(d.namespace == self._namespace)
+            if up_to is not None:
+                lacking = lacking.where(d.id <= up_to)
             return connection.execute(mine).scalar() or 0, connection.execute(lacking).scalar() or 0
+
+    def last_due(self) -> int:
+        """The number of the newest note."""
+        with self._database.read() as connection:
+            d = tables.due.c
+            query = select(d.id).where(d.namespace == self._namespace).order_by(d.id.desc()).limit(1)
+            return connection.execute(query).scalar() or 0
 
     def claim(self, some: Collection[int], claimer: str, now_ms: int, seconds: float) -> list[int]:
         """Those of the partitions that have something due and are nobody else's: the claimer's for so long."""

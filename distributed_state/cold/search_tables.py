@@ -44,6 +44,7 @@ due = Table(
     Column("partition", Integer, nullable=False),
     Column("record", BigInteger, nullable=False),
     Column("gone", TEXT, nullable=True),
+    sqlite_autoincrement=True,
 )
 Index("search_due_partitions", due.c.namespace, due.c.partition, due.c.id)
 
@@ -89,7 +90,7 @@ _SQLITE = (
     "INSERT OR IGNORE INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
     "FROM records r JOIN search_indexes i ON i.namespace = r.namespace WHERE r.key = NEW.record; END",
     "CREATE TRIGGER search_erased AFTER DELETE ON records "
-    "WHEN EXISTS (SELECT 1 FROM search_indexes i WHERE i.namespace = OLD.namespace) BEGIN "
+    "WHEN OLD.scope <> 'erased' AND EXISTS (SELECT 1 FROM search_indexes i WHERE i.namespace = OLD.namespace) BEGIN "
     "DELETE FROM search_documents WHERE record = OLD.key; DELETE FROM search_heads WHERE record = OLD.key; "
     "INSERT OR REPLACE INTO search_due (namespace, partition, record, gone) "
     "VALUES (OLD.namespace, OLD.partition, OLD.key, OLD.record); END",
@@ -129,7 +130,7 @@ _POSTGRESQL = (
         _WAIT.format("old_rows r")
         + _REMOVE.format("key FROM old_rows")
         + "INSERT INTO search_due (namespace, partition, record, gone) SELECT r.namespace, r.partition, r.key, "
-        "r.record FROM old_rows r JOIN search_indexes i ON i.namespace = r.namespace;",
+        "r.record FROM old_rows r JOIN search_indexes i ON i.namespace = r.namespace WHERE r.scope <> 'erased';",
     ),
     "CREATE TRIGGER search_erased AFTER DELETE ON records REFERENCING OLD TABLE AS old_rows "
     "FOR EACH STATEMENT EXECUTE FUNCTION search_note_erased()",

@@ -251,11 +251,12 @@ class Follower(Worker):
     async def catch_up(self, progress: Callable[[Indexed], None] | None = None) -> Indexed:
         """Bring up all that is due now, or let others do it; how far the index is then."""
         claimer = secrets.token_hex(8)
+        # Not what is written meanwhile: there may always be more.
+        goal = await self._port.sql(self._search.last_due)
         while True:
             moved = await self.round(None, claimer)
             if progress is not None or not moved:
-                records, behind = await self._port.sql(self._search.behind)
-                self.behind = behind
+                records, behind = await self._port.sql(self._search.behind, goal)
                 if progress is not None:
                     progress(Indexed(records, behind))
                 if not behind:
@@ -268,12 +269,17 @@ class Follower(Worker):
         archiver = self._tiers.archiver
         every = pause = self._tiers.settings.archive_every
         seen, rested = -1, math.inf
+        look_at = 0.0
         while True:
             began = self._port.monotonic()
             try:
+                if not self._setting.on and began < look_at:
+                    await self._port.sleep(_WAIT * 20)  # the first search may switch it on at any time
+                    continue
+                look_at = began + _OFF_SECONDS
                 if not await self._setting.follows(self._port, self._search):
                     self.behind = None
-                    await self._port.sleep(_OFF_SECONDS)
+                    await self._port.sleep(_WAIT * 20)
                     continue
                 # Without asking SQL: what others archived there, or imported, is found a little later.
                 if archiver.archived != seen or rested >= _REST_SECONDS:
@@ -286,6 +292,7 @@ class Follower(Worker):
             except StateError as error:
                 self.failure = str(error)
                 self._setting.look_again()
+                look_at = 0.0
                 pause = min(max(pause, every) * 2, 5.0)
                 seen = -1
                 log.warning("search: %s; trying again in %.1f s", error, pause)

@@ -30,7 +30,7 @@ class Setting:
         self._never = given is False
         self._lazily = lazily and not self._never
         self._migrate = migrate
-        self._on = False
+        self.on = False
         self._take(self._given or Search())
         if self._given is not None:
             _require_sense(self._given)
@@ -50,18 +50,18 @@ class Setting:
 
     def look_again(self) -> None:
         """It may have been switched off."""
-        self._on = False
+        self.on = False
 
     async def follows(self, port: Port, search: SearchStore) -> bool:
         """Whether there is an index here that this store can follow."""
-        if not self._on and not self._never:
+        if not self.on and not self._never:
             await self._look(port, search, create=self._migrate and self.wanted)
-        return self._on and not self._lacking()
+        return self.on and not self._lacking()
 
     async def require(self, port: Port, search: SearchStore, *, create: bool = False) -> None:
         """Have an index, or raise ConfigurationError: off, other settings, a function that was not given, no right."""
         create = create or (self._migrate and (self.wanted or self._lazily))
-        if not self._on and not await self._look(port, search, create=create):
+        if not self.on and not await self._look(port, search, create=create):
             raise ConfigurationError(_OFF)
         if lacking := self._lacking():
             raise ConfigurationError(lacking)
@@ -92,7 +92,7 @@ class Setting:
                 "or remove the index with `distributed-state index --remove` and begin anew"
             )
         self._adopt(orjson.loads(found))
-        self._on = True
+        self.on = True
         return True
 
     @property

@@ -216,7 +216,6 @@ class StoreLifecycle:
             tiers.gathering.begin()
             follower = Follower(tiers, self.search)
             tiers.workers.append(follower)
-            tiers.erased.append(follower.erased)
             if self._settings.archiver:
                 tiers.archiver.begin()
                 reaper = Reaper(tiers)

@@ -107,7 +107,6 @@ class Tiers:
         self.memory.late = self._late
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
-        self.erased: list[Callable[[], Awaitable[None]]] = []  # awaited when SQL has erased something
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
         self._heard = self._hear  # one bound method for all channels
