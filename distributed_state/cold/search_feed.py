@@ -90,7 +90,7 @@ class Changed:
 class Whole:
     """All that a record shows, but for what is read page by page, and the digests of what the index has of it."""
 
-    fields: dict[bytes, bytes]
+    shown: list[Piece]
     runs: list[Segment]
     layers: list[Layer]
     existing: dict[Name, bytes]
@@ -201,16 +201,21 @@ def whole(connection: Connection, namespace: str, one: Due) -> Whole:
     query = select(d.kind, d.collection, d.name, d.digest).where(d.record == one.key)
     existing = {(kind, bytes(of), bytes(name)): bytes(digest) for kind, of, name, digest in connection.execute(query)}
     if one.deleted:
-        return Whole({}, [], [], existing)
+        return Whole([], [], [], existing)
     state = history.states(connection, namespace, {one.record: one.version}).get(one.record)
     fields = state.fields if state else {}
-    shown = layers.of(connection, namespace, one.record, one.version)
     runs = message_ranges.segments(one.record, fields)
     pages = ((run, at) for run in runs for at in range(run.start, run.stop, _PAGE))
     cut = [Segment(run.source, at, min(at + _PAGE, run.stop)) for run, at in pages]
-    own = {name: data for name, data in fields.items() if name[:1] != b"#"}
+    shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
+    # Of most records that is all: so one look is enough.
+    first, rest = cut[:1], cut[1:]
+    shown += [piece for run in first for piece in messages(connection, namespace, one, run)]
+    places = layers.of(connection, namespace, one.record, one.version)
+    if not item_rows.with_items(connection, [one.key]):
+        places = places[1:]
     # The lowest first: what lies above replaces it.
-    return Whole(own, cut, [layer._replace(last=min(layer.last, one.version)) for layer in shown[::-1]], existing)
+    return Whole(shown, rest, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
 
 
 def messages(connection: Connection, namespace: str, one: Due, run: Segment) -> list[Piece]:

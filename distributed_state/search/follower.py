@@ -8,21 +8,20 @@ Design: section 21.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from distributed_state.cold.search_feed import Changed, Due, Name, Piece, Stored, Write
 from distributed_state.cold.search_store import SearchStore
-from distributed_state.errors import ConfigurationError, StateError, Unavailable
+from distributed_state.errors import StateError
 from distributed_state.port import Job, Port
 from distributed_state.search.documents import Translator, document, removed
 from distributed_state.search.setting import Setting
+from distributed_state.search.user_functions import call_user, embedded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import Worker
 from distributed_state.values.search import Indexed, Row
@@ -33,6 +32,7 @@ _DOCUMENTS = 200  # in one transaction, at least
 _CLAIM_SECONDS = 60.0
 _OFF_SECONDS = 60.0
 _REST_SECONDS = 5.0
+_TOGETHER_SECONDS = 1.0
 _WAIT = 0.05
 
 
@@ -101,8 +101,7 @@ class Round:
         existing, seen = dict(found.existing), set[Name]()
         if self._elsewhere:
             self._rows.append(removed(one.record))
-        fields = [Piece(("field", b"", name), data, one.record) for name, data in found.fields.items()]
-        await self._page(one, fields, existing, seen)
+        await self._page(one, found.shown, existing, seen)
         for run in found.runs:
             await self._page(one, await sql(self._search.messages, one, run), existing, seen)
         for layer in found.layers:
@@ -153,37 +152,6 @@ class Round:
         vectors = iter(await embedded(self._port, self._setting, [stored.text for stored in some]))
         for each in writes:
             each.put = [replace(stored, vector=next(vectors)) for stored in each.put]
-
-
-async def call_user(port: Port, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function of the user's returns, be it a coroutine or not. Raises Unavailable whatever it raises."""
-    try:
-        if inspect.iscoroutinefunction(function):
-            return await port.complete(function(*arguments))
-        found = await port.thread(function, *arguments)
-        return await port.complete(found) if inspect.isawaitable(found) else found
-    except StateError:
-        raise
-    except Exception as error:
-        raise Unavailable(f"search: `{what}` failed with {type(error).__name__}: {str(error)[:200]}") from error
-
-
-async def embedded(port: Port, setting: Setting, texts: list[str]) -> list[str]:
-    """A vector of each text, as SQL writes it."""
-    if not texts:
-        return []
-    assert setting.embed is not None
-    vectors = list(await call_user(port, "embed", setting.embed, texts))
-    if len(vectors) != len(texts):
-        raise ConfigurationError(f"search: `embed` returned {len(vectors)} vectors for {len(texts)} texts")
-    written = []
-    for vector in vectors:
-        numbers = [float(number) for number in vector]
-        if len(numbers) != setting.dimensions or not all(map(math.isfinite, numbers)):
-            what = f"a vector of {len(numbers)} numbers, {setting.dimensions} finite ones were announced"
-            raise ConfigurationError(f"search: `embed` returned {what}")
-        written.append("[" + ",".join(map(repr, numbers)) + "]")
-    return written
 
 
 class Follower(Worker):
@@ -284,8 +252,12 @@ class Follower(Worker):
                 # Without asking SQL: what others archived there, or imported, is found a little later.
                 if archiver.archived != seen or rested >= _REST_SECONDS:
                     seen, rested = archiver.archived, 0.0
-                    if await self.round(archiver.mine, claimer):
-                        seen = -1  # perhaps there is more
+                    moved = await self.round(archiver.mine, claimer) or 0
+                    if moved >= _RECORDS:
+                        seen = -1  # there is more
+                    elif moved:
+                        # Together, changes are indexed at a fraction of the cost; SQLite has one writer at a time.
+                        await self._port.sleep(_TOGETHER_SECONDS)
                     elif self._tiers.telemetry.measures or self.behind is None:
                         _, self.behind = await self._port.sql(self._search.behind)
                 self.failure, pause = "", every

@@ -15,8 +15,9 @@ from distributed_state.errors import AccessDenied, InvalidValue
 from distributed_state.records.access import MESSAGES
 from distributed_state.records.store_context import StoreContext
 from distributed_state.search.documents import shortened, text_of
-from distributed_state.search.follower import Follower, call_user, embedded
+from distributed_state.search.follower import Follower
 from distributed_state.search.setting import Setting
+from distributed_state.search.user_functions import call_user, embedded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
 from distributed_state.values.model import SCOPES, Ref, escape, unescape

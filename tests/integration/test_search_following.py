@@ -262,6 +262,7 @@ async def test_a_follower_that_dies_anywhere_leaves_nothing_out_and_nothing_twic
     while fails < 7:
         await store.session(f"c{count % 5}").write(set={"n": f"{MARK} {count}"}, append=[said(f"{MARK} {count}")])
         count += 1
+        await asyncio.sleep(0.02)  # so that these are rounds, and not one
     monkeypatch.undo()
     found = await places(store, MARK, limit=1000)
     assert len(found) == len(set(found)) == count + min(count, 5)
