@@ -215,13 +215,13 @@ class StoreLifecycle:
             tiers.presence.begin()
             tiers.gathering.begin()
             follower = Follower(tiers, self.search)
-            tiers.workers.append(follower)
             if self._settings.archiver:
                 tiers.archiver.begin()
                 reaper = Reaper(tiers)
                 tiers.workers.append(reaper)
                 reaper.begin()
                 follower.begin()
+            tiers.workers.append(follower)
         return kept
 
     async def close(self) -> None:
