@@ -258,6 +258,16 @@ async def _announce(store: Any) -> None:
     store.announce(mood="good")
 
 
+async def _index(store: Any) -> None:
+    await store.update_index()
+    await store.remove_index()  # others share the database
+
+
+async def _search(store: Any) -> None:
+    with suppress(ConfigurationError):  # it is off
+        await store.search("nothing")
+
+
 STORE: dict[str, Case] = {
     "get_many": (
         lambda s: s.get_many([s.session("s"), s.session("t")]),
@@ -280,6 +290,9 @@ STORE: dict[str, Case] = {
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
     "repair": (lambda s: s.repair(), [("admin", None)]),
     "compact": (lambda s: s.compact(), [("admin", None)]),
+    "search": (_search, [("read", None)]),
+    "update_index": (_index, [("admin", None), ("admin", None)]),
+    "remove_index": (lambda s: s.remove_index(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
     "run": (
         lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
@@ -358,7 +371,7 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
-    | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
+    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL),
     "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL) | {"items": HANDLE},
     "ITEMS": {"collection": LOCAL},
     "TYPED": {},
@@ -375,7 +388,7 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages"), WRITING)
     | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
-    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
+    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join", "leave"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING),
     "EDIT": {"finish": WRITING},
