@@ -82,21 +82,24 @@ def _in_turn(turn: int, kind: Sequence[Combination]) -> list[Combination]:
     return [kind[turn % len(kind)]] if kind else []
 
 
-def pairs(combination: Combination) -> frozenset[tuple[tuple[int, str], tuple[int, str]]]:
-    """Each pair of values, with their axes."""
-    return frozenset(itertools.combinations(enumerate(astuple(combination)), 2))
+def parts(combination: Combination, together: int = 2) -> frozenset[tuple[tuple[int, str], ...]]:
+    """Each pair of values, or so many of them, with their axes."""
+    return frozenset(itertools.combinations(enumerate(astuple(combination)), together))
 
 
 @cache
-def covering(allowed: tuple[Combination, ...]) -> tuple[Combination, ...]:
-    """Few that hold every pair of values which any of `allowed` holds: greedy, the default ones first."""
-    missing = set[object]().union(*map(pairs, allowed))
+def covering(allowed: tuple[Combination, ...], together: int = 2) -> tuple[Combination, ...]:
+    """Few that hold every pair of values which any of `allowed` holds, or every so many together.
+
+    Greedy, the default ones first.
+    """
+    missing = set[object]().union(*(parts(combination, together) for combination in allowed))
     preferred = [c for c in (*EMBEDDED, *SERVERS) if c in allowed] + list(allowed)
     chosen = []
     while missing:
-        best = max(preferred, key=lambda combination: len(pairs(combination) & missing))
+        best = max(preferred, key=lambda combination: len(parts(combination, together) & missing))
         chosen.append(best)
-        missing -= pairs(best)
+        missing -= parts(best, together)
     return tuple(chosen)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from distributed_state.conversation import agent_state_storage, summaries
+from distributed_state.conversation import agent_state_storage, replacing, summaries
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.context import Context, look
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
@@ -123,6 +123,37 @@ class AsyncSession(AsyncRecord):
         self._context.allow("read", MESSAGES)
         asks = self._context.must_ask(fresh, max_staleness)
         return await messages.message(self._context.tiers, self._context.keys, number, fresh=asks)
+
+    async def pop_message(self, *, durability: str | None = None) -> Message | None:
+        """Take the last message back, in one commit, and return it; None if the conversation shows none.
+
+        Of two workers that do it at once each gets another one, and what somebody appends meanwhile is not passed over.
+        Versions before show it still, and its number is not used again. Raises CorruptState or DecryptionFailed if it
+        cannot be read; then it stays.
+        """
+        return await replacing.pop(self._context, durability)
+
+    async def replace_messages(
+        self,
+        messages: Iterable[Message | dict[str, Any]],
+        *,
+        after: int | None = None,
+        expect_last: int | None = None,
+        durability: str | None = None,
+    ) -> int:
+        """Show these in place of all messages behind the one numbered `after`, in one commit; None: of all messages.
+
+        Example::
+
+            await session.append({"role": "user", "content": "Where to?"})
+            seen = await session.messages()
+            short = [{"role": "assistant", "content": "We went through hotels in Oslo."}]
+            await session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
+
+        Returns the new version. Raises Conflict, and nothing is written, if `after` is not shown any more or the last
+        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`.
+        """
+        return await replacing.replace(self._context, messages, after, expect_last, durability)
 
     async def window(
         self,
@@ -268,6 +299,8 @@ class AsyncSession(AsyncRecord):
         ttl: float = 30.0,
         limit: float | None = None,
         slot: str | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
         durability: str | None = None,
     ) -> AsyncTurn:
         """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
@@ -285,12 +318,15 @@ class AsyncSession(AsyncRecord):
         After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
         time counts. Of one `slot` only the last request is remembered, else of each id.
 
+        `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. Of a request
+        that was answered before they are not asked.
+
         With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be begun again under its
         `request_id`: it is not made twice, and if that does not raise, it is kept so hard.
         """
         return AsyncTurn(
             self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot,
-            durability=durability,
+            durability=durability, expect=expect, expect_exists=expect_exists,
         )  # fmt: skip
 
     async def call(

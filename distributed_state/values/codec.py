@@ -32,7 +32,7 @@ MESSAGE = "#message"  # the name of every message; names of fields never begin w
 EVENT = "#event "  # the name of an event's data begins with it
 ITEM = "#item "  # and that of an item with this
 Scalar = (str, int, float, bool, type(None))
-_ADVICE = {tuple: "; use a list", bytearray: "; use bytes", bytes: "; bytes stand alone, as the value of a field"}
+_ADVICE = {"tuple": "; use a list", "bytes": "; bytes stand alone, as the value of a field", "bytearray": "; use bytes"}
 
 
 def encode(value: Any, name: str = "value") -> bytes:
@@ -101,7 +101,7 @@ def _complaint(value: Any, name: str) -> str | None:
         elif isinstance(value, int) and abs(value) >= _LARGEST:
             return f"{path}: an integer of more than 4300 digits, which Python does not read back"
         elif not isinstance(value, Scalar):
-            return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value), "")
+            return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value).__name__, "")
         return None
 
     return search(value, name, 0)
@@ -174,9 +174,9 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
 def said(text: bytes) -> dict[str, Any]:
     """The fields of a message from its JSON text. Raises CorruptState."""
     fields = decode(text, "message")
-    if type(fields) is dict and "role" in fields:
+    if type(fields) is dict and ("role" in fields or "type" in fields):
         return fields  # what was checked when it was written is not checked again
-    found = "no role" if type(fields) is dict else _a(fields)
+    found = "no role and no type" if type(fields) is dict else _a(fields)
     complaint = f"message: {len(text)} stored bytes are not a message: {found}"
     raise CorruptState(complaint, field="message", data=text)
 
