@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from agents.items import TResponseInputItem
 from agents.memory.session import SessionABC
@@ -17,7 +17,7 @@ from agents.memory.session_settings import SessionSettings, coerce_session_setti
 from distributed_state import AsyncStateStore, Conflict, StateStore
 
 T = TypeVar("T")
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function", None)
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # What the store adds to a message that is read, what it checks the type of in one that is written, and our own name.
 _NOT_AS_IT_IS = {"number", "timestamp", "tool_calls", "tool_call_id", "metadata", "item"}
 
@@ -29,6 +29,13 @@ class Suffix:
     items: list[TResponseInputItem]
     complete: bool
     replace_suffix: Callable[[int, list[TResponseInputItem]], Awaitable[bool]]
+
+
+class _Place(NamedTuple):
+    """What names a message: a number may be given again after Redis lost something, but not at the same time."""
+
+    number: int
+    time: float
 
 
 class DistributedSession(SessionABC):
@@ -108,7 +115,7 @@ class DistributedSession(SessionABC):
             return None
         found = await self._session.raw_messages(last=limit + 1, fresh=True)
         shown = found[-limit:]
-        places = [_place(stored) for stored in shown]
+        places = [None, *map(_place, found)][-limit - 1 :]  # of each the one before it, too
 
         async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
             return await _settled(self._replace(places[start:], _stored(output), prune_prefix))
@@ -117,33 +124,30 @@ class DistributedSession(SessionABC):
 
     async def _replace(
         self,
-        expected: list[tuple[int, float]],
+        places: Sequence[_Place | None],
         output: list[dict[str, Any]],
         prune: Callable[[TResponseInputItem], bool] | None,
     ) -> bool:
-        while expected:
-            # First the version: a change behind it refuses the commit, and then all is looked at again.
-            version = await self._session.version(fresh=True)
-            newest = await self._session.raw_messages(last=len(expected), fresh=True)
-            if [_place(stored) for stored in newest] != expected:
-                return False
-            first = expected[0][0]
-            kept = None if prune is None else await self._without_pruned(first, prune)
-            try:
-                if kept is None:
-                    await self._session.replace_messages(output, after=first - 1, expect_version=version)
-                else:
-                    await self._session.replace_messages([*kept, *output], expect_version=version)
-                return True
-            except Conflict:
-                continue
-        return False
+        """Put this in place of the newest messages, which are at all these places but the first, if they still are."""
+        before, expected = places[0] if places else None, places[1:]
+        newest = await self._session.raw_messages(last=len(expected), fresh=True)
+        if not expected or [_place(stored) for stored in newest] != expected:
+            return False
+        kept = None if prune is None or before is None else await self._unpruned(before, prune)
+        try:
+            # What came since the look at them has another number, and refuses it.
+            await self._session.replace_messages(
+                output if kept is None else [*kept, *output],
+                after=before.number if before is not None and kept is None else None,
+                expect_last=newest[-1]["number"],
+            )
+        except Conflict:
+            return False
+        return True
 
-    async def _without_pruned(
-        self, before: int, prune: Callable[[TResponseInputItem], bool]
-    ) -> list[dict[str, Any]] | None:
-        """What stays of the messages before that number; None if all of it does."""
-        older = await self._session.raw_messages(before=before, fresh=True)
+    async def _unpruned(self, last: _Place, prune: Callable[[TResponseInputItem], bool]) -> list[dict[str, Any]] | None:
+        """What stays of the messages up to this place; None if all of them do."""
+        older = await self._session.raw_messages(before=last.number + 1, fresh=True)
         at = next((at for at, stored in enumerate(older) if not prune(_item(dict(stored)))), len(older))
         return [{name: value for name, value in each.items() if name != "number"} for each in older[at:]] if at else None
 
@@ -160,11 +164,11 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
     as_it_is = (
         isinstance(item, dict)
         and _NOT_AS_IT_IS.isdisjoint(item)
-        and item.get("role") in _ROLES
+        and (item["role"] in _ROLES if "role" in item else isinstance(item.get("type"), str))
         and isinstance(item.get("content"), str | list | None)
         and isinstance(item.get("name"), str | None)
     )
-    return item if as_it_is else {"item": item}
+    return item if as_it_is else {"type": "item", "item": item}
 
 
 def _item(stored: dict[str, Any]) -> TResponseInputItem:
@@ -174,9 +178,8 @@ def _item(stored: dict[str, Any]) -> TResponseInputItem:
     return cast(TResponseInputItem, stored.get("item", stored))
 
 
-def _place(stored: dict[str, Any]) -> tuple[int, float]:
-    """What names a message: a number may be given again after Redis lost something, but not at the same time."""
-    return stored["number"], stored["timestamp"]
+def _place(stored: dict[str, Any]) -> _Place:
+    return _Place(stored["number"], stored["timestamp"])
 
 
 # Cancellation
