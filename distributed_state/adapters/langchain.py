@@ -61,13 +61,11 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
 
     def clear(self) -> None:
         """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` is for good."""
-        if self._session.exists(fresh=True):
-            self._session.replace_messages([])
+        self._session.replace_messages([])
 
     async def aclear(self) -> None:
         """Remove all messages, as `clear`."""
-        if await self._aio.exists(fresh=True):
-            await self._aio.replace_messages([])
+        await self._aio.replace_messages([])
 
 
 def _written(message: BaseMessage) -> dict[str, Any]:

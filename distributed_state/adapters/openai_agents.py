@@ -14,7 +14,7 @@ from agents.items import TResponseInputItem
 from agents.memory.session import SessionABC
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
-from distributed_state import AsyncStateStore, Conflict, StateStore
+from distributed_state import AsyncLease, AsyncStateStore, Conflict, StateStore
 
 T = TypeVar("T")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -93,8 +93,15 @@ class DistributedSession(SessionABC):
 
     async def clear_session(self) -> None:
         """Remove all items in one commit. The session's fields and its history stay; `erase` is for good."""
-        if await self._session.exists(fresh=True):
-            await _settled(self._session.replace_messages([]))
+        await _settled(self._session.replace_messages([]))
+
+    def lock(self, *, wait: float = 60.0, ttl: float = 30.0) -> AsyncLease:
+        """Hold the session alone: `async with session.lock(): await Runner.run(agent, text, session=session)`.
+
+        A run adds its items in several commits, and without it two runs on one session at once mix their items. Whoever
+        holds it is waited for, at most `wait` seconds, else LockTimeout; one who died for `ttl` seconds.
+        """
+        return self._session.lock(wait=wait, ttl=ttl)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """As the SDK asks for it: replace the items in one commit. What a subclass stores otherwise is its own affair."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Recorder, ask, hosted, made, now
+from recording_agents import Recorder, ask, hosted, made, now
 from below import until
 from pydantic import BaseModel
 

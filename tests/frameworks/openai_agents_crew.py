@@ -1,0 +1,80 @@
+"""What the processes do that the fleet's test of the OpenAI Agents SDK starts and kills. Law: one line for each turn."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+from agents import Agent, RunConfig, Runner, function_tool
+from agents.extensions.memory.redis_session import RedisSession
+from agents.memory.session import SessionABC
+from agents.testing import ScriptedModel
+from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+
+from distributed_state import AsyncStateStore
+from distributed_state.adapters.openai_agents import DistributedSession
+
+QUIET = RunConfig(tracing_disabled=True)
+
+
+def spoken(text: str) -> ResponseOutputMessage:
+    content = ResponseOutputText(text=text, type="output_text", annotations=[])
+    return ResponseOutputMessage(id=f"m {text}", type="message", role="assistant", content=[content], status="completed")
+
+
+def called(name: str, **arguments: Any) -> ResponseFunctionToolCall:
+    call = f"{name} {json.dumps(arguments)}"
+    return ResponseFunctionToolCall(
+        id=f"f {call}", call_id=call, type="function_call", name=name, arguments=json.dumps(arguments)
+    )
+
+
+@function_tool
+async def look_up(turn: str) -> str:
+    """Look something up."""
+    await asyncio.sleep(0.002)
+    return f"found {turn}"
+
+
+def agent(turn: str) -> Agent[Any]:
+    """One whose turn is a call of a tool and an answer, four items in all."""
+    return Agent(name="crew", model=ScriptedModel([[called("look_up", turn=turn)], [spoken(turn)]]), tools=[look_up])
+
+
+def turn_of(item: Any) -> str:
+    """The turn that an item belongs to."""
+    if item.get("type") == "function_call":
+        return str(json.loads(item["arguments"])["turn"])
+    if item.get("type") == "function_call_output":
+        return str(item["output"]).removeprefix("found ")
+    content = item["content"]
+    return str(content if isinstance(content, str) else content[0]["text"])
+
+
+async def _turns(session: SessionABC, alone: Callable[[], Any], me: str) -> None:
+    for number in range(1_000_000):
+        turn = f"{me}-{number}"
+        async with alone():
+            await Runner.run(agent(turn), turn, session=session, run_config=QUIET)
+        print(f"ack {turn}", flush=True)  # noqa: T201 - the pipe to the test
+
+
+async def ours(id: str, me: str, settings: dict[str, Any]) -> None:
+    """Take turns with the others until killed."""
+    async with AsyncStateStore.open(**settings) as store:
+        session = DistributedSession(id, store)
+        await _turns(session, lambda: session.lock(ttl=2, wait=60), me)
+
+
+async def theirs(id: str, me: str, settings: dict[str, Any]) -> None:
+    """The same with their own session, which cannot be held."""
+    await _turns(RedisSession.from_url(id, url=settings["url"]), nullcontext, me)
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[2])
+    asyncio.run(globals()[sys.argv[1]](**given))
