@@ -6,11 +6,10 @@ Law: a method is one read or one commit, and a message comes back equal to the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage, message_to_dict, messages_from_dict
+from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
 
 from distributed_state import AsyncStateStore, InvalidValue, StateStore, from_langchain, to_langchain
 
@@ -82,17 +81,16 @@ def _written(message: BaseMessage) -> dict[str, Any]:
 
 
 def _read(found: list[dict[str, Any]]) -> list[BaseMessage]:
-    read: list[BaseMessage] = []
-    for ours, run in groupby(found, lambda stored: _KEY in stored):
-        read += messages_from_dict([_said(stored) for stored in run]) if ours else to_langchain(map(_plain, run))
-    return read
+    return [message for stored in found for message in (_said if _KEY in stored else _foreign)(stored)]
 
 
-def _said(stored: dict[str, Any]) -> dict[str, Any]:
+def _said(stored: dict[str, Any]) -> list[BaseMessage]:
     said = stored[_KEY]
-    return {**said, "data": {"content": stored.get("content"), **said["data"]}}
+    return messages_from_dict([{**said, "data": {"content": stored.get("content"), **said["data"]}}])
 
 
-def _plain(stored: dict[str, Any]) -> dict[str, Any]:
-    """A message that something else than LangChain added."""
-    return {name: value for name, value in stored.items() if name != "number"}
+def _foreign(stored: dict[str, Any]) -> list[BaseMessage]:
+    """A message that was appended by another way; none if it is none of a chat."""
+    if stored.get("role") == "tool":  # alone it is a result without its call, which would be left out
+        return [ToolMessage(stored.get("content") or "", tool_call_id=stored.get("tool_call_id"))]
+    return to_langchain([{name: value for name, value in stored.items() if name != "number"}])[:1]

@@ -1,0 +1,84 @@
+"""Four processes take turns on one session and are killed in the middle; beside them the SDK's own Redis session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import time
+from typing import Any
+
+import pytest
+from agents.extensions.memory.redis_session import RedisSession
+from below import Worker
+from faces import core
+from frameworks.openai_agents_crew import turn_of
+
+from distributed_state.adapters.openai_agents import DistributedSession
+
+pytestmark = [pytest.mark.brief("servers"), pytest.mark.replicas, pytest.mark.only(face="asyncio", warm="single")]
+TURNS, KILLS = 60, 6
+
+
+class Crew(Worker):
+    crew = "frameworks/openai_agents_crew.py"
+
+    def until_now(self) -> set[str]:
+        return {self.line() for _ in range(self._said.qsize())}
+
+    def killed(self) -> set[str]:
+        self.kill()
+        return set(iter(self.line, ""))
+
+
+def take_turns(kind: str, id: str, settings: dict[str, Any]) -> set[str]:
+    """Let four processes take turns, kill one after the other and begin another; the turns that were acknowledged."""
+    names = (f"w{number}" for number in itertools.count())
+    workers = [Crew(kind, id=id, me=next(names), settings=settings) for _ in range(4)]
+    said, killed, deadline = set[str](), 0, time.monotonic() + 80
+    while (len(said) < TURNS or killed < KILLS) and time.monotonic() < deadline:
+        for worker in workers:
+            said |= worker.until_now()
+        if killed < KILLS and len(said) > 5 * (killed + 1):
+            at = random.randrange(4)
+            said |= workers[at].killed()
+            workers[at] = Crew(kind, id=id, me=next(names), settings=settings)
+            killed += 1
+        time.sleep(0.01)
+    said |= set[str]().union(*(worker.killed() for worker in workers))
+    assert len(said) >= TURNS
+    assert killed == KILLS
+    return {line.removeprefix("ack ") for line in said}
+
+
+def judged(items: list[Any]) -> tuple[set[str], set[str]]:
+    """The turns that are there whole and in one piece, and those into which others mixed."""
+    runs = [(turn, len(list(group))) for turn, group in itertools.groupby(items, turn_of)]
+    pieces = [turn for turn, _ in runs]
+    mixed = {turn for turn in pieces if pieces.count(turn) > 1}
+    return {turn for turn, length in runs if length == 4} - mixed, mixed
+
+
+@pytest.mark.timeout(240)
+async def test_a_fleet_loses_no_turn_and_mixes_none(opener: Any) -> None:
+    """Each turn holds the session: of one that was killed a part may be left, and nothing in it is somebody else's."""
+    store = await opener()
+    given = core(store).settings
+    settings = {"url": given.url, "archive": given.archive, "namespace": given.namespace}
+    kept, mixed = await asyncio.to_thread(take_turns, "ours", "s", settings), set[str]()
+    whole, mixed = judged(await DistributedSession("s", core(store)).get_items())
+    assert kept - whole == set(), "every acknowledged turn is there, once and whole"
+    assert mixed == set()
+    archived = await store.session("s").at(version=await store.session("s").version(fresh=True))
+    assert len(archived.messages) == len(await store.session("s").messages())
+
+    theirs = f"{opener.namespace}-theirs"
+    acknowledged = await asyncio.to_thread(take_turns, "theirs", theirs, settings)
+    session = RedisSession.from_url(theirs, url=given.url)
+    try:
+        whole, mixed = judged(await session.get_items())
+    finally:
+        await session.close()
+    print(json.dumps({"theirs": {"acknowledged": len(acknowledged), "whole": len(acknowledged & whole), "mixed": len(mixed)}}))
+    assert mixed, "the control: theirs cannot be held, so turns mix"
