@@ -71,7 +71,9 @@ class DistributedSession(SessionABC):
         **options: Any,
     ) -> None:
         self.session_id = session_id
-        self.session_settings = coerce_session_settings(SessionSettings() if session_settings is None else session_settings)
+        self.session_settings = coerce_session_settings(
+            SessionSettings() if session_settings is None else session_settings
+        )
         self._session = store.aio.session(session_id, **options)
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
@@ -156,7 +158,9 @@ class DistributedSession(SessionABC):
         """What stays of the messages up to this place; None if all of them do."""
         older = await self._session.raw_messages(before=last.number + 1, fresh=True)
         at = next((at for at, stored in enumerate(older) if not prune(_item(dict(stored)))), len(older))
-        return [{name: value for name, value in each.items() if name != "number"} for each in older[at:]] if at else None
+        return (
+            [{name: value for name, value in each.items() if name != "number"} for each in older[at:]] if at else None
+        )
 
 
 # Items

@@ -23,7 +23,9 @@ QUIET = RunConfig(tracing_disabled=True)
 
 def spoken(text: str) -> ResponseOutputMessage:
     content = ResponseOutputText(text=text, type="output_text", annotations=[])
-    return ResponseOutputMessage(id=f"m {text}", type="message", role="assistant", content=[content], status="completed")
+    return ResponseOutputMessage(
+        id=f"m {text}", type="message", role="assistant", content=[content], status="completed"
+    )
 
 
 def called(name: str, **arguments: Any) -> ResponseFunctionToolCall:

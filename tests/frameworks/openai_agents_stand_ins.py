@@ -48,7 +48,9 @@ class _Stand(ABCMeta):
         return made
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, DistributedSession) if vars(cls).get("stands") else super().__instancecheck__(instance)
+        return (
+            isinstance(instance, DistributedSession) if vars(cls).get("stands") else super().__instancecheck__(instance)
+        )
 
 
 def _begin(session: Any, session_id: str, place: object, settings: Any) -> None:

@@ -360,7 +360,9 @@ async def test_a_run_goes_on_where_another_replica_ended(opener: Any) -> None:
                 pass
             answer = streamed.final_output
         else:
-            answer = (await Runner.run(asked, f"t{number}", session=sessions[number % 2], run_config=QUIET)).final_output
+            answer = (
+                await Runner.run(asked, f"t{number}", session=sessions[number % 2], run_config=QUIET)
+            ).final_output
         assert answer == f"t{number}"
         model = asked.model
         assert isinstance(model, ScriptedModel)

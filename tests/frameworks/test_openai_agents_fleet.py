@@ -80,5 +80,9 @@ async def test_a_fleet_loses_no_turn_and_mixes_none(opener: Any) -> None:
         whole, mixed = judged(await session.get_items())
     finally:
         await session.close()
-    print(json.dumps({"theirs": {"acknowledged": len(acknowledged), "whole": len(acknowledged & whole), "mixed": len(mixed)}}))
+    print(
+        json.dumps(
+            {"theirs": {"acknowledged": len(acknowledged), "whole": len(acknowledged & whole), "mixed": len(mixed)}}
+        )
+    )
     assert mixed, "the control: theirs cannot be held, so turns mix"
