@@ -28,8 +28,9 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
 
     `store` is an open StateStore or AsyncStateStore, which its owner closes. The messages are those of
     `store.session(session_id)`, in the fields that everything else of the package reads, and with all that LangChain
-    says of them: a window, `to_openai`, history and forks work on them, and what was appended there is read here. `options` are those of `store.session`: `user`,
-    `idle`, `lifetime`, ... Errors are the store's own (`distributed_state.StateError`).
+    says of them: a window, `to_openai`, history and forks work on them, and what was appended there is read here.
+    `options` are those of `store.session`: `user`, `idle`, `lifetime`, ... Errors are the store's own
+    (`distributed_state.StateError`).
     """
 
     def __init__(self, session_id: str, store: AsyncStateStore | StateStore, **options: Any) -> None:

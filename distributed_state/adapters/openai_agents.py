@@ -39,7 +39,7 @@ class _Place(NamedTuple):
 
 
 class DistributedSession(SessionABC):
-    """A conversation of the OpenAI Agents SDK that any replica goes on with, instead of a SQLiteSession or RedisSession.
+    """A conversation of the OpenAI Agents SDK that any replica goes on with, in place of SQLiteSession or RedisSession.
 
     Example::
 
@@ -106,7 +106,7 @@ class DistributedSession(SessionABC):
         return self._session.lock(wait=wait, ttl=ttl)
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
-        """As the SDK asks for it: replace the items in one commit. What a subclass stores otherwise is its own affair."""
+        """As the SDK asks for it: replace the items in one commit. A subclass may store them otherwise: not its."""
         if type(self) is not DistributedSession:
             return False
         await _settled(self._session.replace_messages(_stored(items)))

@@ -1,4 +1,4 @@
-"""What the processes do that the fleet's test of the OpenAI Agents SDK starts and kills. Law: one line for each turn."""
+"""What the processes do that the fleet's test of the OpenAI Agents SDK kills. Law: one line for each turn."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A plugin of pytest for the SDK's own tests: where they make a session of theirs, they get one of ours.
 
 Law: only what tests import is replaced. The SDK itself keeps its classes, so nothing of it is tested against itself.
-The store is that of the settings in the environment. `--made FILE` lists the tests that made one of our sessions, and how
-they ended: what a test does without one says nothing of it.
+The store is that of the settings in the environment. `--made FILE` lists the tests that made one of our sessions, and
+how they ended: what a test does without one says nothing of it.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ class SQLAlchemy(DistributedSession, metaclass=_Stand):
     stands = True
 
     def __init__(
-        self, session_id: str, *, engine: Any, create_tables: bool = False, sessions_table: str = "", session_settings: Any = None,
-        messages_table: str = "agent_messages", ensure_ascii: bool = True,
+        self, session_id: str, *, engine: Any, create_tables: bool = False, sessions_table: str = "",
+        messages_table: str = "agent_messages", session_settings: Any = None, ensure_ascii: bool = True,
     ) -> None:  # fmt: skip
         self.engine = engine
         _begin(self, session_id, f"{id(engine)} {messages_table}", session_settings)

@@ -42,10 +42,14 @@ MESSAGES: list[BaseMessage] = [
     HumanMessage([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "data:,"}}, "plain"]),
     AIMessage(
         "", id="a", tool_calls=CALLS, invalid_tool_calls=BROKEN, response_metadata={"model": "m", "finish": "tool"},
-        usage_metadata={"input_tokens": 3, "output_tokens": 4, "total_tokens": 7, "input_token_details": {"cache_read": 1}},
+        usage_metadata={
+            "input_tokens": 3, "output_tokens": 4, "total_tokens": 7, "input_token_details": {"cache_read": 1}
+        },
         additional_kwargs={"refusal": None},
     ),
-    AIMessage([{"type": "tool_use", "id": "c1", "name": "book", "input": {}}, {"type": "text", "text": "…"}], tool_calls=CALLS),
+    AIMessage(
+        [{"type": "tool_use", "id": "c1", "name": "book", "input": {}}, {"type": "text", "text": "…"}], tool_calls=CALLS
+    ),
     ToolMessage("booked", tool_call_id="c1", status="success", artifact={"raw": [1, 2]}),
     ToolMessage("no", tool_call_id="c2", status="error"),
     FunctionMessage("f", name="book"),

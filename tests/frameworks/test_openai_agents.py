@@ -400,7 +400,7 @@ async def test_a_failed_run_leaves_what_was_said(store: Any) -> None:
     session = session_of(store)
     await session.add_items(said(1))
     failing = Agent(name="f", model=ScriptedModel([[called("look_up", turn="t")]]), tools=[look_up])
-    with pytest.raises(Exception, match="steps were consumed|no more|script"):
+    with pytest.raises(Exception, match=r"steps were consumed|no more|script"):
         await Runner.run(failing, "t", session=session, run_config=QUIET)
     assert (await session.get_items())[0] == said(1)[0]
     fine = Agent(name="f", model=ScriptedModel([[spoken("t")]]), tools=[look_up])

@@ -1,6 +1,6 @@
 """The tests of a framework itself, from its source archive, run with our adapter in place of its own stores.
 
-Law: an archive is fetched by pip once, by its hash, and unpacked in pytest's cache; its tests run in a process of their own.
+Law: pip fetches an archive once, by its hash; it lies unpacked in pytest's cache, and its tests have their own process.
 """
 
 from __future__ import annotations

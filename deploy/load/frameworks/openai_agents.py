@@ -1,4 +1,4 @@
-"""DistributedSession beside the OpenAI Agents SDK's RedisSession: adding, reading, 50 writers, turns of two replicas."""
+"""Beside RedisSession of the OpenAI Agents SDK: adding, reading, 50 writers, turns of two replicas."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ async def _crowds(ours: Sequence[Make], theirs: Sequence[Make]) -> list[Row]:
     as_theirs = await _crowd(ours, 3, other[0])
     return [
         at_least(f"{NAME}: add_items, {WRITERS} writers on a session", mine[0], other[0], 20, "/s", "RedisSession"),
-        at_most(f"{NAME}: get_items(20) while so many a second are added as theirs takes", as_theirs[1], other[1], 1.2, "us", "RedisSession"),
+        at_most(f"{NAME}: get_items(20) beside as many adds", as_theirs[1], other[1], 1.2, "us", "RedisSession"),
         Row(
             f"{NAME}: kept of what these writers were acknowledged", f"{mine[3]} of {mine[2]}",
             f"RedisSession: {other[3]} of {other[2]}", mine[3] / mine[2], "= all", mine[3] == mine[2],

@@ -9,13 +9,14 @@ from pathlib import Path
 from deploy.load.rows import Row
 
 BEGIN, END = "<!-- begin: adapters.py -->", "<!-- end: adapters.py -->"
+MISSED = ("", ", **missed**")
 HEAD = ["| what | measured | beside | ratio | goal |", "|---|---|---|---|---|"]
 
 
 def table(rows: Iterable[Row]) -> list[str]:
     """One line a row, as Markdown."""
     return [
-        f"| {row.name} | {row.measured} | {row.baseline} | {row.ratio:.3g}x | {row.goal}{'' if row.reached else ', **missed**'} |"
+        f"| {row.name} | {row.measured} | {row.baseline} | {row.ratio:.3g}x | {row.goal}{MISSED[not row.reached]} |"
         for row in rows
     ]
 
