@@ -1,17 +1,14 @@
-"""What the processes do that the fleet's test of the OpenAI Agents SDK kills. Law: one line for each turn."""
+"""What the processes do that the fleet's test of the OpenAI Agents SDK kills. Law: a line for each acknowledged turn."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from agents import Agent, RunConfig, Runner, function_tool
 from agents.extensions.memory.redis_session import RedisSession
-from agents.memory.session import SessionABC
 from agents.testing import ScriptedModel
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
@@ -57,26 +54,18 @@ def turn_of(item: Any) -> str:
     return str(content if isinstance(content, str) else content[0]["text"])
 
 
-async def _turns(session: SessionABC, alone: Callable[[], Any], me: str) -> None:
-    for number in range(1_000_000):
-        turn = f"{me}-{number}"
-        async with alone():
-            await Runner.run(agent(turn), turn, session=session, run_config=QUIET)
-        print(f"ack {turn}", flush=True)  # noqa: T201 - the pipe to the test
-
-
-async def ours(id: str, me: str, settings: dict[str, Any]) -> None:
-    """Take turns with the others until killed."""
+async def take_turns(id: str, me: str, settings: dict[str, Any]) -> None:
+    """Take turns with the others until killed: one on our session, which is held for it, and one on the SDK's."""
     async with AsyncStateStore.open(**settings) as store:
-        session = DistributedSession(id, store)
-        await _turns(session, lambda: session.lock(ttl=2, wait=60), me)
-
-
-async def theirs(id: str, me: str, settings: dict[str, Any]) -> None:
-    """The same with their own session, which cannot be held."""
-    await _turns(RedisSession.from_url(id, url=settings["url"]), nullcontext, me)
+        ours, theirs = DistributedSession(id, store), RedisSession.from_url(id, url=settings["url"])
+        for number in range(1_000_000):
+            turn = f"{me}-{number}"
+            async with ours.lock(ttl=2, wait=60):
+                await Runner.run(agent(turn), turn, session=ours, run_config=QUIET)
+            print(f"ours {turn}", flush=True)  # noqa: T201 - the pipe to the test
+            await Runner.run(agent(turn), turn, session=theirs, run_config=QUIET)
+            print(f"theirs {turn}", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[2])
-    asyncio.run(globals()[sys.argv[1]](**given))
+    asyncio.run(globals()[sys.argv[1]](**json.loads(sys.argv[2])))

@@ -18,7 +18,7 @@ from frameworks.openai_agents_crew import turn_of
 from distributed_state.adapters.openai_agents import DistributedSession
 
 pytestmark = [pytest.mark.brief("servers"), pytest.mark.replicas, pytest.mark.only(face="asyncio", warm="single")]
-TURNS, KILLS = 60, 6
+TURNS, KILLS = 80, 3  # turns of both kinds of sessions together
 
 
 class Crew(Worker):
@@ -32,24 +32,23 @@ class Crew(Worker):
         return set(iter(self.line, ""))
 
 
-def take_turns(kind: str, id: str, settings: dict[str, Any]) -> set[str]:
-    """Let four processes take turns, kill one after the other and begin another; the turns that were acknowledged."""
+def take_turns(id: str, settings: dict[str, Any]) -> set[str]:
+    """Let four processes take turns, kill one after the other and begin another; what was acknowledged."""
     names = (f"w{number}" for number in itertools.count())
-    workers = [Crew(kind, id=id, me=next(names), settings=settings) for _ in range(4)]
-    said, killed, deadline = set[str](), 0, time.monotonic() + 80
-    while (len(said) < TURNS or killed < KILLS) and time.monotonic() < deadline:
+    workers = [Crew("take_turns", id=id, me=next(names), settings=settings) for _ in range(4)]
+    said, killed, deadline = set[str](), 0, time.monotonic() + 200
+    while len(said) < TURNS and time.monotonic() < deadline:
         for worker in workers:
             said |= worker.until_now()
-        if killed < KILLS and len(said) > 5 * (killed + 1):
+        if killed < KILLS and len(said) > TURNS // (KILLS + 1) * (killed + 1):
             at = random.randrange(4)
             said |= workers[at].killed()
-            workers[at] = Crew(kind, id=id, me=next(names), settings=settings)
+            workers[at] = Crew("take_turns", id=id, me=next(names), settings=settings)
             killed += 1
         time.sleep(0.01)
     said |= set[str]().union(*(worker.killed() for worker in workers))
-    assert len(said) >= TURNS
-    assert killed == KILLS
-    return {line.removeprefix("ack ") for line in said}
+    assert (len(said) >= TURNS, killed) == (True, KILLS), said
+    return said
 
 
 def judged(items: list[Any]) -> tuple[set[str], set[str]]:
@@ -60,27 +59,26 @@ def judged(items: list[Any]) -> tuple[set[str], set[str]]:
     return {turn for turn, length in runs if length == 4} - mixed, mixed
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 async def test_a_fleet_loses_no_turn_and_mixes_none(opener: Any, record_property: Callable[[str, str], None]) -> None:
     """Each turn holds the session: of one that was killed a part may be left, and nothing in it is somebody else's."""
     store = await opener()
     given = core(store).settings
-    settings = {"url": given.url, "archive": given.archive, "namespace": given.namespace}
-    kept, mixed = await asyncio.to_thread(take_turns, "ours", "s", settings), set[str]()
-    whole, mixed = judged(await DistributedSession("s", core(store)).get_items())
-    assert kept - whole == set(), "every acknowledged turn is there, once and whole"
+    id, settings = opener.namespace, {"url": given.url, "archive": given.archive, "namespace": given.namespace}
+    said = await asyncio.to_thread(take_turns, id, settings)
+    acknowledged = {line.removeprefix("ours ") for line in said if line.startswith("ours")}
+    whole, mixed = judged(await DistributedSession(id, core(store)).get_items())
+    assert acknowledged - whole == set(), "every acknowledged turn is there, once and whole"
     assert mixed == set()
-    archived = await store.session("s").at(version=await store.session("s").version(fresh=True))
-    assert len(archived.messages) == len(await store.session("s").messages())
+    session = store.session(id)
+    archived = await session.at(version=await session.version(fresh=True))
+    assert len(archived.messages) == len(await session.messages()) >= 4 * len(whole)
 
-    theirs = f"{opener.namespace}-theirs"
-    acknowledged = await asyncio.to_thread(take_turns, "theirs", theirs, settings)
-    session = RedisSession.from_url(theirs, url=given.url)
+    theirs = RedisSession.from_url(id, url=given.url)
     try:
-        whole, mixed = judged(await session.get_items())
+        whole, mixed = judged(await theirs.get_items())
     finally:
-        await session.close()
-    # What is in one piece of theirs was acknowledged as what is not.
-    lost = acknowledged - whole - mixed
-    record_property("theirs", f"{len(acknowledged)} turns acknowledged, {len(mixed)} mixed, {len(lost)} not there")
-    assert mixed, "the control: theirs cannot be held, so turns mix"
+        await theirs.close()
+    found = f"{len(mixed)} turns of the SDK's own session mixed, {len(whole)} did not"
+    record_property("theirs", found)
+    assert mixed, f"the control: it cannot be held; {found}"
