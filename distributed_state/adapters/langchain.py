@@ -6,12 +6,13 @@ Law: a method is one read or one commit, and a message comes back equal to the o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
 
-from distributed_state import AsyncStateStore, InvalidValue, StateStore, from_langchain, to_langchain
+from distributed_state import AsyncStateStore, Conflict, Deleted, InvalidValue, StateStore, from_langchain, to_langchain
 
 _KEY = "langchain"
 
@@ -50,14 +51,28 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
         return _read(await self._aio.raw_messages(fresh=True))
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
-        """Add messages in one commit: all, next to one another, or none."""
-        if messages:
-            self._session.append(*map(_written, messages))
+        """Add messages in one commit: all, next to one another, or none. What was deleted begins again."""
+        if not messages:
+            return
+        written = [_written(message) for message in messages]
+        try:
+            self._session.append(*written)
+        except Deleted:
+            with suppress(Conflict):  # somebody else began it
+                self._session.create()
+            self._session.append(*written)
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages in one commit, as `add_messages`."""
-        if messages:
-            await self._aio.append(*map(_written, messages))
+        if not messages:
+            return
+        written = [_written(message) for message in messages]
+        try:
+            await self._aio.append(*written)
+        except Deleted:
+            with suppress(Conflict):
+                await self._aio.create()
+            await self._aio.append(*written)
 
     def clear(self) -> None:
         """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` is for good."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -14,7 +15,7 @@ from agents.items import TResponseInputItem
 from agents.memory.session import SessionABC
 from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
 
-from distributed_state import AsyncLease, AsyncStateStore, Conflict, StateStore
+from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
 
 T = TypeVar("T")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -86,7 +87,15 @@ class DistributedSession(SessionABC):
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items in one commit: all of them, next to one another, or none. What was deleted begins again."""
         if items:
-            await _settled(self._session.append(*_stored(items)))
+            await _settled(self._add(_stored(items)))
+
+    async def _add(self, messages: list[dict[str, Any]]) -> None:
+        try:
+            await self._session.append(*messages)
+        except Deleted:
+            with suppress(Conflict):  # somebody else began it
+                await self._session.create()
+            await self._session.append(*messages)
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove the newest item and return it, None if there is none. Of several who ask each gets another."""

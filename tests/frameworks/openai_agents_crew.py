@@ -1,4 +1,4 @@
-"""What the processes do that the fleet's test of the OpenAI Agents SDK kills. Law: a line for each acknowledged turn."""
+"""What the processes do that the test of a fleet of OpenAI Agents kills. Law: a line for each acknowledged turn."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def take_turns(id: str, me: str, settings: dict[str, Any]) -> None:
             turn = f"{me}-{number}"
             async with ours.lock(ttl=2, wait=60):
                 await Runner.run(agent(turn), turn, session=ours, run_config=QUIET)
-            print(f"ours {turn}", flush=True)  # noqa: T201 - the pipe to the test
+            print(f"ours {turn}", flush=True)  # noqa: T201 - to the test
             await Runner.run(agent(turn), turn, session=theirs, run_config=QUIET)
             print(f"theirs {turn}", flush=True)  # noqa: T201
 

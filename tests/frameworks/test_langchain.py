@@ -106,6 +106,17 @@ async def test_both_kinds_of_methods_work_on_one_object_and_loop(store: Any) -> 
     assert not await store.session("untouched").exists(fresh=True), "what is not there is not begun by that"
 
 
+async def test_what_was_deleted_begins_again(store: Any) -> None:
+    history = history_of(store)
+    for number in range(2):
+        history.add_user_message(f"{number}")
+        await store.delete("s")
+        assert history.messages == []
+        await history.aadd_messages([HumanMessage("after")])
+        assert [each.content for each in history.messages] == ["after"]
+        await store.delete("s")
+
+
 @pytest.mark.replicas
 async def test_what_another_replica_added_is_read_at_once(opener: Any) -> None:
     one, other = history_of(await opener()), history_of(await opener())

@@ -150,6 +150,18 @@ async def test_clearing_leaves_fields_and_history(store: Any) -> None:
     assert len((await store.session("s").at(version=1)).messages) == 2
 
 
+async def test_what_was_deleted_begins_again(store: Any) -> None:
+    """An id comes back: a session that expired, and nobody of the SDK would call another method for it."""
+    session = session_of(store)
+    await session.add_items(said(1, 2))
+    await store.delete("s")
+    assert await session.get_items() == []
+    assert await session.pop_item() is None
+    await session.clear_session()
+    await asyncio.gather(session.add_items(said(3)), session.add_items(said(4)))
+    assert sorted(each["content"] for each in await session.get_items()) == ["3", "4"]
+
+
 async def test_an_item_that_cannot_be_read_is_not_passed_over(store: Any) -> None:
     """The SDK's own sessions skip it: a call without its result, or the reverse, for the rest of the conversation."""
     session = session_of(store)
