@@ -54,6 +54,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.records.access import Policy, Request
+from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
@@ -63,13 +64,14 @@ from distributed_state.store import metrics as metrics
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_contexts import Lease, Turn
-from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
 from distributed_state.store.doctor import Finding
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.repair import LostMessages, Repaired
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
+from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import Message
 from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.values.results import (
@@ -98,6 +100,7 @@ __all__ = [
     "AsyncAgent",
     "AsyncHost",
     "AsyncLease",
+    "AsyncItems",
     "AsyncRecord",
     "AsyncSession",
     "AsyncStateStore",
@@ -134,9 +137,14 @@ __all__ = [
     "Locked",
     "Lifetime",
     "LostMessages",
+    "DeleteItem",
+    "Item",
+    "ItemPage",
+    "PutItem",
     "Message",
     "NotFound",
     "Policy",
+    "Items",
     "Record",
     "RecoveryInProgress",
     "Reencrypted",

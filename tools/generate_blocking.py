@@ -53,6 +53,7 @@ FILES = (
         "Records and sessions on the blocking face. Law: no logic here; a hot read's shortcut is the one exception.",
         (
             "records.record:AsyncRecord",
+            "records.items:AsyncItems",
             "conversation.session:AsyncSession",
             "records.typed:AsyncTypedRecord",
             "conversation.typed_session:AsyncTypedSession",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from distributed_state.values.items import Item
 from distributed_state.values.model import Message, unescape
 
 
@@ -26,7 +27,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values."""
+    """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
+
+    `items` has by collection and key what was put, None for what was deleted.
+    """
 
     version: int
     time: float
@@ -38,6 +42,7 @@ class Change:
     appended: tuple[Message, ...]
     phase: str | None
     label: str | None
+    items: dict[tuple[str, str], Item | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
