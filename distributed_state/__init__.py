@@ -74,6 +74,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "store.upcasting": ("Upcast",),
     "values.encryption": ("Encryption", "KeyRing"),
     "values.model": ("Message",),
+    "values.presence": ("ABSENT", "PRESENT"),
     "values.results": (
         "Branch",
         "Change",

@@ -71,6 +71,7 @@ from distributed_state.store.upcasting import Upcast
 from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
 from distributed_state.values.model import Message
+from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.values.results import (
     Branch,
     Change,
@@ -85,7 +86,9 @@ from distributed_state.values.results import (
 from distributed_state.warm.lease import AsyncLease
 
 __all__ = [
+    "ABSENT",
     "DEFAULT",
+    "PRESENT",
     "REASONING_MACHINE",
     "TASK_MACHINE",
     "AccessDenied",

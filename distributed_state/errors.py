@@ -40,13 +40,22 @@ class StateError(Exception):
 class Conflict(StateError):
     """The record is not as the caller expected; it is at `version`. Nothing was written; read again and retry.
 
-    `found` holds the stored bytes of the fields that the write expected, None for an absent one.
+    `found` holds the stored bytes of the fields that the write expected, None for an absent one; `preconditions` the
+    same of those that the caller named in `expect`, b"+" where only that was asked.
     """
 
-    def __init__(self, message: str, *, version: int = 0, found: tuple[bytes | None, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        version: int = 0,
+        found: tuple[bytes | None, ...] = (),
+        preconditions: tuple[bytes | None, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.version = version
         self.found = found
+        self.preconditions = preconditions
 
 
 class Locked(StateError):

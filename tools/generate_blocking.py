@@ -190,7 +190,7 @@ return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_stalen
     # The name of this class, not of the twin's.
     ("AsyncRecord", "__repr__"): 'return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"',
     # `on` takes any record as Any, so that its type does not say that it has a twin.
-    ("AsyncBatch", "on"): "return self._twin.on(twin_of(handle))",
+    ("AsyncBatch", "on"): "return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)",
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """
 store = cls(

@@ -268,6 +268,8 @@ class AsyncSession(AsyncRecord):
         ttl: float = 30.0,
         limit: float | None = None,
         slot: str | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
         durability: str | None = None,
     ) -> AsyncTurn:
         """Serve one request inside `async with`: what is changed there is one commit at its end, or nothing.
@@ -285,12 +287,15 @@ class AsyncSession(AsyncRecord):
         After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
         time counts. Of one `slot` only the last request is remembered, else of each id.
 
+        `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. Of a request
+        that was answered before they are not asked.
+
         With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be begun again under its
         `request_id`: it is not made twice, and if that does not raise, it is kept so hard.
         """
         return AsyncTurn(
             self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot,
-            durability=durability,
+            durability=durability, expect=expect, expect_exists=expect_exists,
         )  # fmt: skip
 
     async def call(

@@ -9,7 +9,7 @@ Design: section 13.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -30,6 +30,7 @@ from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
+from distributed_state.records.preconditions import preconditions
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.workspace import Workspace
 from distributed_state.tiers import commit as write_path
@@ -86,12 +87,15 @@ class AsyncTurn(Transaction):
         limit: float | None,
         slot: str | None = None,
         durability: str | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
     ) -> None:
         # `slot`: the name under which the answered request is remembered, if it is not its own
         super().__init__(Workspace(CachedRecord(context.codec, "", 0, {}, {}), context.changes(), context.allow))
         self._workspace.closed = _NOT_OPEN
         self._entered = False
         self._context = context
+        self._expected = preconditions(context, expect, expect_exists)
         self._tiers = context.tiers
         self._durability = None if durability is None else level_of(durability).text
         self.request_id = request_id
@@ -290,6 +294,9 @@ class AsyncTurn(Transaction):
             if entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}")
             await self._look_for_answer(entry)
+            # Nobody else writes while the turn runs, and a request that was answered is not made again.
+            if self._expected is not None and not self.repeated:
+                self._expected.check(entry.living(self._context.now()))
         except BaseException:
             await self._lease.release()
             raise

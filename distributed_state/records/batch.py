@@ -5,18 +5,19 @@ Design: section 4.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from distributed_state.errors import Conflict, StateError
+from distributed_state.errors import Conflict, InvalidValue, StateError
 from distributed_state.records.context import RecordContext, context_of
+from distributed_state.records.preconditions import Preconditions, preconditions
 from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref
-from distributed_state.warm.answers import Committed
+from distributed_state.warm.answers import Committed, Draft
 
 
 class AsyncBatch:
@@ -37,15 +38,22 @@ class AsyncBatch:
         self._store = store
         self._level = None if durability is None else level_of(durability)
         self._changes: dict[Ref, tuple[RecordContext, Changes]] = {}
+        self._given: dict[Ref, Preconditions] = {}
         self.versions = {}
 
-    def on(self, handle: Any) -> Any:
+    def on(self, handle: Any, *, expect: Mapping[str, Any] | None = None, expect_exists: bool | None = None) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
         They have `set`, `set_many`, `delete`, `increment`, `append`, `phase` and `clear`. Raises InvalidValue for what
-        is no record.
+        is no record. `expect` and `expect_exists` are as in `write`: where they do not hold, that record is not
+        changed, and the block ends with Conflict.
         """
         context = context_of(handle, "a batch")
+        given = preconditions(context, expect, expect_exists)
+        if given is not None:
+            if handle.ref in self._given:
+                raise InvalidValue(f"{context.text[:200]}: what is expected of a record is said once in a batch")
+            self._given[handle.ref] = given
         return self._changes.setdefault(handle.ref, (context, context.changes()))[1]
 
     async def __aenter__(self) -> Self:
@@ -56,17 +64,22 @@ class AsyncBatch:
     ) -> None:
         if error is not None:
             return
-        drafts = [(context, changes.draft("batch")) for context, changes in self._changes.values() if changes]
+        drafts = [
+            (context, changes.draft("batch"))
+            for ref, (context, changes) in self._changes.items()
+            if changes or ref in self._given
+        ]
         for context, draft in drafts:
             context.sign(draft)
             draft.level = self._level
-        attempts = [context.batched(draft) for context, draft in drafts]
+        conditional = [self._conditional(context, draft) for context, draft in drafts]
+        attempts = [context.batched(draft) for (context, _), draft in zip(drafts, conditional, strict=True)]
         writes = [(context.keys, attempt) for (context, _), attempt in zip(drafts, attempts, strict=True)]
         results = await write_path.commit_many(self._store.tiers(), writes)
         failed: StateError | None = None
-        for (context, draft), attempt, result in zip(drafts, attempts, results, strict=True):
-            if isinstance(result, Conflict) and attempt is not draft:
-                result = await _outcome(context.send(draft))
+        for (context, draft), begun, attempt, result in zip(drafts, conditional, attempts, results, strict=True):
+            if isinstance(result, Conflict):
+                result = await self._again(context, draft, result, attempt is not begun)
             if isinstance(result, StateError):
                 failed = failed or result
             else:
@@ -74,6 +87,19 @@ class AsyncBatch:
         if failed is not None:
             failed.add_note(f"{len(self.versions)} of {len(drafts)} records of the batch were changed; see versions")
             raise failed
+
+    def _conditional(self, context: RecordContext, draft: Draft) -> Draft:
+        given = self._given.get(context.ref)
+        return draft if given is None else given.on(draft)
+
+    async def _again(
+        self, context: RecordContext, draft: Draft, refused: Conflict, guarded: bool
+    ) -> Committed | StateError:
+        """What becomes of a refused change: it is sent alone where it was not refused for certain."""
+        given = self._given.get(context.ref)
+        if given is None:
+            return await _outcome(context.send(draft)) if guarded else refused
+        return await _outcome(given.send(draft)) if guarded or given.learn(refused) else refused
 
 
 async def _outcome(sending: Awaitable[Committed]) -> Committed | StateError:

@@ -171,6 +171,10 @@ class RecordContext:
         self, draft: Draft, expect_version: int | None = None, durability: str | None = None
     ) -> Coroutine[Any, Any, Committed]:
         """Sign a change, and apply it when that is awaited."""
+        return self.send(self.ready(draft, expect_version, durability))
+
+    def ready(self, draft: Draft, expect_version: int | None = None, durability: str | None = None) -> Draft:
+        """Sign a change, with the version that it holds for, and how hard it is to be kept."""
         if durability is not None:
             draft.level = level_of(durability)
         self.sign(draft)
@@ -178,7 +182,7 @@ class RecordContext:
             if type(expect_version) is not int or expect_version < 0:
                 raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
             draft.expected = expect_version
-        return self.send(draft)
+        return draft
 
     def send(self, draft: Draft) -> Coroutine[Any, Any, Committed]:
         """Apply a change that is signed, when that is awaited."""
@@ -187,6 +191,10 @@ class RecordContext:
     def batched(self, draft: Draft) -> Draft:
         """The change as it goes into a batch; if it is another one and meets a Conflict, `send` repeats it."""
         return draft
+
+    def expected_value(self, key: str, value: Any) -> Any:
+        """What a field is to hold, or Presence, in its stored form."""
+        return value
 
     async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         """Replace a field by what `change` makes of it, atomically; its stored bytes, and the commit."""

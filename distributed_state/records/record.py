@@ -16,6 +16,7 @@ from distributed_state.records import backup, branches, cleanup, creation, erasu
 from distributed_state.records.access import MOVES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.optimistic_retry import OptimisticRetry
+from distributed_state.records.preconditions import preconditions
 from distributed_state.records.sanitizing import Sanitizing
 from distributed_state.records.store_context import StoreContext
 from distributed_state.records.transaction import AsyncTransaction, Transaction
@@ -138,6 +139,7 @@ class AsyncRecord:
         value: Any,
         *,
         ttl: float | None = None,
+        expect: Mapping[str, Any] | None = None,
         expect_version: int | None = None,
         durability: str | None = None,
     ) -> int:
@@ -147,6 +149,7 @@ class AsyncRecord:
 
             version = await record.set("city", "Oslo")
             await record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
+            await record.set("city", "Oslo", expect={"city": "Bergen"})  # Conflict if it is another one; see `write`
             await record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
             await record.set("paid", True, durability="archived")  # SQL has it when this returns
 
@@ -166,7 +169,9 @@ class AsyncRecord:
         if ttl is not None:
             await self._context.tiers.clock.know()
         changes.set(key, value, ttl=ttl)
-        return (await self._context.commit(changes.draft("set"), expect_version, durability)).version
+        given = preconditions(self._context, expect)
+        draft = self._context.ready(changes.draft("set"), expect_version, durability)
+        return (await (self._context if given is None else given).send(draft)).version
 
     async def set_many(
         self,
@@ -238,6 +243,8 @@ class AsyncRecord:
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
         durability: str | None = None,
@@ -253,7 +260,13 @@ class AsyncRecord:
 
         Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
         numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
-        record is elsewhere.
+        record is elsewhere, and so does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field
+        is otherwise; with `expect_exists` the record must have been written before, or not::
+
+            await session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
+
+        Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
+        costs no round trip more, unless this process had to guess how the value is stored.
         """
         changes = self._context.changes()
         if isinstance(delete, str):
@@ -268,12 +281,15 @@ class AsyncRecord:
         if phase is not None:
             changes.phase(phase)
         draft = changes.draft("write")
+        given = preconditions(self._context, expect, expect_exists)
         if expect_phase is not None:
             if not isinstance(expect_phase, str):
                 raise InvalidValue(f"expect_phase is a str, not {expect_phase!r}")
             self._context.allow("read", MOVES)  # who learns that it is another one has read it
             draft.expectations.append((PHASE, expect_phase.encode("utf-8", "surrogatepass")))
-        done = await self._context.commit(draft, expect_version, durability)
+        draft = self._context.ready(draft, expect_version, durability)
+        done = await (self._context if given is None else given).send(draft)
+        draft = given.sent if given is not None and given.sent is not None else draft
         tiers = self._context.tiers
         sums = await write_path.sums(tiers, self._context.keys, draft, done, changes.sums) if increment else {}
         return Written(done.version, sums, done.first_message)

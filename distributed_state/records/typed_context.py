@@ -27,6 +27,7 @@ from distributed_state.tiers.changes import Changes, add
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import SCHEMA, Ref
+from distributed_state.values.presence import Presence
 from distributed_state.warm.answers import Committed, Draft
 
 _ROUNDS = 100
@@ -103,6 +104,12 @@ class TypedContext(RecordContext, Generic[M]):
         """Whether whole numbers are added to this field on the server."""
         return super().server_adds(key) and self.schema.countable(key)
 
+    def expected_value(self, key: str, value: Any) -> Any:
+        """What a field is to hold, as the model stores it."""
+        if self.schema.write_version < self.schema.version:
+            raise InvalidValue(f"{key!r:.80}: nothing is expected of single fields while an older version is written")
+        return value if isinstance(value, Presence) else self.schema.prepare(key, value)
+
     async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:
         """Replace one field by what `change` makes of it, repeated until nobody was faster."""
         name = codec.encode_key(key)
@@ -143,7 +150,10 @@ class TypedContext(RecordContext, Generic[M]):
             attempt = self._guarded(attempt, known)
             try:
                 done = await super().send(attempt)
-                return done if sums is None else done._replace(results=sums)
+                if sums is not None:
+                    return done._replace(results=sums)
+                draft.steps = attempt.steps  # as they were sent: a number with a deadline was added here
+                return done
             except Conflict as conflict:
                 if not self._ours(draft, attempt, conflict):
                     raise

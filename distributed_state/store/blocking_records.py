@@ -123,6 +123,7 @@ class Record:
         value: Any,
         *,
         ttl: float | None = None,
+        expect: Mapping[str, Any] | None = None,
         expect_version: int | None = None,
         durability: str | None = None,
     ) -> int:
@@ -132,6 +133,7 @@ class Record:
 
             version = record.set("city", "Oslo")
             record.set("city", "Bergen", expect_version=version)  # Conflict if somebody was faster
+            record.set("city", "Oslo", expect={"city": "Bergen"})  # Conflict if it is another one; see `write`
             record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
             record.set("paid", True, durability="archived")  # SQL has it when this returns
 
@@ -147,7 +149,9 @@ class Record:
         hot. `increment`, `update`, `append_to` and changes in place keep the deadline, `set` makes a new value. `at`
         and `history` show it as it was written.
         """
-        return finish(self._twin.set(key, value, ttl=ttl, expect_version=expect_version, durability=durability))
+        return finish(
+            self._twin.set(key, value, ttl=ttl, expect=expect, expect_version=expect_version, durability=durability)
+        )
 
     def set_many(
         self,
@@ -206,6 +210,8 @@ class Record:
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
         durability: str | None = None,
@@ -221,7 +227,13 @@ class Record:
 
         Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
         numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
-        record is elsewhere.
+        record is elsewhere, and so does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field
+        is otherwise; with `expect_exists` the record must have been written before, or not::
+
+            session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
+
+        Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
+        costs no round trip more, unless this process had to guess how the value is stored.
         """
         return finish(
             self._twin.write(
@@ -230,6 +242,8 @@ class Record:
                 increment=increment,
                 append=append,
                 phase=phase,
+                expect=expect,
+                expect_exists=expect_exists,
                 expect_version=expect_version,
                 expect_phase=expect_phase,
                 durability=durability,
@@ -657,6 +671,8 @@ class Session(Record):
         ttl: float = 30.0,
         limit: float | None = None,
         slot: str | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
         durability: str | None = None,
     ) -> Turn:
         """Serve one request inside `with`: what is changed there is one commit at its end, or nothing.
@@ -674,12 +690,23 @@ class Session(Record):
         After `limit` seconds the turn is given up, however alive: Fenced; inside a `lock()` of this task that lock's
         time counts. Of one `slot` only the last request is remembered, else of each id.
 
+        `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. Of a request
+        that was answered before they are not asked.
+
         With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be begun again under its
         `request_id`: it is not made twice, and if that does not raise, it is kept so hard.
         """
         return Turn(
             self._twin.turn(
-                request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot, durability=durability
+                request_id=request_id,
+                busy=busy,
+                wait=wait,
+                ttl=ttl,
+                limit=limit,
+                slot=slot,
+                expect=expect,
+                expect_exists=expect_exists,
+                durability=durability,
             )
         )
 

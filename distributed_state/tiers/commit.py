@@ -112,7 +112,8 @@ def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Coroutine
 async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRecord) -> Committed:
     await tiers.clock.know()
     now = tiers.clock.now()
-    touched = {name for _, name, _ in draft.steps}
+    # What the server is asked about is not ours to judge.
+    touched = {name for _, name, _ in draft.steps} | {name for name, _ in draft.preconditions}
     gone = {name: data for name, data in entry.fields.items() if field_ttl.over(data, now) and name not in touched}
     if not gone or draft.deleted != "refuse" or any(step == b"c" for step, _, _ in draft.steps):
         return await commit(tiers, names, draft)

@@ -32,7 +32,7 @@ MESSAGE = "#message"  # the name of every message; names of fields never begin w
 EVENT = "#event "  # the name of an event's data begins with it
 ITEM = "#item "  # and that of an item with this
 Scalar = (str, int, float, bool, type(None))
-_ADVICE = {tuple: "; use a list", bytearray: "; use bytes", bytes: "; bytes stand alone, as the value of a field"}
+_ADVICE = {"tuple": "; use a list", "bytes": "; bytes stand alone, as the value of a field", "bytearray": "; use bytes"}
 
 
 def encode(value: Any, name: str = "value") -> bytes:
@@ -101,7 +101,7 @@ def _complaint(value: Any, name: str) -> str | None:
         elif isinstance(value, int) and abs(value) >= _LARGEST:
             return f"{path}: an integer of more than 4300 digits, which Python does not read back"
         elif not isinstance(value, Scalar):
-            return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value), "")
+            return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value).__name__, "")
         return None
 
     return search(value, name, 0)

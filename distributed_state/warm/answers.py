@@ -22,7 +22,7 @@ class Draft:
     `events` are steps beside it, as commit.lua has them: lifecycle events written with the change ('e'), another
     lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
     `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
-    is kept before it is acknowledged, None: as is asked around it.
+    is kept before it is acknowledged, None: as is asked around it. `preconditions`: the user's, in commit.lua's words.
     """
 
     # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
@@ -36,6 +36,7 @@ class Draft:
     lifetime: tuple[int, int] = (0, 0)
     sent_events: Sequence[Step] = ()
     level: Level | None = None
+    preconditions: Sequence[tuple[bytes, bytes]] = ()
 
     def __init__(self, kind: str, steps: list[Step], events: list[Step] | None = None) -> None:
         self.kind = kind

@@ -135,8 +135,11 @@ class Warm(Patience):
         arguments: list[Any] = [
             self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, draft.lock_value, creation,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, listening, len(draft.expectations),
+            draft.actor, draft.owner, names.text, listening,
+            len(draft.preconditions) + len(draft.expectations),
         ]  # fmt: skip
+        for precondition in draft.preconditions:
+            arguments += precondition
         for name, raw in draft.expectations:
             arguments += (name, b"-" if raw is None else b"=" + raw)
         op.sent = arguments

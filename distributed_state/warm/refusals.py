@@ -32,6 +32,33 @@ def _shown(name: bytes, raw: bytes | None) -> str:
     return repr(raw[:40].decode(errors="replace")) if raw is not None and name[:1] == b"#" else known
 
 
+def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | None:
+    """What is to be said if this is not as commit.lua's word wants it; None if it is."""
+    absent = raw is None
+    if name == b"#v":
+        found, wanted = ("no record", "one") if absent else ("a record", "none")
+        return f"{record[:200]}: expected {wanted}, found {found}" if absent is not (word == b"!") else None
+    if (absent and word == b"!") or (not absent and word in (b"+", b"+" + (raw or b""))):
+        return None
+    found = "is not there" if absent else "is there" if word == b"!" else "holds another value"
+    return f"{record[:200]}: field {name.decode(errors='replace')!r:.80} {found}"
+
+
+def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None, ...]) -> Conflict:
+    own = len(draft.preconditions)
+    held, found = found[:own], found[own:]
+    expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
+    said = None
+    if draft.expected in (None, version):  # then it is one of these
+        judged = (unmet(record, *each, raw) for each, raw in zip(draft.preconditions, held, strict=False))
+        said = next(filter(None, judged), None)
+        expected = ", ".join(
+            f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations
+        )
+    text = said or f"{record}: expected {expected}, found version {version}"
+    return Conflict(text, version=version, found=found, preconditions=held)
+
+
 def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     """The error for what commit.lua refused."""
     word = answer[0].decode()
@@ -42,13 +69,7 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     if word == "exists":
         return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
     if word == "conflict":
-        expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
-        if draft.expected in (None, int(rest[0])):  # then it is one of these
-            expected = ", ".join(
-                f"{name.decode(errors='replace')} = {_shown(name, raw)}" for name, raw in draft.expectations
-            )
-        return Conflict(f"{record}: expected {expected}, found version {int(rest[0])}",
-                        version=int(rest[0]), found=tuple(rest[1:]))  # fmt: skip
+        return _conflict(record, draft, int(rest[0]), tuple(rest[1:]))
     if word == "deleted":
         return Deleted(f"{record}: deleted at version {int(rest[0])}")
     if word == "fenced":

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from distributed_state import Encryption, InvalidValue, KeyRing, merge, tool
 from distributed_state.conversation import user_effects
 from distributed_state.records.workspace import GONE
+from distributed_state.values.codec import Codec
 
 pytestmark = pytest.mark.brief("servers")
 
@@ -36,6 +37,7 @@ async def cold(store: Any, *ids: str) -> None:
             tiers(store).hot.forget(f"session:{id}")
 
 
+@pytest.mark.only(warm="real")
 async def test_bytes_come_back_as_they_were_given_from_every_tier(opener: Any) -> None:
     """Beside JSON values that look like them, through each way of writing."""
     writer, reader = await opener(), await opener()
@@ -128,6 +130,7 @@ async def test_bytes_with_a_deadline_end(opener: Any) -> None:
     assert await session.get_all() == await store.session("copy").get_all() == {"b": b"\x02"}
 
 
+@pytest.mark.only(warm="real")
 async def test_encrypted_bytes_are_found_nowhere_and_open_under_the_next_key(opener: Any) -> None:
     old = await opener(encryption=Encryption(KEYS[0]), partitions=1)
     await old.session("s").set("a", b"hunter2" + PICTURE)
@@ -186,7 +189,7 @@ async def test_a_state_to_restore_says_which_bytes_are_none(store: Any) -> None:
     assert not await session.exists()
 
 
-async def test_bytes_are_merged_initialised_and_cleaned_as_any_value(opener: Any) -> None:
+async def test_bytes_are_initialised_and_cleaned_as_any_value(opener: Any) -> None:
     seen: list[Any] = []
 
     def clean(key: str, value: Any) -> Any:
@@ -197,20 +200,14 @@ async def test_bytes_are_merged_initialised_and_cleaned_as_any_value(opener: Any
     session = store.session("s", on_invalid="stringify")
     assert await session.initialize({"a": b"\xff", "nested": [b"\xff"]})
     assert seen == [b"\xff", ["b'\\xff'"]]
-    other = store.session("s")
-    first = True
+    assert await session.get_all() == {"a": b"\xff", "nested": ["b'\\xff'"]}
 
-    async def change(view: Any) -> None:
-        nonlocal first
-        if first:
-            first = False
-            await other.set("a", b"\xff1")
-        view["a"] = view.get("a") + b"2"
 
-    await session.apply(change, merge={"a": lambda base, theirs, mine: theirs + mine[len(base) :]})
-    assert await session.get("a") == b"\xff12"
-    await other.set("a", b"z")
-    assert merge.maximum(b"a", b"z", b"b") == b"z"
+def test_bytes_that_two_writers_changed_are_merged_by_the_policy() -> None:
+    mine = {b"a": (b"s", b"a", b"\x02x2")}
+    policies = {"a": lambda base, theirs, mine: theirs + mine[len(base) :]}
+    states = ({b"a": b"\x02x"}, {b"a": b"\x02x1"})
+    assert merge.three_way(Codec("n", "session:s"), mine, *states, policies) == {"a": b"x12"}
 
 
 async def test_a_model_keeps_its_bytes_as_text_as_before(store: Any) -> None:

@@ -41,6 +41,8 @@ def get(
         raise NotFound(f"{scope} {id!r} has no field {key!r}")
     given = {name: value for name, value in fields.items() if isinstance(value, bytes)}
     if key in given:
+        if sys.stdout.isatty():  # it may hold control sequences that a terminal would obey
+            raise InvalidValue(f"{key!r} holds {len(given[key])} bytes: send them to a file, as in: get ... > file")
         sys.stdout.buffer.write(given[key])
     elif key is not None:
         print_json(fields[key])

@@ -14,7 +14,8 @@
         deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
         own_channel     of the writer's link, if that is subscribed to the record's too, else ''
-        expectations, then that many pairs: field, '=' .. raw value | '-'
+        expectations, then that many pairs: field, '=' .. raw value | '-', and of a user, for whom a field past its
+                        deadline is absent, '+' .. raw value | '+' (it is there) | '!' (it is not)
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
@@ -23,7 +24,7 @@
           its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'e' and the
           number of the first event. From the time on all is missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
-        | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | false ...}
+        | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
         | {'forgotten'} | {'misused', version}
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
@@ -142,8 +143,23 @@ if expectations ~= '0' then
   for i = 1, expectations do names[i] = words[16 + 2 * i] end
   found = call('HMGET', record, unpack(names))
   for i = 1, expectations do
-    local wanted = words[17 + 2 * i]
-    if found[i] then mismatch = mismatch or wanted ~= '=' .. found[i] else mismatch = mismatch or wanted ~= '-' end
+    local wanted, stored = words[17 + 2 * i], found[i]
+    local way = string.byte(wanted)
+    if way == 43 or way == 33 then -- + !
+      local ends = stored and string.match(stored, '^!(%d+) ')
+      if ends and ends + 0 <= now_ms then stored, found[i] = false, false end
+      -- Whether it is there is all that was asked: a large value is not sent back.
+      if stored and (way == 33 or wanted == '+') then found[i] = '+' end
+      if way == 33 or not stored then
+        mismatch = mismatch or way == 43 or stored
+      else
+        mismatch = mismatch or wanted ~= '+' and wanted ~= '+' .. stored
+      end
+    elseif stored then
+      mismatch = mismatch or wanted ~= '=' .. stored
+    else
+      mismatch = mismatch or wanted ~= '-'
+    end
   end
 end
 if mismatch then return {'conflict', version or '0', unpack(found or {})} end
