@@ -9,13 +9,29 @@ from google.adk.events.event import Event
 
 _EVENT = "event"
 # What an event may hold and yet say nothing that a model reads: who wrote it, when, and what it does to the state.
-_ASIDE = {"id", "timestamp", "author", "invocationId", "branch", "isolationScope", "nodeInfo", "actions", "customMetadata"}
+_ASIDE = {
+    "id",
+    "timestamp",
+    "author",
+    "invocationId",
+    "branch",
+    "isolationScope",
+    "nodeInfo",
+    "actions",
+    "customMetadata",
+}
 _ASIDE_ACTIONS = {"stateDelta", "artifactDelta"}
 
 
 def dumped(event: Event) -> dict[str, Any]:
-    """The event as JSON values, bytes in base64."""
+    """The event as JSON values, as ADK writes it: bytes in base64, what JSON cannot hold as null or its `repr`."""
     found: dict[str, Any] = event.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return found
+
+
+def changed(stored: dict[str, Any]) -> dict[str, Any]:
+    """What an event does to the state."""
+    found: dict[str, Any] = stored["actions"]["stateDelta"]
     return found
 
 

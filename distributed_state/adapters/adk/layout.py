@@ -2,7 +2,8 @@
 
 | ADK | here |
 |---|---|
-| session (app, user, id) | `store.session("app/user/id", user="app/user")`: its state as fields, its events as messages |
+| session (app, user, id) | `store.session("app/user/id", user="app/user")`, its events as messages |
+| keys `k` of it | field `k` of that |
 | keys `user:k` of (app, user) | field `k` of `store.user("app/user")` |
 | keys `app:k` of app | field `k` of `store.app("app")` |
 | keys `temp:k` | nowhere |

@@ -16,14 +16,14 @@ from google.adk.errors import StaleSessionError
 from google.adk.errors.already_exists_error import AlreadyExistsError
 from google.adk.errors.session_not_found_error import SessionNotFoundError
 from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
 from google.adk.platform import time as platform_time
 from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
-from pydantic_core import to_jsonable_python
 
-from distributed_state import PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted, InvalidValue
-from distributed_state.adapters.adk.events import as_events, as_message, continues, dumped, holds
+from distributed_state import PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted
+from distributed_state.adapters.adk.events import as_events, as_message, changed, continues, dumped, holds
 from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, parted, state_of
 from distributed_state.adapters.adk.reading import listed, look, newest
 
@@ -48,6 +48,7 @@ class DistributedSessionService(BaseSessionService):
         # `owned`: opened at first use and closed with the service
         self._store = store
         self._owned = owned
+        self._closed = False
         self._appending: WeakValueDictionary[tuple[int, int], asyncio.Lock] = WeakValueDictionary()
 
     async def __aenter__(self) -> Self:
@@ -61,6 +62,7 @@ class DistributedSessionService(BaseSessionService):
     async def close(self) -> None:
         """Close the store if the service was made of a URI; one that was given stays open."""
         if self._owned:
+            self._closed = True
             await self._store.close()
 
     # The records, for whatever the store can do beside
@@ -88,7 +90,7 @@ class DistributedSessionService(BaseSessionService):
         """Create a session and return it. Raises AlreadyExistsError; of two that create one, one does."""
         await self._ready()
         id = (session_id or "").strip() or platform_uuid.new_uuid()
-        delta = Delta.of(to_jsonable_python(state or {}))
+        delta = Delta.of(changed(dumped(Event(actions=EventActions(state_delta=state or {})))))
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=id)
         now = platform_time.get_time()
         try:
@@ -114,7 +116,9 @@ class DistributedSessionService(BaseSessionService):
         seen, (user, app) = await asyncio.gather(look(record, config), self._shared(app_name, user_id))
         if seen is None:
             return None
-        return self._session(app_name, user_id, id, seen.fields, merged(seen.fields, user, app), as_events(seen.messages))
+        return self._session(
+            app_name, user_id, id, seen.fields, merged(seen.fields, user, app), as_events(seen.messages)
+        )
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         """List the sessions of a user, or of all users of the app, the one that changed longest ago first.
@@ -131,7 +135,9 @@ class DistributedSessionService(BaseSessionService):
         for id, fields in zip(ids, await newest(map(self._store.session, ids)), strict=True):
             if UPDATED in fields:
                 _, user, own = parted(id)
-                found.append(self._session(app_name, user, own, fields, merged(fields, users[joined(app_name, user)], app)))
+                found.append(
+                    self._session(app_name, user, own, fields, merged(fields, users[joined(app_name, user)], app))
+                )
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return ListSessionsResponse(sessions=found)
 
@@ -148,7 +154,7 @@ class DistributedSessionService(BaseSessionService):
     async def append_event(self, session: Session, event: Event) -> Event:
         """Append an event to a session, here and in the store; return it.
 
-        Raises StaleSessionError if the conversation went on elsewhere, SessionNotFoundError if there is no such session.
+        Raises StaleSessionError if the conversation went on elsewhere, SessionNotFoundError if there is none.
         Appended once more after any other error, an event that continues the conversation is stored once.
         """
         if event.partial:
@@ -187,7 +193,7 @@ class DistributedSessionService(BaseSessionService):
     # Storing
 
     async def _ready(self) -> None:
-        if self._owned:
+        if self._owned and not self._closed:
             await self._store
 
     async def _store_event(
@@ -195,7 +201,7 @@ class DistributedSessionService(BaseSessionService):
     ) -> None:
         """Store an event, as the one that continues this revision of the conversation, or beside it."""
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=session_id)
-        delta = Delta.of(stored["actions"]["stateDelta"])
+        delta = Delta.of(changed(stored))
         fields = {**delta.session, UPDATED: stored["timestamp"]}
         expect: dict[str, Any] = {UPDATED: PRESENT}
         if revision is not None:
