@@ -134,7 +134,7 @@ def _anthropic_blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
         return "user", [result]
     for call in calls(message):
         made.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)})
-    return message.role, made
+    return str(message.role), made
 
 
 def _anthropic_part(part: Any) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from distributed_state.conversation import agent_state_storage, summaries
+from distributed_state.conversation import agent_state_storage, replacing, summaries
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.context import Context, look
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
@@ -123,6 +123,37 @@ class AsyncSession(AsyncRecord):
         self._context.allow("read", MESSAGES)
         asks = self._context.must_ask(fresh, max_staleness)
         return await messages.message(self._context.tiers, self._context.keys, number, fresh=asks)
+
+    async def pop_message(self, *, durability: str | None = None) -> Message | None:
+        """Take the last message back, in one commit, and return it; None if the conversation shows none.
+
+        Of two workers that do it at once each gets another one, and what somebody appends meanwhile is not passed over.
+        Versions before show it still, and its number is not used again. Raises CorruptState or DecryptionFailed if it
+        cannot be read; then it stays.
+        """
+        return await replacing.pop(self._context, durability)
+
+    async def replace_messages(
+        self,
+        messages: Iterable[Message | dict[str, Any]],
+        *,
+        after: int | None = None,
+        expect_last: int | None = None,
+        durability: str | None = None,
+    ) -> int:
+        """Show these in place of all messages behind the one numbered `after`, in one commit; None: of all messages.
+
+        Example::
+
+            await session.append({"role": "user", "content": "Where to?"})
+            seen = await session.messages()
+            short = [{"role": "assistant", "content": "We went through hotels in Oslo."}]
+            await session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
+
+        Returns the new version. Raises Conflict, and nothing is written, if `after` is not shown any more or the last
+        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`.
+        """
+        return await replacing.replace(self._context, messages, after, expect_last, durability)
 
     async def window(
         self,

@@ -110,7 +110,10 @@ def _count(message: Message, text_tokens: Callable[[str], int]) -> int:
 
 
 def _texts(message: Message) -> Iterator[str | None]:
-    """Every text of a message, and None for an image."""
+    """Every text of a message, and None for an image. One without a role is what its framework makes of it: all."""
+    if message.role is None:
+        yield json.dumps(message.to_dict(), ensure_ascii=False)
+        return
     yield from (text for text in (message.name, message.tool_call_id) if isinstance(text, str))
     yield from (text for call in calls(message) for text in call)
     yield from _parts(message.content)

@@ -45,6 +45,8 @@ def paired(
     waiting: list[tuple[str, _Step, int]] = []  # calls without a result, the newest last
     for place, given in enumerate(messages):
         message = given if isinstance(given, Message) else codec.as_message(given, f"messages[{place}]")
+        if message.role is None:
+            raise InvalidValue(f"messages[{place}]: has no role, so it cannot be sent to a model; leave it out")
         for each in plain(message):
             if each.role != "tool":
                 step = _Step(each, place, calls(each))

@@ -11,7 +11,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distributed_state.errors import AccessDenied, ConfigurationError
-from distributed_state.values.model import INITIALIZED, PHASE, REQUEST, SUMMARY, TIMED, Ref, unescape
+from distributed_state.values.model import (
+    INITIALIZED,
+    PHASE,
+    REQUEST,
+    SEGMENTS,
+    START,
+    SUMMARY,
+    TIMED,
+    Ref,
+    unescape,
+)
 
 Action = Literal["read", "write", "lock", "admin"]
 MESSAGES = "#messages"
@@ -93,7 +103,7 @@ def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, s
         field: str | None = None
         if kind == b"l":
             field = VERSION
-        elif kind in (b"m", b"w") or name == SUMMARY:
+        elif kind in (b"m", b"w") or name in (SUMMARY, START, SEGMENTS):
             field = MESSAGES
         elif name == PHASE:
             field = MOVES

@@ -60,9 +60,9 @@ class Preconditions:
             if isinstance(value, Presence):
                 self._words[name] = _WORDS[value]
                 continue
-            # Encoded in any case: what is no value is refused here.
-            self._words[name] = b"+" + context.codec.encode(value, key)
-            self._values[name] = key, value
+            text = context.codec.text(value, key)
+            self._words[name] = b"+" + context.codec.seal(text, key)
+            self._values[name] = key, codec.decode_value(text, key)  # a copy: the caller may change theirs
             raw = None if known is None or known.deleted else known.raw(name)
             if raw is not None and self._is_equal(name, raw):
                 self._words[name] = b"+" + raw

@@ -553,6 +553,39 @@ class Session(Record):
         """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
         return finish(self._twin.message(number, fresh=fresh, max_staleness=max_staleness))
 
+    def pop_message(self, *, durability: str | None = None) -> Message | None:
+        """Take the last message back, in one commit, and return it; None if the conversation shows none.
+
+        Of two workers that do it at once each gets another one, and what somebody appends meanwhile is not passed over.
+        Versions before show it still, and its number is not used again. Raises CorruptState or DecryptionFailed if it
+        cannot be read; then it stays.
+        """
+        return finish(self._twin.pop_message(durability=durability))
+
+    def replace_messages(
+        self,
+        messages: Iterable[Message | dict[str, Any]],
+        *,
+        after: int | None = None,
+        expect_last: int | None = None,
+        durability: str | None = None,
+    ) -> int:
+        """Show these in place of all messages behind the one numbered `after`, in one commit; None: of all messages.
+
+        Example::
+
+            session.append({"role": "user", "content": "Where to?"})
+            seen = session.messages()
+            short = [{"role": "assistant", "content": "We went through hotels in Oslo."}]
+            session.replace_messages(short, expect_last=seen[-1].number)  # Conflict if somebody added one
+
+        Returns the new version. Raises Conflict, and nothing is written, if `after` is not shown any more or the last
+        message is another one than `expect_last`. Versions before show what was replaced. Errors as in `append`.
+        """
+        return finish(
+            self._twin.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)
+        )
+
     def window(
         self,
         *,

@@ -174,9 +174,9 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
 def said(text: bytes) -> dict[str, Any]:
     """The fields of a message from its JSON text. Raises CorruptState."""
     fields = decode(text, "message")
-    if type(fields) is dict and "role" in fields:
+    if type(fields) is dict and ("role" in fields or "type" in fields):
         return fields  # what was checked when it was written is not checked again
-    found = "no role" if type(fields) is dict else _a(fields)
+    found = "no role and no type" if type(fields) is dict else _a(fields)
     complaint = f"message: {len(text)} stored bytes are not a message: {found}"
     raise CorruptState(complaint, field="message", data=text)
 

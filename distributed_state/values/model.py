@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from distributed_state.errors import InvalidValue, TooLarge
 
@@ -114,6 +114,8 @@ ReadMessage = Callable[[bytes, int | None], tuple[dict[str, Any], float | None]]
 class Message(BaseModel):
     """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
 
+    What is no message of a chat (a call or its result as the OpenAI Responses API has them, what a framework keeps) has
+    a `type` in place of a `role`.
     `content` is text, a list of parts, or None (a call of tools). `timestamp` is in seconds since 1970. One that was
     appended without has, when it is read, the time of its commit by the server's clock. That time, and its number, are
     what the store knows of it, no part of what was said: `to_dict()` and `==` leave them out.
@@ -124,13 +126,19 @@ class Message(BaseModel):
     __slots__ = ("_number", "_unread")
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"] | None = None
     content: str | list[Any] | None = None
     name: str | None = None
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
     timestamp: float | None = None
     metadata: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _has_role_or_type(self) -> Self:
+        if self.role is None and not isinstance((self.__pydantic_extra__ or {}).get("type"), str):
+            raise ValueError("a message has a role, or a type if it is none of a chat")
+        return self
 
     @property
     def number(self) -> int | None:

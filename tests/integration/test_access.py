@@ -137,9 +137,14 @@ SESSION: dict[str, Case] = {
         [("read", P), ("read", M), ("read", None), ("read", "a")],
     ),
     "restore_state": (lambda s: s.restore_state({"fields": {"b": 1}}), [("write", None), ("write", "b")]),
-    "cleanup": (lambda s: s.cleanup(days=0), [("write", M), ("write", None)]),
+    "cleanup": (lambda s: s.cleanup(days=0), [("write", M)]),
     "create": (lambda s: s._create(), [("write", "a"), ("write", None)]),
     "append": (lambda s: s.append({"role": "user"}), [("write", M)]),
+    "pop_message": (lambda s: s.pop_message(), [("read", M), ("write", M)]),
+    "replace_messages": (
+        lambda s: s.replace_messages([{"role": "user"}], expect_last=0),
+        [("read", M), ("write", M)],
+    ),
     "transaction": (
         _transaction,
         [("read", V), ("read", "a"), ("read", P), ("write", "a"), ("write", P), ("write", M)],
@@ -182,7 +187,16 @@ SESSION: dict[str, Case] = {
     "set_lifetime": (lambda s: s.set_lifetime(idle=60), [("write", None)]),
     "fork": (
         lambda s: s.fork("f"),
-        [("read", None), ("write", None), ("read", "a"), ("read", P), ("read", M), ("write", "a"), ("write", P)],
+        [
+            ("read", None),
+            ("write", None),
+            ("read", "a"),
+            ("read", P),
+            ("read", M),
+            ("write", "a"),
+            ("write", P),
+            ("write", M),
+        ],
     ),
 }
 

@@ -18,6 +18,7 @@ HOSTILE: list[Any] = [
     -3, -1, 0, 1, 7, 2**31, 2**53, 2**63, 2**70, 10**400, 0.5, 1e308, float("nan"), float("inf"), True, False, None, "",
     "1", "-3", "\ud800", "\udc80\udcff", "a\x00b", "x" * 5000, "#", "#mn", "#v", "session:victim", "session:victim@2",
     "planet:x", DEEP[:400], [], {}, [[]], [1, 2], {"a": 1}, "s", "d", "c", "m", "w", "l", "e", "x",
+    {"base64": "Av8="}, {"base64": "/w=="}, {"base64": "?"},
 ]  # fmt: skip
 STEPS: list[list[Any]] = [
     ["s", "#segments", '[["session:victim",0,2]]'],
@@ -60,6 +61,15 @@ STEPS: list[list[Any]] = [
     ["s", "#parent", "\udcff@1"],
     ["s", "#schema", "x"],
     ["s", "#schema", "0"],
+    ["s", "a", {"base64": "Av8="}],
+    ["s", "a", {"base64": "ITkgAv8="}],
+    ["s", "a", {"base64": "/w=="}],
+    ["s", "a", {"base64": "AQNrZXk="}],
+    ["s", "#qr", {"base64": "Ag=="}],
+    ["s", "#summary", {"base64": "Ag=="}],
+    ["s", "#segments", {"base64": "Ag=="}],
+    ["s", {"base64": "YQ=="}, "1"],
+    ["m", "5", {"base64": "Ag=="}],
     ["s", "#deleted", "1"],
     ["s", "#deleted", ""],
     ["s", "#timed", "1"],
@@ -133,7 +143,9 @@ def _places(value: Any, found: list[tuple[Any, Any]]) -> None:
 async def exports(store: Any) -> list[list[str]]:
     """Of a session with everything in it, of a fork of it, of both when their past is purged, of a user's record."""
     session = store.session("s", user="bob", actor="w")
-    await session.write(set={"a": 1, "b": [None]}, append=[{"role": "user", "content": "one"}], phase="p")
+    await session.write(
+        set={"a": 1, "b": [None], "raw": b"\xff"}, append=[{"role": "user", "content": "one"}], phase="p"
+    )
     await session.append({"role": "assistant", "content": "two", "tool_calls": [{"id": "c"}]})
     async with session.turn(request_id="r") as turn:
         turn["c"] = 2

@@ -108,7 +108,9 @@ def test_a_memory_does_not_change_in_place(memory: WorkingMemory, call: ToolCall
 
 
 def test_roles_are_those_of_a_message() -> None:
-    assert [role.value for role in Role] == list(get_args(Message.model_fields["role"].annotation))
+    of_a_chat, none = get_args(Message.model_fields["role"].annotation)
+    assert [role.value for role in Role] == list(get_args(of_a_chat))
+    assert none is type(None)
     assert Message(role=Role.USER, content="hi").to_dict() == {"role": "user", "content": "hi"}
     with pytest.raises(ValueError, match="robot"):
         Role("robot")

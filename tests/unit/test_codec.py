@@ -259,7 +259,8 @@ def test_absent_and_none_are_not_the_same() -> None:
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({}, "message.role"),
+        ({}, "message: .*has a role, or a type"),
+        ({"content": "Hi", "type": None}, "message: .*has a role, or a type"),
         ({"role": "wizard"}, "message.role"),
         ({"role": "user", "content": 7}, "message.content"),
         ({"role": "user", "metadata": {"a": {1}}}, r"message\['metadata'\]\['a'\]: a set"),

@@ -176,10 +176,16 @@ def _shown(value: Any) -> str:
     return f"<{len(value)} bytes>" if isinstance(value, bytes) else json.dumps(value)
 
 
+def _said(message: distributed_state.Message) -> str:
+    if message.role is None:
+        return json.dumps(message.to_dict())
+    return f"{message.role}: {json.dumps(message.content)}"
+
+
 def _what(change: distributed_state.Change) -> str:
     parts = [f"{key} = {_shown(value)}" for key, value in change.set.items()]
     parts += [f"{key} deleted" for key in change.deleted]
-    parts += [f"+ {message.role}: {json.dumps(message.content)}" for message in change.appended]
+    parts += [f"+ {_said(message)}" for message in change.appended]
     parts += [f"phase {change.phase}"] if change.phase else []
     parts += [f"label {change.label}"] if change.label else []
     return "\n".join(plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)

@@ -1,0 +1,131 @@
+"""Takes messages back: the last one, or all behind one of them. Law: what is taken back is exactly what was seen.
+
+Nothing is erased: the version before shows them still, and their numbers are not used again. So the messages that a
+session shows are named by the numbers of its runs, which a change that takes some of them back expects unchanged.
+
+Design: section 11.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from distributed_state.conversation.window import Summary
+from distributed_state.errors import Conflict, InvalidValue
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.records import messages
+from distributed_state.records.access import MESSAGES
+from distributed_state.records.context import RecordContext
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Segment
+from distributed_state.values.model import NEXT, SEGMENTS, START, SUMMARY, Message
+
+_SHOWN = (NEXT, START, SEGMENTS, SUMMARY)
+
+
+async def pop(context: RecordContext, durability: str | None) -> Message | None:
+    """Take the last message back and return it, None if there is none."""
+    context.allow("read", MESSAGES)
+    fresh = False
+
+    async def once() -> Message | None:
+        nonlocal fresh
+        shown = await messages.chosen(context.tiers, context.keys, messages.Page(last=1), fresh=fresh)
+        if not shown.runs and not fresh:
+            shown = await messages.chosen(context.tiers, context.keys, messages.Page(last=1), fresh=True)
+        fresh = True
+        if not shown.runs:
+            return None
+        message = shown.messages()[-1].looked_at()
+        runs = message_ranges.segments(context.text, shown.entry.fields)
+        kept = message_ranges.part(runs, 0, message_ranges.count(runs) - 1)
+        await _commit(context, shown.entry, kept, (), "pop", durability)
+        return message
+
+    return await write_path.until_no_conflict(context.tiers, once)
+
+
+async def replace(
+    context: RecordContext,
+    new: Iterable[Message | dict[str, Any]],
+    after: int | None,
+    expect_last: int | None,
+    durability: str | None,
+) -> int:
+    """Show these in place of all messages behind `after`; the new version."""
+    given = [*new]
+    for name, number in (("after", after), ("expect_last", expect_last)):
+        if number is not None and (type(number) is not int or number < 0):
+            raise InvalidValue(f"{name} is the number of a message or None, not {number!r:.80}")
+    if expect_last is not None:
+        context.allow("read", MESSAGES)  # who learns that it is another one has read it
+    fresh = False
+
+    async def once() -> int | Conflict:
+        nonlocal fresh
+        entry = await read_path.read(context.tiers, context.keys, fresh=fresh)
+        runs = [] if entry.deleted else message_ranges.segments(context.text, entry.fields)
+        refusal = _refusal(context, entry, runs, after, expect_last)
+        kept = [] if after is None else _up_to(runs, after)
+        vain = not given and kept == runs
+        if (refusal is not None or vain) and not fresh:
+            fresh = True
+            return await once()  # what is hot may be a little old
+        fresh = True
+        if refusal is not None:
+            return refusal
+        if vain:
+            return entry.version
+        return await _commit(context, entry, kept, given, "replace", durability)
+
+    done = await write_path.until_no_conflict(context.tiers, once)
+    if isinstance(done, Conflict):
+        raise done
+    return done
+
+
+def _up_to(runs: Sequence[Segment], number: int) -> list[Segment]:
+    """The runs up to the message of this number, which they show; [] if they do not."""
+    at = next((at for at, run in enumerate(runs) if run.start <= number < run.stop), None)
+    return [] if at is None else [*runs[:at], Segment(runs[at].source, runs[at].start, number + 1)]
+
+
+def _refusal(
+    context: RecordContext, entry: CachedRecord, runs: Sequence[Segment], after: int | None, expect_last: int | None
+) -> Conflict | None:
+    if after is not None and not _up_to(runs, after):
+        return Conflict(f"{context.text[:200]}: shows no message {after} any more", version=entry.version)
+    if expect_last is not None and (not runs or runs[-1].stop - 1 != expect_last):
+        return Conflict(f"{context.text[:200]}: its last message is not {expect_last} any more", version=entry.version)
+    return None
+
+
+async def _commit(
+    context: RecordContext,
+    entry: CachedRecord,
+    kept: Sequence[Segment],
+    new: Iterable[Message | dict[str, Any]],
+    kind: str,
+    durability: str | None,
+) -> int:
+    """Show these runs and then the new messages, if what is shown is still what it was in this entry."""
+    changes = context.changes()
+    for name, data in message_ranges.shown(kept, entry.fields).items():
+        changes.reserved(name, data)
+    summary = entry.fields.get(SUMMARY)
+    if summary is not None and not _stands(Summary.parse(summary, entry.codec), kept):
+        changes.reserved(SUMMARY, None)  # it says what was in them
+    for message in new:
+        changes.append(message)
+    draft = changes.draft(kind)
+    draft.epoch = entry.epoch
+    draft.expectations += [(name, entry.fields.get(name)) for name in _SHOWN]
+    return (await context.commit(draft, durability=durability)).version
+
+
+def _stands(summary: Summary, kept: Sequence[Segment]) -> bool:
+    """Whether all that it was made from is still shown: its messages lie before the last of these."""
+    return bool(kept) and summary.stop <= kept[-1].stop
