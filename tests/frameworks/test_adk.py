@@ -615,6 +615,19 @@ async def test_two_replicas_that_run_one_session_do_not_mix_their_turns(opener: 
     assert [each for at, each in enumerate(turns) if at == 0 or turns[at - 1] != each] == list(dict.fromkeys(turns))
 
 
+async def test_without_the_count_two_workers_mix_their_turns(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the tests above."""
+    monkeypatch.setattr("distributed_state.adapters.adk.service.continues", lambda stored: False)
+    service = DistributedSessionService(await opener())
+    one = await service.create_session(**WHERE, session_id="s")
+    other = await service.get_session(**WHERE, session_id="s")
+    for number in range(2):
+        await service.append_event(one, said(f"{number} of one"))
+        await service.append_event(other, said(f"{number} of the other"))
+    read = await service.get_session(**WHERE, session_id="s")
+    assert texts(read) == ["0 of one", "0 of the other", "1 of one", "1 of the other"]
+
+
 @pytest.mark.replicas
 @pytest.mark.timeout(120)
 async def test_keys_of_a_user_and_an_app_are_kept_where_those_of_adks_redis_service_are_lost(opener: Any) -> None:
