@@ -162,7 +162,7 @@ async def test_an_event_comes_back_as_it_was(kind: str, opener: Any, tmp_path: P
         )  # which loses the order of a set
         assert read.events[0].content == event.content
         assert read.state == {"k": {"deep": [None, 1, 2.5, "x"]}, "none": None}
-        assert read.last_update_time == session.last_update_time == compaction.timestamp
+        assert read.last_update_time == session.last_update_time == pytest.approx(compaction.timestamp, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ALL)

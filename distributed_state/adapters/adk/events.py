@@ -47,7 +47,7 @@ def continues(stored: dict[str, Any]) -> bool:
 
 def as_message(stored: dict[str, Any]) -> dict[str, Any]:
     """The message that holds an event."""
-    return {"role": "user" if stored["author"] == "user" else "assistant", _EVENT: stored}
+    return {"type": "adk.event", _EVENT: stored}
 
 
 def as_events(messages: Iterable[dict[str, Any]]) -> list[Event]:
