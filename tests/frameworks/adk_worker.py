@@ -1,19 +1,13 @@
-"""Workers that run turns of ADK's sessions until they are killed. Law: a line on stdout for each event acknowledged.
-
-They are forked from one process, which imports the framework once: each for itself took two seconds of a core.
-"""
+"""Workers that run turns of ADK's sessions until they are killed. Law: a line on stdout for each event acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
 import random
-import signal
-import sys
 from typing import Any
 
+from frameworks.nursery import say, serve
 from google.adk.errors import StaleSessionError
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
@@ -25,10 +19,6 @@ from distributed_state.adapters.adk import DistributedSessionService
 
 SESSIONS = ("s0", "s1")
 EVENTS = 3  # of a turn
-
-
-def say(text: str) -> None:
-    print(text, flush=True)  # noqa: T201 - the pipe to the test
 
 
 async def turn(service: Any, id: str, name: str) -> None:
@@ -61,21 +51,5 @@ async def main(kind: str, me: str, url: str, archive: str, namespace: str) -> No
         await work(RedisSessionService(RedisSessionServiceConfig(uri=url, key_prefix=f"peer{namespace}:")), me)
 
 
-def begin(said: str, **arguments: str) -> int:
-    """Start a worker whose stdout is this file; its process id."""
-    child = os.fork()
-    if child:
-        return child
-    random.seed()  # not as its siblings do
-    file = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(file, 1)
-    try:
-        asyncio.run(main(**arguments))
-    finally:
-        os._exit(1)  # none ends but by being killed
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    for line in sys.stdin:
-        say(str(begin(**json.loads(line))))
+    serve(main)

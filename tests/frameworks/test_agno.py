@@ -26,7 +26,10 @@ from agno.session import AgentSession, TeamSession
 from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb
 
-pytestmark = pytest.mark.only(face="asyncio")
+pytestmark = [
+    pytest.mark.only(face="asyncio"),
+    pytest.mark.filterwarnings("ignore:Type object:sqlalchemy.exc.SADeprecationWarning"),  # of Agno's SQLite
+]
 ALL = ("ours", "ours for asyncio", "in memory", "sqlite")
 
 
@@ -289,7 +292,6 @@ async def test_other_families_are_anothers_or_refused_by_name(opener: Any, tmp_p
     with StateStore.open(archive=f"sqlite:///{tmp_path}/own.db") as blocking:
         in_memory = InMemoryDb()
         db = DistributedDb(blocking, others=in_memory)
-        db.create_eval_run  # noqa: B018
         assert db.get_metrics() == ([], None)
         assert isinstance(db, BaseDb)
         assert isinstance(both, AsyncBaseDb)

@@ -43,8 +43,7 @@ def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
     """A method of another family. What Agno itself does without a database for it, stays."""
     needed = getattr(base, "__isabstractmethod__", False)
 
-    @wraps(base)
-    def method(self: Any, *args: Any, **more: Any) -> Any:
+    def call(self: Any, *args: Any, **more: Any) -> Any:
         if self.others is not None:
             return getattr(self.others, name)(*args, **more)
         if needed:
@@ -54,7 +53,11 @@ def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
             )
         return base(self, *args, **more)
 
-    del method.__dict__["__wrapped__"]
+    async def awaited(self: Any, *args: Any, **more: Any) -> Any:
+        return await call(self, *args, **more)
+
+    # Agno asks which of the two a method is, before it calls it.
+    method = wraps(base)(awaited if inspect.iscoroutinefunction(base) else call)
     method.__dict__.pop("__isabstractmethod__", None)
     return method
 
@@ -63,7 +66,7 @@ def _database(base: type, blocking: bool) -> Any:
     """A class with every method of Agno's base class, each ours or another database's."""
     work = _public(Memories)
     methods = {name: _others(name, each) for name, each in _public(base).items() if name not in _BASE}
-    methods |= {name: _ours(each, blocking) for name, each in work.items() if name in methods}
+    methods |= {name: _ours(each, blocking) for name, each in work.items()}
     return type(f"_{base.__name__}", (base,), methods)
 
 
@@ -80,8 +83,8 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
             agent = Agent(db=DistributedDb(store), ...)
 
     Of two workers that change a session at once, neither takes back what the other did: what is saved is what changed
-    since the session was read, key by key of its state. Of one key the last writer counts. Without `others`, another BaseDb,
-    what belongs to other families (knowledge, metrics, traces, ...) raises NotImplementedError with its name.
+    since the session was read, key by key of its state. Of one key the last writer counts. Without `others`, another
+    BaseDb, what belongs to other families (knowledge, metrics, traces, ...) raises NotImplementedError with its name.
     """
 
     def __init__(self, store: StateStore, *, others: BaseDb | None = None, **names: Any) -> None:

@@ -91,7 +91,7 @@ class Runs:
         for id in ids:
             fields = await self._store.session(joined(self._sessions, id)).get_all(fresh=True)
             if user_id is None or fields.get(OWNER) == user_id:
-                found += await self.of(fields)
+                found += await self._runs_of(fields)
         found = [run for run in found if all(value in (None, run.get(name)) for name, value in wanted.items())]
         rows = page_of(found, limit, page, sort_by, sort_order)
         return [_given(row, deserialize) for row in rows] if deserialize else (rows, len(found))
@@ -110,7 +110,7 @@ class Runs:
         for id in run_ids:
             await self.delete_run(id)
 
-    async def of(self, fields: dict[str, Any], last: int | None = None) -> list[dict[str, Any]]:
+    async def _runs_of(self, fields: dict[str, Any], last: int | None = None) -> list[dict[str, Any]]:
         """The runs of a session with these fields in their order; with `last` the newest that its context shows."""
         ids = runs_of(fields)
         found: list[dict[str, Any]] = []

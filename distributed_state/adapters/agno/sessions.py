@@ -43,7 +43,7 @@ class Sessions(Runs):
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return None
-        row = {**row_of(fields), "runs": await self.of(fields, runs_limit)}
+        row = {**row_of(fields), "runs": await self._runs_of(fields, runs_limit)}
         return _given(session_type, row, fields) if deserialize else row
 
     async def get_sessions(
@@ -81,7 +81,7 @@ class Sessions(Runs):
                 rows.append(row)
         shown = page_of(rows, limit, page, sort_by, sort_order)
         for row in shown:
-            row["runs"] = await self.of(found[row["session_id"]]) if include_runs else None
+            row["runs"] = await self._runs_of(found[row["session_id"]]) if include_runs else None
         if not deserialize:
             return shown, len(rows)
         return [_given(session_type, row, found[row["session_id"]]) for row in shown]
@@ -146,6 +146,8 @@ class Sessions(Runs):
                 return None, False
             changed = {name: value for name, value in fields.items() if name not in base or base[name] != value}
             gone = [name for name in own(base) if name not in fields]
+            if not changed and not gone:
+                return fields, False
             try:
                 await record.write(set=changed, delete=gone, expect={OWNER: base[OWNER]})
                 return fields, False
