@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from frameworks.docstrings import run_example
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import App
 from google.adk.errors import StaleSessionError
@@ -28,7 +29,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from distributed_state import AsyncStateStore, ConfigurationError, InvalidValue, WarmUnavailable
+from distributed_state import AsyncStateStore, ConfigurationError, InvalidValue, StateStore, WarmUnavailable
 from distributed_state.adapters.adk import DistributedSessionService, register
 from distributed_state.adapters.adk.layout import joined, parted
 
@@ -507,6 +508,24 @@ async def test_an_append_is_one_script(opener: Any, monkeypatch: pytest.MonkeyPa
 
 
 # By URI
+
+
+async def test_the_example_runs() -> None:
+    agent = LlmAgent(name="traveller", model=Scripted(answer=travel_agent))
+    await run_example(
+        DistributedSessionService,
+        AsyncStateStore=AsyncStateStore,
+        DistributedSessionService=DistributedSessionService,
+        Runner=Runner,
+        agent=agent,
+        Event=Event,
+        EventActions=EventActions,
+    )
+
+
+async def test_another_face_is_refused(tmp_path: Path) -> None:
+    with StateStore.open(archive="memory") as store, pytest.raises(TypeError, match="takes an AsyncStateStore"):
+        DistributedSessionService(store)  # type: ignore[arg-type] # that is the test
 
 
 @pytest.mark.only(warm=("valkey", "redis"), cold="postgres")

@@ -22,6 +22,7 @@ from agno.models.response import ModelResponse
 from agno.run.agent import RunOutput
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession
+from frameworks.docstrings import run_example
 
 from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb
@@ -307,6 +308,18 @@ async def test_a_user_is_forgotten_with_sessions_runs_and_memories(opener: Any) 
     assert await db.get_session("s") is None
     assert await db.get_run("r0") is None
     assert await db.get_user_memories(user_id="ada") == []
+
+
+async def test_the_example_runs() -> None:
+    names = {"Agent": Agent, "AgentSession": AgentSession, "StateStore": StateStore, "DistributedDb": DistributedDb}
+    await run_example(DistributedDb, **names)
+
+
+async def test_another_face_is_refused(opener: Any) -> None:
+    with pytest.raises(TypeError, match="takes an open StateStore"):
+        DistributedDb(await opener())
+    with StateStore.open(archive="memory") as store, pytest.raises(TypeError, match="takes an open AsyncStateStore"):
+        AsyncDistributedDb(store)
 
 
 # An agent

@@ -35,8 +35,12 @@ class DistributedSessionService(BaseSessionService):
 
     Example::
 
-        async with AsyncStateStore.open("redis://localhost", archive="postgresql://localhost/agents") as store:
-            runner = Runner(app_name="shop", agent=agent, session_service=DistributedSessionService(store))
+        async with AsyncStateStore.open(archive="memory") as store:  # or with the URLs of Redis and of PostgreSQL
+            service = DistributedSessionService(store)
+            runner = Runner(app_name="shop", agent=agent, session_service=service)
+            session = await service.create_session(app_name="shop", user_id="ada", state={"city": "Oslo"})
+            await service.append_event(session, Event(author="user", actions=EventActions(state_delta={"nights": 2})))
+            assert session.state == {"city": "Oslo", "nights": 2}
 
     An append raises StaleSessionError if somebody else went on with the conversation since the session was read: two
     workers that run one session do not mix their events. Who only sets state, by an event without content, makes no
@@ -46,6 +50,8 @@ class DistributedSessionService(BaseSessionService):
 
     def __init__(self, store: AsyncStateStore, *, owned: bool = False) -> None:
         # `owned`: opened at first use and closed with the service
+        if not isinstance(store, AsyncStateStore):
+            raise TypeError(f"DistributedSessionService takes an AsyncStateStore, not {store!r:.80}")
         self._store = store
         self._owned = owned
         self._closed = False

@@ -79,8 +79,11 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
 
     Example::
 
-        with StateStore.open("redis://localhost", archive="postgresql://localhost/agents") as store:
-            agent = Agent(db=DistributedDb(store), ...)
+        with StateStore.open(archive="memory") as store:  # or with the URLs of Redis and of PostgreSQL
+            agent = Agent(id="a1", db=DistributedDb(store))
+            agent.db.upsert_session(AgentSession(session_id="s1", agent_id="a1", session_data={}))
+            agent.update_session_state({"city": "Oslo"}, session_id="s1")
+            assert agent.get_session_state("s1") == {"city": "Oslo"}
 
     Of two workers that change a session at once, neither takes back what the other did: what is saved is what changed
     since the session was read, key by key of its state. Of one key the last writer counts. Without `others`, another
@@ -89,6 +92,8 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
 
     def __init__(self, store: StateStore, *, others: BaseDb | None = None, **names: Any) -> None:
         # `names`: of Agno's tables, and the id of the database
+        if not isinstance(store, StateStore):
+            raise TypeError(f"DistributedDb takes an open StateStore, not {store!r:.80}")
         super().__init__(**names)
         self.others = others
         self._work = Memories(
@@ -105,6 +110,8 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
     """Agno's database for asyncio code: as DistributedDb, over an AsyncStateStore; `others` is another AsyncBaseDb."""
 
     def __init__(self, store: AsyncStateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
+        if not isinstance(store, AsyncStateStore):
+            raise TypeError(f"AsyncDistributedDb takes an open AsyncStateStore, not {store!r:.80}")
         super().__init__(**names)
         self.others = others
         self._work = Memories(store, self.session_table_name, self.runs_table_name, self.memory_table_name)

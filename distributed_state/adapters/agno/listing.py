@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agno.db.in_memory.utils import apply_sorting
 
 _PAGE = 1000
+_AT_ONCE = 200
 
 
 def page_of(
@@ -29,3 +31,11 @@ async def every(store: Any, scope: str, prefix: str = "", user: str | None = Non
         found += [info for info in page if not info.deleted and info.id.startswith(prefix)]
         after = page[-1].cursor
     return [info.id for info in sorted(found, key=lambda info: (info.created, info.id))]
+
+
+async def in_pieces(store: Any, records: Sequence[Any]) -> list[dict[str, Any]]:
+    """The fields of many records, some in each round trip: one answer for all would hold up others'."""
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(records), _AT_ONCE):
+        found += await store.get_many(records[at : at + _AT_ONCE])
+    return found

@@ -16,7 +16,7 @@ from agno.session import AgentSession, TeamSession, WorkflowSession
 
 from distributed_state import Conflict, Deleted
 from distributed_state.adapters.agno.layout import DATA, ID, KIND, OWNER, fields_of, joined, own, plain, row_of, runs_of
-from distributed_state.adapters.agno.listing import every, page_of
+from distributed_state.adapters.agno.listing import every, in_pieces, page_of
 from distributed_state.adapters.agno.runs import Runs
 
 _READ_AS = "_distributed_state_read_as"  # an attribute of a session object; Agno's to_dict leaves it out
@@ -88,7 +88,7 @@ class Sessions(Runs):
 
     async def _all(self, user_id: str | None) -> list[dict[str, Any]]:
         ids = await every(self._store, "session", joined(self._sessions, ""), user_id)
-        read = await self._store.get_many([self._store.session(id) for id in ids]) if ids else []
+        read = await in_pieces(self._store, [self._store.session(id) for id in ids])
         return [fields for fields in read if ID in fields]
 
     async def upsert_session(self, session: Any, deserialize: bool | None = True) -> Any:
@@ -179,10 +179,10 @@ class Sessions(Runs):
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return False
-        # The session first: while it is there its runs are, and an erasure that was begun is carried through.
-        await self._store.erase(joined(self._sessions, session_id))
+        # The session last: whoever was killed in between is asked again, and finds what is left by it.
         for id in runs_of(fields):
             await self._store.erase(joined(self._runs, id), scope="task")
+        await self._store.erase(joined(self._sessions, session_id))
         return True
 
     async def delete_sessions(self, session_ids: Sequence[str], user_id: str | None = None) -> None:
