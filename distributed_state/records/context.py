@@ -62,7 +62,7 @@ class RecordContext:
 
     @property
     def tiers(self) -> Tiers:
-        """The tiers of the running event loop."""
+        """The tiers of this process."""
         return self.store.tiers()
 
     def now(self) -> float:

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
-import distributed_state.port.asyncio as asyncio_face
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
@@ -23,8 +22,7 @@ from distributed_state.errors import InvalidValue
 from distributed_state.events.config import Source
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
-from distributed_state.port import Port
-from distributed_state.port.connections import Connections, Credentials
+from distributed_state.port.connections import Credentials
 from distributed_state.records import branches, deletion, erasure
 from distributed_state.records.access import Guard, Policy
 from distributed_state.records.batch import AsyncBatch
@@ -32,7 +30,6 @@ from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
-from distributed_state.records.store_context import itself
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
@@ -42,6 +39,7 @@ from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.repair import Repaired
+from distributed_state.store.twins import face_of
 from distributed_state.store.upcasting import Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
@@ -67,7 +65,7 @@ class AsyncStateStore:
             await session.set("city", "Oslo")
             assert await session.get("city") == "Oslo"
 
-    It may be used from several event loops; each gets connections and a hot tier of its own.
+    It may be used from several event loops, and as `store.blocking` from threads; all share one hot tier.
     """
 
     settings: Settings
@@ -76,22 +74,20 @@ class AsyncStateStore:
     def __init__(
         self,
         settings: Settings,
-        make_port: Callable[[Connections], Port] = asyncio_face.AsyncioPort,
-        here: Callable[[], Any] = asyncio_face.here,
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
         credentials: Credentials | None = None,
-        wrap: Callable[[Any], Any] = itself,
+        blocking: Any = None,
     ) -> None:
-        # `wrap`: what user code is given in place of our own sessions and turns
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, wrap, credentials)
+        self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
         self.settings = settings
+        self._blocking = blocking
         self.keys = self._context.keys
         self.ephemeral = self._context.ephemeral
         self.deleting = self._context.deleting
@@ -152,24 +148,45 @@ class AsyncStateStore:
         await self.close()
 
     async def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+        """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
         An embedded store archives what is left first. Harmless when it is closed already.
         """
         await self._lifecycle.close()
 
     @property
+    def aio(self) -> AsyncStateStore:
+        """This store, as `store.blocking.aio` is it."""
+        return self
+
+    @property
+    def blocking(self) -> Any:
+        """The same open store for blocking code, a StateStore: one replica, one hot tier, from any thread.
+
+        Example::
+
+            async with store.session("c1").lock():
+                store.blocking.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
+
+        Called inside a running event loop, it holds that up until it returns.
+        """
+        if self._blocking is None:
+            self._blocking = face_of(self)
+        return self._blocking
+
+    @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each process, also a forked one."""
         return self.tiers().replica
 
     def tiers(self) -> Tiers:
-        """The tiers of the running event loop."""
+        """The tiers, which all threads and event loops share."""
         return self._lifecycle.tiers()
 
-    def all_tiers(self) -> list[Tiers]:
-        """Those of every event loop, and of all threads that have none."""
-        return self._lifecycle.all_tiers()
+    @property
+    def tiers_in_use(self) -> Tiers | None:
+        """The same if there are any, as none are after the end."""
+        return self._lifecycle.tiers_in_use
 
     # Records
 
@@ -357,7 +374,7 @@ class AsyncStateStore:
         another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         session = self.session(session_id, user=user)
-        return await workflow_run(session, workflow, user_input, request_id, self._context.wrap, wait=wait, ttl=ttl)
+        return await workflow_run(session, workflow, user_input, request_id, self._context.dressed, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.

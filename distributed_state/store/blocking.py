@@ -17,7 +17,8 @@ from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.events.config import Source
 from distributed_state.events.handlers import Handler
-from distributed_state.port.blocking import BlockingPort, finish, here
+from distributed_state.port import callers
+from distributed_state.port.blocking import finish
 from distributed_state.port.connections import Credentials
 from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch
@@ -90,7 +91,8 @@ class StateStore:
             session.set("city", "Oslo")
             assert session.get("city") == "Oslo"
 
-    It may be used from several threads, which share connections and a hot tier, and inside event loops.
+    It may be used from several threads, also inside event loops, and as `store.aio` from coroutines; all
+    share one hot tier.
     """
 
     def __init__(
@@ -100,9 +102,10 @@ class StateStore:
         encryption: Encryption | None = None,
         access: Policy | None = None,
         credentials: Credentials | None = None,
+        twin: AsyncStateStore | None = None,
     ) -> None:
-        self._twin = AsyncStateStore(
-            settings, BlockingPort, here, encryption=encryption, access=access, credentials=credentials, wrap=_wrap
+        self._twin = twin or AsyncStateStore(
+            settings, encryption=encryption, access=access, credentials=credentials, blocking=self
         )
 
     @property
@@ -161,15 +164,31 @@ class StateStore:
         finish(self._twin.__aexit__(kind, error, trace))
 
     def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+        """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
         An embedded store archives what is left first. Harmless when it is closed already.
         """
         finish(self._twin.close())
 
     @property
+    def aio(self) -> AsyncStateStore:
+        """The same open store for asyncio code: one replica, one hot tier, from any event loop.
+
+        Example::
+
+            with store.session("c1").lock():
+                await store.aio.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
+        """
+        return self._twin
+
+    @property
+    def blocking(self) -> StateStore:
+        """This store, as `store.aio.blocking` is it."""
+        return self
+
+    @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each process, also a forked one."""
         return self._twin.replica
 
     @overload
@@ -619,7 +638,11 @@ class StateStore:
         `slow_handler` seconds is logged. A plain function runs in a thread on the asyncio face, too. `resync` comes
         only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
         """
-        return self._twin.on(types, handler, group=group, since=since)
+        if handler is None:
+            return lambda given: self.on(types, given, group=group, since=since)
+        with callers.blocking():
+            self._twin.on(types, handler, group=group, since=since)
+        return handler
 
     def off(self, handler: Handler) -> None:
         """Call this handler no more. Returns when what it is at is done, or after 5 s."""
@@ -696,6 +719,8 @@ class StateStore:
         )
 
 
-def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:
-    """What user code is given on this face."""
+def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:
+    """The object of this face that stands in front of one of asyncio."""
+    if isinstance(twin, AsyncStateStore):
+        return StateStore(twin.settings, twin=twin)
     return as_session(twin) if isinstance(twin, AsyncSession) else Turn(twin)

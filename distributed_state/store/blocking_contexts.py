@@ -18,6 +18,7 @@ from distributed_state.port.blocking import finish
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
+from distributed_state.store.twins import face_of
 from distributed_state.values.model import Message
 from distributed_state.values.results import Written
 from distributed_state.warm.lease import AsyncLease
@@ -120,7 +121,7 @@ class Turn(MutableMapping[str, Any]):
     @property
     def session(self) -> Any:
         """The session that the turn is of."""
-        return self._twin.session
+        return face_of(self._twin.session)
 
     @property
     def token(self) -> int:

@@ -173,7 +173,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A process, or an event loop of one, that has this namespace's store open, as it reports itself.
+    """A process that has this namespace's store open, as it reports itself.
 
     `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it reported this, by the server's.
     `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many

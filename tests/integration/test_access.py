@@ -340,7 +340,7 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
-    | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
+    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL),
     "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL),
     "TYPED": {},
     "VIEW": {"version": OPENING},
@@ -355,7 +355,7 @@ UNASKED: dict[str, dict[str, str]] = {
     )
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
-    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
+    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join", "leave"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING),
     "EDIT": {"finish": WRITING},
