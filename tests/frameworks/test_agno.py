@@ -315,11 +315,11 @@ async def test_the_example_runs() -> None:
     await run_example(DistributedDb, **names)
 
 
-async def test_another_face_is_refused(opener: Any) -> None:
-    with pytest.raises(TypeError, match="takes an open StateStore"):
-        DistributedDb(await opener())
-    with StateStore.open(archive="memory") as store, pytest.raises(TypeError, match="takes an open AsyncStateStore"):
-        AsyncDistributedDb(store)
+async def test_both_databases_are_of_one_store(opener: Any) -> None:
+    store = await opener()
+    blocking, awaited = DistributedDb(store), AsyncDistributedDb(store)
+    await asyncio.to_thread(blocking.upsert_session, session(k=1))
+    assert (await awaited.get_session("s")).session_data["session_state"] == {"k": 1}
 
 
 # An agent

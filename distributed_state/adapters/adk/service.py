@@ -22,7 +22,7 @@ from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
 
-from distributed_state import PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted
+from distributed_state import PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted, StateStore
 from distributed_state.adapters.adk.events import as_events, as_message, changed, continues, dumped, holds
 from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, parted, state_of
 from distributed_state.adapters.adk.reading import listed, look, newest
@@ -48,11 +48,9 @@ class DistributedSessionService(BaseSessionService):
     may be used from several event loops.
     """
 
-    def __init__(self, store: AsyncStateStore, *, owned: bool = False) -> None:
+    def __init__(self, store: AsyncStateStore | StateStore, *, owned: bool = False) -> None:
         # `owned`: opened at first use and closed with the service
-        if not isinstance(store, AsyncStateStore):
-            raise TypeError(f"DistributedSessionService takes an AsyncStateStore, not {store!r:.80}")
-        self._store = store
+        self._store = store.aio
         self._owned = owned
         self._closed = False
         self._appending: WeakValueDictionary[tuple[int, int], asyncio.Lock] = WeakValueDictionary()

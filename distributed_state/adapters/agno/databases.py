@@ -90,14 +90,12 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
     BaseDb, what belongs to other families (knowledge, metrics, traces, ...) raises NotImplementedError with its name.
     """
 
-    def __init__(self, store: StateStore, *, others: BaseDb | None = None, **names: Any) -> None:
+    def __init__(self, store: StateStore | AsyncStateStore, *, others: BaseDb | None = None, **names: Any) -> None:
         # `names`: of Agno's tables, and the id of the database
-        if not isinstance(store, StateStore):
-            raise TypeError(f"DistributedDb takes an open StateStore, not {store!r:.80}")
         super().__init__(**names)
         self.others = others
         self._work = Memories(
-            AwaitedStore(store), self.session_table_name, self.runs_table_name, self.memory_table_name
+            AwaitedStore(store.blocking), self.session_table_name, self.runs_table_name, self.memory_table_name
         )
 
     def table_exists(self, table_name: str) -> bool:
@@ -107,14 +105,12 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
 
 
 class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
-    """Agno's database for asyncio code: as DistributedDb, over an AsyncStateStore; `others` is another AsyncBaseDb."""
+    """Agno's database for asyncio code, as DistributedDb; `others` is another AsyncBaseDb."""
 
-    def __init__(self, store: AsyncStateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
-        if not isinstance(store, AsyncStateStore):
-            raise TypeError(f"AsyncDistributedDb takes an open AsyncStateStore, not {store!r:.80}")
+    def __init__(self, store: AsyncStateStore | StateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
         super().__init__(**names)
         self.others = others
-        self._work = Memories(store, self.session_table_name, self.runs_table_name, self.memory_table_name)
+        self._work = Memories(store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
 
     async def table_exists(self, table_name: str) -> bool:
         """Tell whether something can be stored under this name."""

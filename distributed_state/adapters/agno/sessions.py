@@ -193,6 +193,7 @@ class Sessions(Runs):
 
 def _given(session_type: SessionType | None, row: dict[str, Any], fields: dict[str, Any]) -> Any:
     """The row as a session object, which knows as what it was read."""
-    session = deserialize_session(session_type, plain(row))
+    # A copy: whoever changes the session must not change what it was read as. Its runs are nobody else's.
+    session = deserialize_session(session_type, {**plain({**row, "runs": None}), "runs": row.get("runs")})
     setattr(session, _READ_AS, own(fields))
     return session
