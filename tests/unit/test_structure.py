@@ -46,6 +46,7 @@ DOORS = {
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold", "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "conversation", "langchain_core": ("conversation", "adapters"), "agents": "adapters",
+    "google": "adapters", "agno": "adapters",
     "typer": "programs", "rich": "programs", "starlette": "programs", "uvicorn": "programs", "uvloop": "programs",
 }  # fmt: skip
 
