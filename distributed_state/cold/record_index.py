@@ -189,7 +189,8 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
     at = item.entry.time_ms
     head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
     # Where the indexes change all the same it costs nothing.
-    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or DELETED in item.touched:
+    turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
+    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
         head["listed_ms"] = at
     if item.touched:
         if OWNER in item.touched:

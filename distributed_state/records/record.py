@@ -17,6 +17,7 @@ from distributed_state.records.access import MOVES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.optimistic_retry import OptimisticRetry
 from distributed_state.records.preconditions import preconditions
+from distributed_state.records.record_view import RecordView, look
 from distributed_state.records.sanitizing import Sanitizing
 from distributed_state.records.store_context import StoreContext
 from distributed_state.records.transaction import AsyncTransaction, Transaction
@@ -112,6 +113,18 @@ class AsyncRecord:
     async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
         return self._context.fields(await self._context.read(self._context.must_ask(fresh, max_staleness)))
+
+    async def view(self, *, fresh: bool = False, max_staleness: float | None = None) -> RecordView:
+        """Read the record as it is at one moment, as a mapping that decodes a field when it is asked for.
+
+        Example::
+
+            view = await record.view()
+            print(view.version, view.phase, view.get("city"), list(view))
+
+        Of a record of many fields that costs what is looked at; `get_all` decodes all. Options as in `get`.
+        """
+        return await look(self._context, self._context.must_ask(fresh, max_staleness))
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
@@ -247,6 +260,7 @@ class AsyncRecord:
         expect_exists: bool | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
+        revive: bool = False,
         durability: str | None = None,
     ) -> Written:
         """Change fields, counters, messages and phase in one atomic commit of one round trip.
@@ -267,6 +281,9 @@ class AsyncRecord:
 
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.
+
+        With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
+        counting, and it keeps its owner. To one that is there it makes no difference.
         """
         changes = self._context.changes()
         if isinstance(delete, str):
@@ -280,7 +297,7 @@ class AsyncRecord:
             changes.append(message)
         if phase is not None:
             changes.phase(phase)
-        draft = changes.draft("write")
+        draft = creation.revival(changes) if revive else changes.draft("write")
         given = preconditions(self._context, expect, expect_exists)
         if expect_phase is not None:
             if not isinstance(expect_phase, str):

@@ -299,19 +299,21 @@ class AsyncStateStore:
         self._lifecycle.refuse_never_kept(level)
         return asking(self.settings, level)
 
-    async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
+    async def get_many(self, handles: Iterable[AsyncRecord], *, fresh: bool = False) -> list[dict[str, Any]]:
         """Read the fields of several records, in their order; what is not hot comes in one round trip.
 
         Example::
 
             fields, preferences = await store.get_many([session, store.user("u1")])
 
-        A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
+        A record that is not there, or deleted, gives an empty dict. `fresh=True` asks the server for all of them.
+        Raises CorruptState as `get` does.
         """
         many = [context_of(each, "get_many") for each in handles]
         for context in many:
             context.allow("read", None)
-        entries = await read_path.read_many(self.tiers(), [each.keys for each in many]) if many else []
+        keys = [each.keys for each in many]
+        entries = await read_path.read_many(self.tiers(), keys, fresh=fresh) if many else []
         return [context.fields(entry) for context, entry in zip(many, entries, strict=True)]
 
     def batch(self, *, durability: str | None = None) -> AsyncBatch:

@@ -285,16 +285,17 @@ class StateStore:
         """
         return self._twin.durable(durability)
 
-    def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
+    def get_many(self, handles: Iterable[Record], *, fresh: bool = False) -> list[dict[str, Any]]:
         """Read the fields of several records, in their order; what is not hot comes in one round trip.
 
         Example::
 
             fields, preferences = store.get_many([session, store.user("u1")])
 
-        A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
+        A record that is not there, or deleted, gives an empty dict. `fresh=True` asks the server for all of them.
+        Raises CorruptState as `get` does.
         """
-        return finish(self._twin.get_many([twin_of(each) for each in handles]))
+        return finish(self._twin.get_many([twin_of(each) for each in handles], fresh=fresh))
 
     def batch(self, *, durability: str | None = None) -> Batch:
         """Collect changes of many records; they are sent in one round trip at the end of `with`.

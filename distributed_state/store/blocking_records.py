@@ -20,6 +20,7 @@ from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish
 from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
+from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
@@ -101,6 +102,18 @@ class Record:
     def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
+
+    def view(self, *, fresh: bool = False, max_staleness: float | None = None) -> RecordView:
+        """Read the record as it is at one moment, as a mapping that decodes a field when it is asked for.
+
+        Example::
+
+            view = record.view()
+            print(view.version, view.phase, view.get("city"), list(view))
+
+        Of a record of many fields that costs what is looked at; `get_all` decodes all. Options as in `get`.
+        """
+        return finish(self._twin.view(fresh=fresh, max_staleness=max_staleness))
 
     def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
@@ -214,6 +227,7 @@ class Record:
         expect_exists: bool | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
+        revive: bool = False,
         durability: str | None = None,
     ) -> Written:
         """Change fields, counters, messages and phase in one atomic commit of one round trip.
@@ -234,6 +248,9 @@ class Record:
 
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.
+
+        With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
+        counting, and it keeps its owner. To one that is there it makes no difference.
         """
         return finish(
             self._twin.write(
@@ -246,6 +263,7 @@ class Record:
                 expect_exists=expect_exists,
                 expect_version=expect_version,
                 expect_phase=expect_phase,
+                revive=revive,
                 durability=durability,
             )
         )

@@ -102,6 +102,7 @@ SESSION: dict[str, Case] = {
     "get": (lambda s: s.get("a"), [("read", "a")]),
     "has": (lambda s: s.has("a"), [("read", "a")]),
     "get_all": (lambda s: s.get_all(), [("read", None), ("read", "a")]),
+    "view": (lambda s: s.view(), [("read", None), ("read", V), ("read", P), ("read", "a")]),
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),

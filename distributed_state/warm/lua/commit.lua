@@ -11,7 +11,7 @@
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
                         '+' = may be new: it is begun if that is known here, else the hydration token
         expected        version, '' = any, '0' = absent
-        deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
+        deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'begin' or 'revive' it (the same here)
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
         own_channel     of the writer's link, if that is subscribed to the record's too, else ''
         expectations, then that many pairs: field, '=' .. raw value | '-', and of a user, for whom a field past its
