@@ -63,6 +63,16 @@ def find(connection: Connection, namespace: str, record: str) -> Head | None:
     return rows.get(names[0]) or rows.get(names[1])
 
 
+def rows(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
+    """Rows as they are, by the texts of their records."""
+    found: dict[str, Head] = {}
+    for chunk in bulk.chunks(sorted(wanted), 5000):
+        named = bulk.among(connection, records.c.record, chunk)
+        query = select(records).where(records.c.namespace == namespace, named)
+        found.update((row["record"], dict(row)) for row in connection.execute(query).mappings())
+    return found
+
+
 def lock(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
     """Read rows and hold them until the transaction ends, always in the same order."""
     found: dict[str, Head] = {}

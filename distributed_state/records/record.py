@@ -13,7 +13,7 @@ from typing import Any, TypeVar, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
-from distributed_state.records.access import MOVES, VERSION
+from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.optimistic_retry import OptimisticRetry
 from distributed_state.records.preconditions import preconditions
@@ -27,6 +27,7 @@ from distributed_state.values import codec
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
+from distributed_state.values.tags import tags_in
 from distributed_state.warm.lease import AsyncLease
 
 T = TypeVar("T")
@@ -134,6 +135,11 @@ class AsyncRecord:
         """Tell whether the record was written and not deleted since. Options as in `get`."""
         entry = await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)
         return entry.version > 0 and not entry.deleted
+
+    async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
+        """Read the tags, texts by key in order; {} if it has none. Options as in `get`."""
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), TAGS)
+        return tags_in(() if entry.deleted else entry.fields)
 
     def invalidate(self, key: str | None = None) -> None:
         """Drop this process's copy, so that the next read asks the server. No I/O.
@@ -256,6 +262,8 @@ class AsyncRecord:
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
+        tag: Mapping[str, str | Iterable[str]] | None = None,
+        untag: Mapping[str, str | Iterable[str]] | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
         expect_version: int | None = None,
@@ -263,7 +271,7 @@ class AsyncRecord:
         revive: bool = False,
         durability: str | None = None,
     ) -> Written:
-        """Change fields, counters, messages and phase in one atomic commit of one round trip.
+        """Change fields, counters, messages, phase and tags in one atomic commit of one round trip.
 
         Example::
 
@@ -282,6 +290,11 @@ class AsyncRecord:
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.
 
+        `tag` adds tags, by which `store.sessions` finds records, and `untag` takes them away: texts under a key, one or
+        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Nobody encrypts them::
+
+            await session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
+
         With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
         counting, and it keeps its owner. To one that is there it makes no difference.
         """
@@ -297,6 +310,7 @@ class AsyncRecord:
             changes.append(message)
         if phase is not None:
             changes.phase(phase)
+        changes.put_tags(tag or {}, untag or {})
         draft = creation.revival(changes) if revive else changes.draft("write")
         given = preconditions(self._context, expect, expect_exists)
         if expect_phase is not None:

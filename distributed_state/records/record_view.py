@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from distributed_state.hot.cached_record import MISSING, CachedRecord
-from distributed_state.records.access import MOVES, VERSION
+from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.values import codec
 from distributed_state.values.model import PHASE
+from distributed_state.values.tags import tags_in
 
 
 class RecordView(Mapping[str, Any]):
@@ -42,6 +43,11 @@ class RecordView(Mapping[str, Any]):
         data = None if self._entry.deleted else self._entry.fields.get(PHASE)
         return None if data is None else data.decode("utf-8", "surrogatepass")
 
+    @property
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The tags, texts by key in order."""
+        return tags_in(() if self._entry.deleted else self._entry.fields)
+
     def __getitem__(self, key: str) -> Any:
         value = MISSING if self._entry.deleted else self._context.value(self._entry, key, MISSING)
         if value is MISSING:
@@ -64,7 +70,7 @@ class RecordView(Mapping[str, Any]):
 async def look(context: RecordContext, fresh: bool) -> RecordView:
     """The record as it is, if the policy allows all that a view shows."""
     entry = await context.read(fresh)
-    context.allow("read", VERSION, MOVES, *_names(entry))
+    context.allow("read", VERSION, MOVES, TAGS, *_names(entry))
     return RecordView(context, entry)
 
 

@@ -357,7 +357,15 @@ class StateStore:
         return finish(self._twin.erase(id, scope=scope))
 
     def sessions(
-        self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
+        self,
+        *,
+        user: str | None = None,
+        prefix: str | None = None,
+        tags: Mapping[str, str | Iterable[str]] | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        scope: str = "session",
+        fresh: bool = False,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -367,11 +375,22 @@ class StateStore:
             if page:
                 page = store.sessions(user="u1", limit=20, after=page[-1].cursor)
 
-        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
-        not listed: `archive()` first where that matters. A record moves to the front at most once a minute; `updated`
-        says when it last changed.
+        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. A record moves to the front
+        at most once a minute; `updated` says when it last changed.
+
+        With a `prefix` only those whose ids begin so, and with `tags` only those that have all of these (see `write`);
+        then they come in order of their ids, by the bytes of their escaped text, in which one that is added or changed
+        meanwhile moves no other: `prefix=""` is all of them so. The first tag and the prefix are looked up; of what is
+        found so, others are passed over one by one, as are deleted ones::
+
+            page = store.sessions(prefix="shop:", tags={"run": "r1"})
+
+        What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
+        end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
         """
-        return finish(self._twin.sessions(user=user, limit=limit, after=after, scope=scope))
+        return finish(
+            self._twin.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
+        )
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """List the branches of all records, of any scope: what was acknowledged and is not continued (see `Session`).

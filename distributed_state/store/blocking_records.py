@@ -123,6 +123,10 @@ class Record:
         """Tell whether the record was written and not deleted since. Options as in `get`."""
         return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
 
+    def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
+        """Read the tags, texts by key in order; {} if it has none. Options as in `get`."""
+        return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
+
     def invalidate(self, key: str | None = None) -> None:
         """Drop this process's copy, so that the next read asks the server. No I/O.
 
@@ -223,6 +227,8 @@ class Record:
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
+        tag: Mapping[str, str | Iterable[str]] | None = None,
+        untag: Mapping[str, str | Iterable[str]] | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
         expect_version: int | None = None,
@@ -230,7 +236,7 @@ class Record:
         revive: bool = False,
         durability: str | None = None,
     ) -> Written:
-        """Change fields, counters, messages and phase in one atomic commit of one round trip.
+        """Change fields, counters, messages, phase and tags in one atomic commit of one round trip.
 
         Example::
 
@@ -249,6 +255,11 @@ class Record:
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.
 
+        `tag` adds tags, by which `store.sessions` finds records, and `untag` takes them away: texts under a key, one or
+        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Nobody encrypts them::
+
+            session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
+
         With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
         counting, and it keeps its owner. To one that is there it makes no difference.
         """
@@ -259,6 +270,8 @@ class Record:
                 increment=increment,
                 append=append,
                 phase=phase,
+                tag=tag,
+                untag=untag,
                 expect=expect,
                 expect_exists=expect_exists,
                 expect_version=expect_version,

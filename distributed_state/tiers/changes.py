@@ -16,7 +16,8 @@ from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.settings import Settings
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TIMED, Message
+from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message
+from distributed_state.values.tags import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
 
 _EXACT = 10**15
@@ -154,10 +155,28 @@ class Changes:
         self._events = [each for each in self._events if each[1] != b"session.phase"]
         self.emit("session.phase", {"phase": phase})
 
-    def clear(self, *, messages: bool) -> None:
-        """Delete all fields, what was set so far in this change included, and hide the messages if asked."""
+    def tag(self, key: str, *texts: str) -> None:
+        """Tag the record with one text or several under a key, beside those that it has. Raises InvalidValue."""
+        self.put_tags({key: texts}, {})
+
+    def untag(self, key: str, *texts: str) -> None:
+        """Take tags away. One that is not there is no error."""
+        self.put_tags({}, {key: texts})
+
+    def put_tags(self, tag: Mapping[str, str | Iterable[str]], untag: Mapping[str, str | Iterable[str]]) -> None:
+        """Tag the record with these, and take those away."""
+        given, gone = tag_texts(tag, "tag"), tag_texts(untag, "untag")
+        if both := set(given) & set(gone):
+            raise InvalidValue(f"tag and untag both have {min(both)!r:.80}")
+        for each in gone:
+            self.reserved(tag_field(each), None)
+        for each in given:
+            self.reserved(tag_field(each), b"1")
+
+    def clear(self, *, messages: bool, tags: bool = False) -> None:
+        """Delete all fields, what was set so far in this change included; hide the messages, remove tags if asked."""
         self._first = [step for step in self._first if step[0] == b"w"]
-        self._first.append((b"c", b"", b""))
+        self._first.append((b"c", TAG if tags else b"", b""))
         if messages:
             self.wipe()
             self.reserved(SUMMARY, None)  # it says what was in them

@@ -26,7 +26,10 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values."""
+    """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
+
+    `tagged` and `untagged` are pairs of key and text.
+    """
 
     version: int
     time: float
@@ -38,17 +41,20 @@ class Change:
     appended: tuple[Message, ...]
     phase: str | None
     label: str | None
+    tagged: tuple[tuple[str, str], ...] = ()
+    untagged: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A record as it was at `version`: fields decoded, messages in order."""
+    """A record as it was at `version`: fields decoded, messages in order, tags (texts by key)."""
 
     version: int
     fields: dict[str, Any]
     messages: tuple[Message, ...]
     phase: str | None
     deleted: bool
+    tags: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def count(state: Any, amount: int) -> None:
 STEPS = StateMachine({("p", "begin"): "q"}, initial="p", name="steps")
 STATE = ("goal", "plan_steps", "completed_steps", "iteration", "created_at", "updated_at")
 Case = tuple[Callable[[Any], Awaitable[Any]], list[tuple[str, str | None]]]
-M, P, V = "#messages", "#phase", "#version"
+M, P, T, V = "#messages", "#phase", "#tags", "#version"
 
 
 async def _transaction(session: Any) -> None:
@@ -102,7 +102,8 @@ SESSION: dict[str, Case] = {
     "get": (lambda s: s.get("a"), [("read", "a")]),
     "has": (lambda s: s.has("a"), [("read", "a")]),
     "get_all": (lambda s: s.get_all(), [("read", None), ("read", "a")]),
-    "view": (lambda s: s.view(), [("read", None), ("read", V), ("read", P), ("read", "a")]),
+    "view": (lambda s: s.view(), [("read", None), ("read", V), ("read", P), ("read", T), ("read", "a")]),
+    "tags": (lambda s: s.tags(), [("read", T)]),
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
