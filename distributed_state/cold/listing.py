@@ -43,19 +43,19 @@ class _Late:
 
 def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Batch] = ()) -> list[Listed]:
     """A page of records, with what these entries did to them, which were read before this transaction began."""
-    after = None if wanted.after is None else _place(wanted.after, wanted.by_id)
+    after = None if wanted.after is None else _place(wanted.after, wanted)
     late = _late(connection, namespace, unarchived) if unarchived else _Late()
     found: list[Listed] = []
     place = after
     while True:
         page = _page(connection, namespace, wanted, place)
         # One that had no number when the page before was made, and was its last.
-        found += [row for row in page if row.record not in late.heads and not _was_last(row, after)]
+        found += [row for row in page if row.record not in late.heads and not _was_last(row, after, wanted)]
         if len(page) < wanted.limit or len(found) >= wanted.limit:
             break
-        place = _place(page[-1].cursor, wanted.by_id)
+        place = _place(page[-1].cursor, wanted)
     overlaid = (_listed(head, wanted) for head in late.heads.values() if _fits(head, late, wanted))
-    found += [row for row in overlaid if after is None or _behind(_place(row.cursor, wanted.by_id), after)]
+    found += [row for row in overlaid if after is None or _behind(_place(row.cursor, wanted), after)]
     return _ordered(found, wanted)
 
 
@@ -115,7 +115,7 @@ def _listed(row: Head, wanted: Wanted) -> Listed:
 
 
 def _ordered(rows: Iterable[Listed], wanted: Wanted) -> list[Listed]:
-    found = sorted(rows, key=lambda row: _place(row.cursor, wanted.by_id), reverse=not wanted.by_id)
+    found = sorted(rows, key=lambda row: _place(row.cursor, wanted), reverse=not wanted.by_id)
     return found[: wanted.limit]
 
 
@@ -182,10 +182,10 @@ def _unnumbered(record: str) -> int:
     return _UNNUMBERED + int.from_bytes(hashlib.sha256(record.encode()).digest()[:7])
 
 
-def _was_last(row: Listed, after: Place | None) -> bool:
+def _was_last(row: Listed, after: Place | None, wanted: Wanted) -> bool:
     if after is None or isinstance(after, str) or after[1] < _UNNUMBERED:
         return False
-    place = _place(row.cursor, False)
+    place = _place(row.cursor, wanted)
     return place[0] == after[0] and _unnumbered(row.record) == after[1]
 
 
@@ -196,16 +196,16 @@ def _cursor(place: str) -> str:
     return urlsafe_b64encode(place.encode()).decode().rstrip("=")
 
 
-def _place(cursor: str, by_id: bool) -> Place:
+def _place(cursor: str, wanted: Wanted) -> Place:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
         # Decoding skips characters that it does not know; only what comes out the same was ours.
         if _cursor(text) == cursor:
-            if by_id and not text[:1].isdigit() and "\0" not in text:
+            if wanted.by_id and text.startswith(f"{wanted.scope}:") and "\0" not in text:
                 return text
             number, _, key = text.partition(":")
             place = int(number), int(key)
-            if not by_id and text == f"{place[0]}:{place[1]}" and 0 <= min(place) <= max(place) < 2**63:
+            if not wanted.by_id and text == f"{place[0]}:{place[1]}" and 0 <= min(place) <= max(place) < 2**63:
                 return place
     except (ValueError, binascii.Error):
         pass
