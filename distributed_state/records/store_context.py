@@ -45,8 +45,14 @@ class StoreContext:
     clean_messages: CleanMessage | None = None
 
     def allow(
-        self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
+        self,
+        action: Action,
+        ref: Ref | None = None,
+        field: str | None = None,
+        *,
+        user: str | None = None,
+        scope: str | None = None,
     ) -> None:
         """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
         if self.guard is not None:
-            self.guard.ask(action, ref, actor=actors.present(), user=user, scope=scope)
+            self.guard.ask(action, ref, field, actor=actors.present(), user=user, scope=scope)

@@ -27,7 +27,7 @@ from distributed_state.events.handlers import Handler
 from distributed_state.port import Port
 from distributed_state.port.connections import Connections, Credentials
 from distributed_state.records import branches, deletion, erasure
-from distributed_state.records.access import Guard, Policy
+from distributed_state.records.access import TAGS, Guard, Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
@@ -417,6 +417,8 @@ class AsyncStateStore:
         Ref(scope, "any")
         owner = None if user is None else escape(Ref("user", user).id)
         self._context.allow("read", user=owner, scope=scope)
+        if tags:
+            self._context.allow("read", None, TAGS, user=owner, scope=scope)  # who learns whose they are has read them
         if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
             raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
         begin = None if prefix is None else escape(prefix)

@@ -213,6 +213,7 @@ async def test_a_policy_is_asked_for_tags(opener: Any) -> None:
     session = store.session("s")
     for work in (session.tags, session.view, session.history, lambda: session.at(version=1),
                  lambda: session.write(tag={"k": "w"}), lambda: session.write(untag={"k": "v"}),
+                 lambda: store.sessions(tags={"k": "v"}),
                  lambda: session.fork("t")):  # fmt: skip
         denied.clear()
         with pytest.raises(AccessDenied):
