@@ -30,6 +30,7 @@ from distributed_state.cold.values import Batch, Listed, Mortal, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
 
 _UNNUMBERED = 2**62  # from here on: places of records that have no number yet
+_MORE = 1000  # rows of SQL that are read at once beyond a page, as the journals may have changed their records
 Place = tuple[int, int] | str
 
 
@@ -44,31 +45,30 @@ class _Late:
 def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Batch] = ()) -> list[Listed]:
     """A page of records, with what these entries did to them, which were read before this transaction began."""
     after = None if wanted.after is None else _place(wanted.after, wanted)
-    late = _late(connection, namespace, unarchived) if unarchived else _Late()
-    found: list[Listed] = []
+    parsed = [item for batch in unarchived for item in _parsed(batch, wanted)]
+    late = _late(connection, namespace, parsed) if parsed else _Late()
+    more = wanted.limit + min(len(late.heads), _MORE)
+    found: list[Head] = []
     place = after
     while True:
-        page = _page(connection, namespace, wanted, place)
-        # One that had no number when the page before was made, and was its last.
-        found += [row for row in page if row.record not in late.heads and not _was_last(row, after, wanted)]
-        if len(page) < wanted.limit or len(found) >= wanted.limit:
+        page = _page(connection, namespace, wanted, place, more)
+        found += [row for row in page if row["record"] not in late.heads and not _was_last(row, after)]
+        if len(page) < more or len(found) >= wanted.limit:
             break
-        place = _place(page[-1].cursor, wanted)
-    overlaid = (_listed(head, wanted) for head in late.heads.values() if _fits(head, late, wanted))
-    found += [row for row in overlaid if after is None or _behind(_place(row.cursor, wanted), after)]
-    return _ordered(found, wanted)
+        place = _at(page[-1], wanted)
+    overlaid = (head for head in late.heads.values() if _fits(head, late, wanted))
+    found += [head for head in overlaid if after is None or _behind(_at(head, wanted), after)]
+    return [_listed(row, wanted) for row in _ordered(found, wanted)[: wanted.limit]]
 
 
-def _page(connection: Connection, namespace: str, wanted: Wanted, after: Place | None) -> list[Listed]:
+def _page(connection: Connection, namespace: str, wanted: Wanted, after: Place | None, limit: int) -> list[Head]:
     if wanted.by_id:
-        rows = connection.execute(_by_id(namespace, wanted, after))
-        return [_listed(row, wanted) for row in rows.mappings()]
-    found: list[Listed] = []
+        return [*connection.execute(_by_id(namespace, wanted, after).limit(limit)).mappings()]
+    found: list[Head] = []
     # Two short scans of the index, merged: one over both kinds would have to sort everything.
     for deleted in (False, True) if wanted.deleted else (False,):
-        rows = connection.execute(_newest(namespace, wanted, after, deleted))
-        found += [_listed(row, wanted) for row in rows.mappings()]
-    return _ordered(found, wanted)
+        found += connection.execute(_newest(namespace, wanted, after, deleted).limit(limit)).mappings()
+    return _ordered(found, wanted)[:limit]
 
 
 def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) -> Select[Any]:
@@ -78,7 +78,7 @@ def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) 
         query = query.where(r.owner == wanted.owner)
     if after is not None:
         query = query.where(tuple_(r.listed_ms, r.key) < after)
-    return query.order_by(r.listed_ms.desc(), r.key.desc()).limit(wanted.limit)
+    return query.order_by(r.listed_ms.desc(), r.key.desc())
 
 
 def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
@@ -96,7 +96,7 @@ def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
         query = query.where(r.owner == wanted.owner)
     if not wanted.deleted:
         query = query.where(r.deleted.is_(False))
-    return query.order_by(text).limit(wanted.limit)
+    return query.order_by(text)
 
 
 def _end(prefix: str) -> str:
@@ -108,15 +108,20 @@ def _end(prefix: str) -> str:
 
 
 def _listed(row: Head, wanted: Wanted) -> Listed:
-    record = row["record"]
-    place = record if wanted.by_id else f"{row['listed_ms']}:{row.get('key', _unnumbered(record))}"
+    place = _at(row, wanted)
+    cursor = _cursor(place if isinstance(place, str) else f"{place[0]}:{place[1]}")
     times = row["created_ms"], row["updated_ms"]
-    return Listed(record, row["owner"], row["version"], *times, row["deleted"], _cursor(place))
+    return Listed(row["record"], row["owner"], row["version"], *times, row["deleted"], cursor)
 
 
-def _ordered(rows: Iterable[Listed], wanted: Wanted) -> list[Listed]:
-    found = sorted(rows, key=lambda row: _place(row.cursor, wanted), reverse=not wanted.by_id)
-    return found[: wanted.limit]
+def _at(row: Head, wanted: Wanted) -> Place:
+    if wanted.by_id:
+        return str(row["record"])
+    return row["listed_ms"], row["key"] if "key" in row else _unnumbered(row["record"])
+
+
+def _ordered(rows: Iterable[Head], wanted: Wanted) -> list[Head]:
+    return sorted(rows, key=lambda row: _at(row, wanted), reverse=not wanted.by_id)
 
 
 def _behind(place: Place, after: Place) -> bool:
@@ -128,14 +133,13 @@ def _behind(place: Place, after: Place) -> bool:
 # What is not archived yet
 
 
-def _late(connection: Connection, namespace: str, unarchived: Sequence[Batch]) -> _Late:
+def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _Late:
     """How the records stand that these entries change, without those that SQL has by now."""
-    parsed = [item for batch in unarchived for item in _parsed(batch)]
     names = {item.entry.record for item in parsed}
-    stones = {hashed(namespace, name): name for name in names}
-    rows = record_index.rows(connection, namespace, [*names, *stones])
-    erased = {stones[name]: row["version"] for name, row in rows.items() if name in stones}
-    existing = {name: row for name, row in rows.items() if name in names}
+    existing = record_index.rows(connection, namespace, names)
+    stones = {hashed(namespace, name): name for name in names - existing.keys()}
+    left = record_index.rows(connection, namespace, stones)
+    erased = {stones[stone]: row["version"] for stone, row in left.items()}
     new = []
     for item in parsed:
         row = existing.get(item.entry.record)
@@ -160,9 +164,9 @@ def _late(connection: Connection, namespace: str, unarchived: Sequence[Batch]) -
     return late
 
 
-def _parsed(batch: Batch) -> Iterable[Parsed]:
+def _parsed(batch: Batch, wanted: Wanted) -> Iterable[Parsed]:
     for entry in batch.entries:
-        if entry.record:
+        if entry.record.startswith(wanted.text):
             try:
                 yield parse(entry, batch.partition, batch.epoch)
             except (ValueError, CorruptState):
@@ -182,11 +186,11 @@ def _unnumbered(record: str) -> int:
     return _UNNUMBERED + int.from_bytes(hashlib.sha256(record.encode()).digest()[:7])
 
 
-def _was_last(row: Listed, after: Place | None, wanted: Wanted) -> bool:
+def _was_last(row: Head, after: Place | None) -> bool:
+    """Whether it had no number when the page before was made, and was its last."""
     if after is None or isinstance(after, str) or after[1] < _UNNUMBERED:
         return False
-    place = _place(row.cursor, wanted)
-    return place[0] == after[0] and _unnumbered(row.record) == after[1]
+    return bool(row["listed_ms"] == after[0]) and _unnumbered(row["record"]) == after[1]
 
 
 # Cursors

@@ -310,6 +310,8 @@ VIEW: dict[str, Case] = {
     "clear": (lambda v: v.clear(), [("read", None), ("read", "a"), ("write", "a")]),
     "append": (lambda v: v.append({"role": "user"}), [("write", M)]),
     "move_to": (lambda v: v.move_to("q"), [("write", P)]),
+    "tag": (lambda v: v.tag("k", "v"), [("write", T)]),
+    "untag": (lambda v: v.untag("k", "v"), [("write", T)]),
     "phase": (lambda v: v.phase, [("read", P)]),
 }
 TURN: dict[str, Case] = {
@@ -355,7 +357,7 @@ UNASKED: dict[str, dict[str, str]] = {
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
         WRITING,
     )
-    | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages"), WRITING)
+    | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
     "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)

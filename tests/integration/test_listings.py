@@ -189,9 +189,8 @@ def filled(cold: ColdStore, journal: Journal, many: int) -> None:
 def plan(cold: ColdStore, wanted: Wanted) -> str:
     """How the database says that it goes about a page."""
     with cold._database.read() as connection:
-        query = listing._by_id(cold.namespace, wanted, None) if wanted.by_id else listing._newest(
-            cold.namespace, wanted, None, False
-        )  # fmt: skip
+        walk = listing._by_id(cold.namespace, wanted, None)
+        query = (walk if wanted.by_id else listing._newest(cold.namespace, wanted, None, False)).limit(wanted.limit)
         explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
         compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
         rows = connection.execute(text(explain + str(compiled).replace(":", "\\:")))
