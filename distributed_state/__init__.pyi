@@ -54,6 +54,7 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.records.access import Policy, Request
+from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import Schema
@@ -64,13 +65,14 @@ from distributed_state.store import metrics as metrics
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_contexts import Lease, Turn
-from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
 from distributed_state.store.doctor import Finding
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.repair import LostMessages, Repaired
 from distributed_state.store.upcasting import Upcast
 from distributed_state.values import merge
 from distributed_state.values.encryption import Encryption, KeyRing
+from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.model import Message
 from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.values.results import (
@@ -83,6 +85,16 @@ from distributed_state.values.results import (
     SessionInfo,
     Snapshot,
     Written,
+)
+from distributed_state.values.search import (
+    Indexed,
+    Search,
+    SearchDocument,
+    SearchHit,
+    SearchIndex,
+    SearchMatch,
+    SearchQuery,
+    SearchRemoval,
 )
 from distributed_state.warm.lease import AsyncLease
 
@@ -99,6 +111,7 @@ __all__ = [
     "AsyncAgent",
     "AsyncHost",
     "AsyncLease",
+    "AsyncItems",
     "AsyncRecord",
     "AsyncSession",
     "AsyncStateStore",
@@ -135,9 +148,14 @@ __all__ = [
     "Locked",
     "Lifetime",
     "LostMessages",
+    "DeleteItem",
+    "Item",
+    "ItemPage",
+    "PutItem",
     "Message",
     "NotFound",
     "Policy",
+    "Items",
     "Record",
     "RecordView",
     "RecoveryInProgress",
@@ -148,6 +166,14 @@ __all__ = [
     "Role",
     "Schema",
     "SchemaMismatch",
+    "Indexed",
+    "Search",
+    "SearchDocument",
+    "SearchHit",
+    "SearchIndex",
+    "SearchMatch",
+    "SearchQuery",
+    "SearchRemoval",
     "Session",
     "SessionInfo",
     "Settings",

@@ -12,7 +12,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Batch, Cursor, Sought
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, State, fold, pack, unpack
-from distributed_state.values.model import DELETED, NEXT, PARENT, SEGMENTS, START
+from distributed_state.values.model import DELETED, ITEMS, NEXT, PARENT, SEGMENTS, START
 
 Step = tuple[bytes, bytes, bytes]
 EVERYTHING = Sought(None, None, 0, 2**53, 1000, None)
@@ -86,7 +86,8 @@ class Journal:
     def fork(self, source: str, record: str, version: int | None = None) -> JournalEntry:
         version = version or self.states[source].version
         fields = self.past[source, version]
-        ops = [(b"s", name, value) for name, value in fields.items() if name not in (SEGMENTS, START, PARENT)]
+        ops = [(b"s", name, value) for name, value in fields.items() if name not in (SEGMENTS, START, PARENT, ITEMS)]
+        ops += [(b"s", ITEMS, b"1")] if ITEMS in fields else []
         ops += [(b"s", PARENT, f"{source}@{version}".encode()), (b"s", SEGMENTS, message_ranges.close(source, fields))]
         return self.commit(record, *ops, (b"s", START, fields.get(NEXT, b"0")))
 

@@ -53,6 +53,7 @@ FILES = (
         "Records and sessions on the blocking face. Law: no logic here; a hot read's shortcut is the one exception.",
         (
             "records.record:AsyncRecord",
+            "records.items:AsyncItems",
             "conversation.session:AsyncSession",
             "records.typed:AsyncTypedRecord",
             "conversation.typed_session:AsyncTypedSession",
@@ -81,8 +82,10 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 """,
         ("records.batch:AsyncBatch", "store.asyncio:AsyncStateStore"),
         '''
-def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:
-    """What user code is given on this face."""
+def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:
+    """The object of this face that stands in front of one of asyncio."""
+    if isinstance(twin, AsyncStateStore):
+        return StateStore(twin.settings, twin=twin)
     return as_session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
 ''',
     ),
@@ -100,8 +103,8 @@ def _wrap(twin: AsyncSession | AsyncTurn) -> Session | Turn:
 # What the tables below name and no source module does: where it is.
 IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
-    "here": f"from {PACKAGE}.{PORT} import here",
-    "BlockingPort": f"from {PACKAGE}.{PORT} import BlockingPort",
+    "callers": f"from {PACKAGE}.port import callers",
+    "face_of": f"from {PACKAGE}.store.twins import face_of",
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
     "context_of": f"from {PACKAGE}.records.context import context_of",
@@ -117,10 +120,10 @@ WRAPPERS = {"AsyncSession": "as_session", "AsyncRecord": "as_record"}
 FROM_SOURCE = frozenset({"AsyncAgent"})
 # What the package calls on the asyncio objects from inside: no part of the API on either face.
 INNER = {
-    "AsyncStateStore": {"all_tiers", "tiers", "after_fork", "hook", "__await__"},
+    "AsyncStateStore": {"tiers", "tiers_in_use", "after_fork", "hook", "__await__"},
     "AsyncLease": {"renewed", "lose", "acquire_and", "release_call", "release_answered", "protect", "gone"},
     "AsyncEdit": {"finish"},
-    "AsyncEvents": {"asks", "end", "join"},
+    "AsyncEvents": {"asks", "end", "join", "leave"},
     "AsyncHost": {
         "close",
         "current_run",
@@ -152,11 +155,32 @@ def __init__(
     encryption: Encryption | None = None,
     access: Policy | None = None,
     credentials: Credentials | None = None,
+    search: Search | bool | None = None,
+    twin: AsyncStateStore | None = None,
 ) -> None:
-    self._twin = AsyncStateStore(
-        settings, BlockingPort, here, encryption=encryption, access=access, credentials=credentials, wrap=_wrap
+    self._twin = twin or AsyncStateStore(
+        settings, encryption=encryption, access=access, credentials=credentials, search=search, blocking=self
     )
 """,
+    # The two faces of one store.
+    ("AsyncStateStore", "aio"): '''
+@property
+def aio(self) -> AsyncStateStore:
+    """The same open store for asyncio code: one replica, one hot tier, from any event loop.
+
+    Example::
+
+        with store.session("c1").lock():
+            await store.aio.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
+    """
+    return self._twin
+''',
+    ("AsyncStateStore", "blocking"): '''
+@property
+def blocking(self) -> StateStore:
+    """This store, as `store.aio.blocking` is it."""
+    return self
+''',
     # So does a host, of agents of its own face.
     ("AsyncHost", "__init__"): """
 def __init__(self, *agents: Agent) -> None:
@@ -198,10 +222,20 @@ store = cls(
     encryption=encryption,
     access=access,
     credentials=credentials,
+    search=search,
 )
 store._twin.hook(clean, clean_messages)
 finish(store._twin.__aenter__())
 return store
+""",
+    ("AsyncTurn", "session"): "return face_of(self._twin.session)",
+    # Not a call of the core, which would say by itself that blocking code calls, also inside a running loop.
+    ("AsyncStateStore", "on"): """
+if handler is None:
+    return lambda given: self.on(types, given, group=group, since=since)
+with callers.blocking():
+    self._twin.on(types, handler, group=group, since=since)
+return handler
 """,
     # ... and `with` does not open one that was closed.
     ("AsyncStateStore", "__aenter__"): "return self",
@@ -231,8 +265,9 @@ that is `async def` runs to its end on an event loop of that thread.
     "AsyncStateStore": (
         ("`StateStore` is the same for blocking code.", "`AsyncStateStore` is the same for asyncio."),
         (
-            "It may be used from several event loops; each gets connections and a hot tier of its own.",
-            "It may be used from several threads, which share connections and a hot tier, and inside event loops.",
+            "It may be used from several event loops, and as `store.blocking` from threads; all share one hot tier.",
+            "It may be used from several threads, also inside event loops, and as `store.aio` from coroutines; all\n"
+            "share one hot tier.",
         ),
     ),
 }

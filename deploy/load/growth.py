@@ -31,6 +31,7 @@ from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.holders import holders
 from deploy.load.curves.idle import idle
+from deploy.load.curves.many_items import many_items
 from deploy.load.curves.picture import plot
 from deploy.load.curves.purging import compacting, purging
 from deploy.load.curves.reads import reads
@@ -52,6 +53,7 @@ MEASURED: dict[str, tuple[Measure, list[int]]] = {
     "starts": (starts, [30, 100, 300]),
     "claims": (claims, [16, 64, 192]),
     "first": (first_writes, [300, 3_000, 30_000]),
+    "items": (many_items, [10, 1_000, 10_000]),
     "small": (small_sessions, [1, 4, 16]),
     "redis": (warm_bytes, [200, 2_000, 20_000]),
     "idle": (idle, [80, 320, 1_000]),

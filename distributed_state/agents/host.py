@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable
-from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -60,10 +59,9 @@ class AsyncHost:
         SIGHUP reads the config files again, SIGUSR1 logs how the agents are. Raises what a `main_loop` raised.
         """
         run = await self._open()
-        port = run.port
         calls = {"SIGTERM": self.stop, "SIGINT": self.stop}
         calls |= {"SIGHUP": self.request_reload, "SIGUSR1": self.request_status}
-        with listening({name: partial(port.soon, call) for name, call in calls.items()}) as listens:
+        with listening(calls) as listens:
             if not listens:
                 log.warning("signals are handled in the main thread only, and this is another one")
             try:

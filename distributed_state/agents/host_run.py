@@ -40,6 +40,7 @@ class HostRun:
         self._agents = agents
         self.services = StoreServices(store)
         self.port = self.services.port
+        self._here = self.port.here()
         self.shutdown = Shutdown(self.port)
         self.loops = MainLoops(agents, self.port, self.shutdown, self.stop)
         self._runner = HookRunner(self.port)
@@ -94,7 +95,7 @@ class HostRun:
             agent.agent_context.display.notify("started", {})
 
     def _spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self._jobs.append(self.port.spawn(job, f"distributed-state {name}"))
+        self._jobs.append(self.port.spawn_here(job, f"distributed-state {name}"))
 
     async def _on_each(self, hook: str) -> None:
         """Run a hook that has to succeed."""
@@ -128,9 +129,13 @@ class HostRun:
                 self._noticed = running
                 log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
 
+    def _waits(self) -> bool:
+        """Whether the caller can wait for this host's hooks: not in a forked child, nor beside the loop they need."""
+        return self.services.port is self.port and self._here in (None, self.port.here())
+
     async def _before_deletion(self, ref: Ref) -> None:
-        if ref.scope != "session" or self.shutdown.requested or self.services.port is not self.port:
-            return  # on another event loop nobody can wait for this one's hooks: they run after, as elsewhere
+        if ref.scope != "session" or self.shutdown.requested or not self._waits():
+            return  # the hooks run after, as elsewhere
         if self._runner.calls_us():
             await self._dispatcher.before_deletion(ref)
         else:
@@ -176,7 +181,7 @@ class HostRun:
     def wake(self, agent: str) -> None:
         """Something about the agent changed; from any thread."""
         self.loops.wake(agent)
-        self.port.soon(self._worker.awake.set)
+        self._worker.awake.set()
 
     # The end
 
@@ -185,7 +190,7 @@ class HostRun:
         self.shutdown.request(max(each.shutdown_timeout for each in self._agents))
         for agent in self._agents:
             self.wake(agent.name)
-        self.port.soon(self.loops.over.set)
+        self.loops.over.set()
 
     async def end(self) -> None:
         """Finish what runs, run `on_shutdown` and `cleanup`, and archive what was written."""
@@ -233,7 +238,7 @@ class HostRun:
             finally:
                 done.set()
 
-        job = self.port.spawn(archive, "distributed-state last archiving")
+        job = self.port.spawn_here(archive, "distributed-state last archiving")
         left = self.shutdown.time_left()
         if not await done.wait(left):
             log.warning("not everything is archived within %.1f s; another replica or the next start does it", left)

@@ -33,7 +33,7 @@ class MainLoops:
         """Run them, unless the agents are to end already."""
         agents = () if self._shutdown.requested else self._agents
         self.running = len(agents)
-        self.jobs = [self._port.spawn(partial(self._run, agent), f"{agent.name} main loop") for agent in agents]
+        self.jobs = [self._port.spawn_here(partial(self._run, agent), f"{agent.name} main loop") for agent in agents]
 
     async def join(self) -> None:
         """Wait until all have ended, one has failed, or the agents are to end."""
@@ -71,4 +71,4 @@ class MainLoops:
 
     def wake(self, agent: str) -> None:
         """Let `wait` look again whether the agent is paused or is to end; from any thread."""
-        self._port.soon(self._changed[agent].set)
+        self._changed[agent].set()

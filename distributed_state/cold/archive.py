@@ -187,11 +187,11 @@ class Intake:
         return self._insert(parsed[:middle]) + self._insert(parsed[middle:])
 
     def _note_layers(self, accepted: Iterable[Parsed]) -> None:
-        """Note which items forks show of what they were made from, and of what that was made from."""
-        forks = [item for item in accepted if item.parent is not None and item.parent in self.keys]
-        if forks:
-            have = item_rows.with_items(self.connection, {self.keys[str(item.parent)] for item in forks})
-            layers.note(self.connection, self.namespace, forks, self.keys, have)
+        """Note which items forks show of what they were made from, and of what that was made from; rollbacks, too."""
+        made = [item for item in accepted if layers.source_of(item) in self.keys]
+        if made:
+            have = item_rows.with_items(self.connection, {self.keys[layers.source_of(item)] for item in made})
+            layers.note(self.connection, self.namespace, made, self.keys, have)
 
     def _insert_events(self, parsed: Iterable[Parsed]) -> None:
         """The events of these entries. Not so for an imported record: nothing happens then, it happened elsewhere."""

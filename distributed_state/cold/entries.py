@@ -12,7 +12,7 @@ from typing import NamedTuple
 from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, item_of, pack, unpack
-from distributed_state.values.model import DELETED, LIFETIME, OWNER, PARENT, SEGMENTS, TAG, escape, unescape
+from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, SEGMENTS, TAG, escape, unescape
 from distributed_state.values.tags import tag_of
 
 LARGEST = 2**63 - 1
@@ -43,6 +43,7 @@ class Parsed:
     owner: str | None = None
     parent: str | None = None
     parent_version: int = 0
+    shows: int | None = None  # the version whose items it shows from now on, below a new layer; 0: none of before
     touched: Collection[bytes] = ()  # which of these fields were set or deleted
     deleted: bool = False
     tags: Sequence[tuple[str, bool]] = ()  # in order, whether it is there then; '': all go
@@ -179,6 +180,12 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
     elif op.name == PARENT:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
         parsed.parent_version = 0 if value is None else _number(value.rpartition(b"@")[2], "version")
+    elif op.name == ITEMS and value is not None:
+        # Where the record gets its first ones, or is forked, it has no second word; and a repair brings a state whole.
+        since, _, below = value.partition(b" ")
+        if below and _number(since, "version") == parsed.entry.version:
+            parsed.shows = _number(below, "version")
+        return
     elif op.name == LIFETIME:
         parsed.lifetime = None if value is None else lifetime_text(value)
     elif op.name == DELETED:

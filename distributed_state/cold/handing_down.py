@@ -45,13 +45,14 @@ def let_go(connection: Connection, namespace: str, names: Collection[str]) -> No
 def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:
     """Copy to each record that shows items of these all that it shows of any other, as one layer.
 
+    Those are noted since it was forked, or since it went back to what it showed then, the same ones in the same order.
     Deletions, too: what lies below may be asked for where it is still.
     """
     c, i = layers.c, items.c
     source = records.alias("source").c
     heir = records.alias("heir").c
     own = items.alias("own").c
-    of_it = and_(c.namespace == source.namespace, c.source == source.record)
+    of_it = and_(c.namespace == source.namespace, c.source == source.record, c.source != c.record)
     theirs = and_(heir.namespace == c.namespace, heir.record == c.record)
     showing = select(heir.key).select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
     showing = showing.where(bulk.among(connection, source.key, gone))

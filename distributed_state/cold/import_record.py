@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from sqlalchemy import Connection, exc, select
 
-from distributed_state.cold import bulk, tables, tagging
+from distributed_state.cold import bulk, item_export, tables, tagging
 from distributed_state.cold.archive import insert_parsed
 from distributed_state.cold.branch_reading import ordinal
 from distributed_state.cold.entries import Parsed, parent_record, parse
 from distributed_state.cold.history import snapshot_row
+from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.record_index import hashed, keys, lock, put
 from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownStep
 from distributed_state.values import message_ranges
@@ -24,13 +25,14 @@ from distributed_state.values.model import DELETED, OWNER, PARENT, SEGMENTS
 
 
 class Imported(TypedDict):
-    """What comes in: the oldest state and its messages, then the changes after it."""
+    """What comes in: the oldest state and its messages and items, then the changes after it."""
 
     partition: int
     epoch: str
     base: State | None
     base_messages: Sequence[tuple[int, bytes]]
     entries: Sequence[JournalEntry]
+    items: NotRequired[Sequence[OlderItem]]
 
 
 def adopt(
@@ -43,6 +45,7 @@ def adopt(
     base: State | None,
     base_messages: Sequence[tuple[int, bytes]],
     entries: Sequence[JournalEntry],
+    items: Sequence[OlderItem] = (),
     snapshot_every: int,
 ) -> None:
     """Insert the base as a snapshot, then the changes after it. Raises Conflict if the record exists."""
@@ -59,6 +62,7 @@ def adopt(
             bulk.add(connection, tables.snapshots, [snapshot_row(key, state) for state in kept])
             bulk.add(connection, tables.messages, [(key, seq, first, data) for seq, data in base_messages])
             insert_parsed(connection, namespace, parsed, {record: key})
+            item_export.bring(connection, namespace, record, key, items, parsed)
             _share(connection, namespace, record, base)
             tagging.replace(connection, namespace, record, kept[-1].fields)
     except exc.IntegrityError as error:

@@ -12,7 +12,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Exists, FromClause, Select, and_, bindparam, literal, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Exists,
+    FromClause,
+    Select,
+    and_,
+    bindparam,
+    delete,
+    literal,
+    or_,
+    select,
+)
 
 from distributed_state.cold import bulk
 from distributed_state.cold.layers import Layer
@@ -32,7 +44,12 @@ def with_items(connection: Connection, some: Collection[int]) -> set[int]:
 
 def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
     """The frames of these rows of a record, without those that a purge removed."""
-    found: dict[Name, bytes] = {}
+    return {name: data for name, (_, data) in written(connection, key, wanted).items()}
+
+
+def written(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
+    """The same with the record that wrote each, None for this one."""
+    found: dict[Name, tuple[str | None, bytes]] = {}
     for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
         size = next(size for size in _AT_ONCE if size >= len(chunk))
         given: dict[str, Any] = {"r": key}
@@ -40,7 +57,7 @@ def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Nam
             name = chunk[min(number, len(chunk) - 1)]
             given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
         rows = connection.execute(_named(size), given)
-        found.update(((collection, name, version), data) for collection, name, version, data in rows)
+        found.update(((collection, name, version), (origin, data)) for collection, name, version, origin, data in rows)
     return found
 
 
@@ -54,7 +71,7 @@ def _named(size: int) -> Select[Any]:
              i.version == bindparam(f"v{n}"))
         for n in range(size)
     ]  # fmt: skip
-    return select(i.collection, i.key, i.version, i.data).where(or_(*named))
+    return select(i.collection, i.key, i.version, i.origin, i.data).where(or_(*named))
 
 
 def shown(
@@ -66,7 +83,7 @@ def shown(
     found: dict[bytes, bytes] = {}
     for layer in layers:
         here = [i.record == numbers.get(layer.source, -1), i.collection == collection, i.key >= prefix]
-        if (end := _behind(prefix)) is not None:
+        if (end := behind(prefix)) is not None:
             here.append(i.key < end)
         within = i.version.between(layer.first, layer.last)
         rows = connection.execute(select(i.key, i.data).where(*here, within, ~newer(layer.last)))
@@ -74,7 +91,7 @@ def shown(
     return {key: data for key, data in sorted(found.items()) if data}
 
 
-def _behind(prefix: bytes) -> bytes | None:
+def behind(prefix: bytes) -> bytes | None:
     """The first key, in the order of bytes, that is behind all that begin with a prefix; None if there is none."""
     kept = prefix.rstrip(b"\xff")
     return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
@@ -108,6 +125,13 @@ def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Co
         return and_(i.record == span.r, i.version > span.low, i.version <= span.high, newer(span.high))
 
     bulk.remove(connection, items, spans, superseded)
+
+
+def drop_hidden(connection: Connection, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
+    """Remove what a record that began layers put before its base and shows in none of them any more."""
+    i = items.c
+    within = [i.version.between(first, last) for first, last in shown]
+    connection.execute(delete(items).where(i.record == record, i.version <= base, ~or_(*within)))
 
 
 def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:

@@ -248,11 +248,14 @@ def _purge_live(
 def _thin_items(connection: Connection, namespace: str, bases: Mapping[str, int], keys: Mapping[str, int]) -> None:
     """Leave of items what these records show from their bases on, and what forks show of them."""
     have = item_rows.with_items(connection, [keys[record] for record in bases])
-    if names := [record for record in bases if keys[record] in have]:
-        numbers = {keys[record]: bases[record] for record in names}
-        item_rows.thin(connection, numbers, layers.ends(connection, namespace, names))
-        alone = set(names) - layers.layered(connection, namespace, names)
-        item_rows.forget_deleted(connection, {keys[record]: bases[record] for record in alone})
+    if here := {record: base for record, base in bases.items() if keys[record] in have}:
+        layers.needless(connection, namespace, here)
+        numbers = {keys[record]: base for record, base in here.items()}
+        item_rows.thin(connection, numbers, layers.ends(connection, namespace, list(here)))
+        for record, shown in layers.spans(connection, namespace, here).items():
+            item_rows.drop_hidden(connection, keys[record], here[record], shown)
+        alone = here.keys() - layers.layered(connection, namespace, list(here))
+        item_rows.forget_deleted(connection, {keys[record]: here[record] for record in alone})
 
 
 def _hidden(
@@ -263,11 +266,9 @@ def _hidden(
     shown: dict[str, list[Segment]] = {
         record: message_ranges.segments(record, state.fields) for record, state in bases.items()
     }
-    query = select(s.record, s.version, s.source, s.start, s.stop)
+    query = select(s.record, s.version, s.source, s.start, s.stop).where(s.namespace == namespace)
     # A later state may show again what the base does not: a rollback sets `#segments`, which is noted in `shares`.
-    for record, version, *run in connection.execute(
-        query.where(s.namespace == namespace, bulk.among(connection, s.record, list(bases)))
-    ):
+    for record, version, *run in connection.execute(query.where(bulk.among(connection, s.record, list(bases)))):
         if version > bases[record].version:
             shown[record].append(Segment(*run))
     return [

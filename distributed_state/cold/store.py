@@ -7,7 +7,7 @@ Design: section 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Unpack
 
@@ -22,6 +22,8 @@ from distributed_state.cold import (
     history,
     import_record,
     inspection,
+    item_export,
+    item_reading,
     listing,
     purging,
     record_index,
@@ -31,11 +33,15 @@ from distributed_state.cold import (
     remembered,
     rewinding,
     schema,
+    search_tables,
 )
 from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
+from distributed_state.cold.item_export import OlderItem
+from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
 from distributed_state.cold.registration import Known
+from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import (
     Batch,
@@ -61,6 +67,7 @@ class ColdStore:
         self.namespace = namespace
         self.snapshot_every = snapshot_every
         self.branches = BranchStore(database, namespace)
+        self.search = SearchStore(database, namespace)
         self._database = database
         self._opened = opened
 
@@ -249,6 +256,45 @@ class ColdStore:
         with self._database.read() as connection:
             return history.since(connection, self.namespace, record, runs, since_ms)
 
+    def items(
+        self,
+        record: str,
+        version: int | None,
+        names: Collection[bytes],
+        collections: Collection[bytes] = (),
+        *,
+        exact: bool = False,
+    ) -> FoundItems | None:
+        """Items of a record, by collection, NUL and key, as of a version, None: its head; see `item_reading.found`."""
+        with self._database.read() as connection:
+            return item_reading.found(connection, self.namespace, record, version, names, collections, exact=exact)
+
+    def list_items(
+        self,
+        record: str,
+        version: int | None,
+        wanted: Range,
+        limit: int,
+        size: int,
+        known: Collection[bytes] = (),
+        *,
+        exact: bool = False,
+    ) -> FoundPage | None:
+        """A page of a collection, without the keys that are known; see `item_reading.page`."""
+        with self._database.read() as connection:
+            given = (record, version, wanted, limit, size, known)
+            return item_reading.page(connection, self.namespace, *given, exact=exact)
+
+    def older_items(self, record: str, base: int, rollbacks: Mapping[int, int]) -> list[OlderItem]:
+        """The items that an exported record needs beside its changes behind a version; see `item_export.older`."""
+        with self._database.long_read() as connection:
+            return item_export.older(connection, self.namespace, record, base, rollbacks)
+
+    def items_changed_since(self, record: str, version: int) -> bool:
+        """Whether a record put or deleted any item after a version."""
+        with self._database.read() as connection:
+            return item_reading.changed_since(connection, self.namespace, record, version)
+
     def history(
         self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
     ) -> list[JournalEntry]:
@@ -328,6 +374,7 @@ class ColdStore:
         """
         with self._database.long_write() as connection:
             erasure.erase(connection, self.namespace, names)
+            search_tables.scrub(connection)
         self.sync()
 
     def complete(self, done: Mapping[str, int]) -> None:
@@ -344,7 +391,10 @@ class ColdStore:
     def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
         """Store all values of a record under another encryption; how many. With `keep` nothing is changed."""
         with self._database.long_write() as connection:
-            return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
+            count = reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
+            if count and not keep:
+                search_tables.scrub(connection)
+            return count
 
     def rewrite_events(
         self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool

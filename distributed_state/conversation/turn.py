@@ -72,9 +72,6 @@ class AsyncTurn(Transaction):
     written: Written | None
     """After the end: the version that the turn became, and its first message's number. None: nothing changed."""
 
-    session: Any
-    """The session that the turn is of."""
-
     def __init__(
         self,
         session: Any,
@@ -109,7 +106,7 @@ class AsyncTurn(Transaction):
         self._calls = ToolRuns(self._tiers.port, self._injected)
         self._state: AgentState | None = None
         self._summary: bytes | None = None
-        self.session: Any = context.store.wrap(session)
+        self._session = session
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
         tag = secrets.token_hex(4) if request_id is None else f"{crc32(name_of(request_id) or b''):x}"
@@ -118,6 +115,11 @@ class AsyncTurn(Transaction):
             seize=busy == "interrupt",
         )  # fmt: skip
         self._user = TurnUser(context, self._lease.wait)
+
+    @property
+    def session(self) -> Any:
+        """The session that the turn is of."""
+        return self._session
 
     @property
     def token(self) -> int:
@@ -275,7 +277,12 @@ class AsyncTurn(Transaction):
         """What a tool is given by us; its changes are kept if it returns."""
         state = Scratch(self)
         user = Scratch(await self._user.workspace(self._workspace.entry)) if "user_state" in wants else None
-        return {"state": state, "agent_state": state, "user_state": user, "session": self.session}
+        return {
+            "state": state,
+            "agent_state": state,
+            "user_state": user,
+            "session": self._context.store.dressed(self._session),
+        }
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:

@@ -63,7 +63,7 @@ async def run(
     workflow: Workflow,
     text: str | None,
     request_id: str | None,
-    wrap: Callable[[Any], Any],
+    dressed: Callable[[Any], Any],
     **lease: Any,
 ) -> AgentState:
     """Begin or go on with a session's task until it is done, has failed or waits for its user; the state then."""
@@ -79,7 +79,7 @@ async def run(
             if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn)
             if _unfinished(state, workflow):
-                await _step(workflow, state, turn, wrap)
+                await _step(workflow, state, turn, dressed)
         state = turn.state or state
     return state
 
@@ -129,7 +129,7 @@ async def _loaded(turn: AsyncTurn) -> AgentState:
     return state
 
 
-async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, wrap: Callable[[Any], Any]) -> None:
+async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dressed: Callable[[Any], Any]) -> None:
     number = turn.get(_NEXT, 0)
     turn.request_id = f"{state.session_id}/{number}"
     turn[_NEXT] = number + 1
@@ -143,7 +143,7 @@ async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, wrap: Ca
         )
     if inspect.iscoroutinefunction(step) and not turn.suspends:
         raise InvalidValue(f"the step of phase {state.phase!r} is a coroutine function, for asyncio only")
-    following = step(state, wrap(turn))
+    following = step(state, dressed(turn))
     if inspect.isawaitable(following):
         following = await following
     if not isinstance(following, AgentState):

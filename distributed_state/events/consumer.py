@@ -110,14 +110,18 @@ class AsyncEvents:
         """Let whoever waits for an event get none."""
         self._subscription.close()
 
+    def leave(self) -> bool:
+        """Hear of no more events; a group's partitions lapse. True if this did listen."""
+        self.end()
+        joined, self._joined = self._joined, False
+        if joined:
+            self._tiers.consumers.leave(self._subscription)
+        return joined
+
     async def close(self, *, handled: bool = True) -> None:
         """Stop listening. For a group, `handled` says whether the event that was returned last was handled."""
-        self.end()
-        if self._joined:
-            self._joined = False
-            self._tiers.consumers.leave(self._subscription)
-            if self._group is not None:
-                await self._group.leave(None if handled else self._current)
+        if self.leave() and self._group is not None:
+            await self._group.leave(None if handled else self._current)
 
     async def __aenter__(self) -> Self:
         await self.join()

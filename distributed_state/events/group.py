@@ -61,7 +61,7 @@ class Group:
             [(b"SET", keys.group(at, self._name)[1], str(position), b"NX") for at, position in begin.items()]
         )
         await self._hold()
-        self._job = port.spawn(self._run, "distributed-state-group")
+        self._job = port.spawn_here(self._run, "distributed-state-group")
 
     async def _run(self) -> None:
         while True:

@@ -55,11 +55,24 @@ class Handling(HandlerWorker):
         self._idle.set()
         self._owner: object = None
         self._closing = False
-        self._job = port.spawn(self._run, f"distributed-state-on-{_name(handler)}"[:60])
+        self._all = tiers.handlings
+        self._job = port.spawn_here(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
     async def _run(self) -> None:
-        pause = 0.05
         self._owner = self._port.owner()
+        try:
+            await self._hand_over()
+        except BaseException as error:
+            # Cancelled by nobody here: its event loop ends, while the store lives on.
+            if not isinstance(error, Exception) and not self._closing:
+                self._end()
+                self._events.leave()
+                if self in self._all:
+                    self._all.remove(self)
+            raise
+
+    async def _hand_over(self) -> None:
+        pause = 0.05
         while not self._closing:
             try:
                 await self._events.join()
@@ -126,6 +139,12 @@ class Handling(HandlerWorker):
                     _name(self.handler), event.type, event.id, event.subject[:200], took, self._events.waiting,
                 )  # fmt: skip
 
+    def _end(self) -> None:
+        self._closing = True
+        self._feed.watching.remove(self._notice_hanging)
+        self._feed.past.update(handled=self.handled, failed=self.failed, slowed=self.slowed)
+        self._events.end()
+
     async def close(self) -> None:
         """Hand over no more events, and let the one that is being handled be handled, if that is soon.
 
@@ -133,10 +152,7 @@ class Handling(HandlerWorker):
         """
         if self._closing:
             return
-        self._closing = True
-        self._feed.watching.remove(self._notice_hanging)
-        self._feed.past.update(handled=self.handled, failed=self.failed, slowed=self.slowed)
-        self._events.end()
+        self._end()
         if self._port.owner() is self._owner:
             await self._events.close()
             return

@@ -24,10 +24,11 @@ class Flight:
     `freshness` is that of the subscription under which it began; None: it is not kept.
     """
 
-    __slots__ = ("done", "floor", "freshness", "open", "result")
+    __slots__ = ("done", "floor", "freshness", "here", "open", "result")
 
-    def __init__(self, done: Any, freshness: Freshness | None, open: bool) -> None:
+    def __init__(self, done: Any, freshness: Freshness | None, open: bool, here: object = None) -> None:
         self.done = done
+        self.here = here  # who waits for it: see `Port.here`
         self.freshness = freshness
         self.open = open
         self.floor = ("", 0)
@@ -85,12 +86,13 @@ class Hot:
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
     ) -> tuple[Flight, bool]:
         """Join the flight for this record, or start one; True if it is ours to fly. Nobody joins a `private` one."""
+        here = self._port.here()
         with self._mutex:
             flights = self._flights.setdefault(text, [])
-            joinable = [] if alone else [flight for flight in flights if flight.open]
+            joinable = [] if alone else [flight for flight in flights if flight.open and flight.here is here]
             if joinable:
                 return joinable[-1], False
-            flight = Flight(self._port.signal(), freshness, not private)
+            flight = Flight(self._port.signal(), freshness, not private, here)
             flights.append(flight)
             return flight, True
 

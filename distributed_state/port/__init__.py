@@ -86,7 +86,18 @@ class Port(Protocol):
     """Everything the core may ask of the outside."""
 
     monotonic: Callable[[], float]
-    suspends: bool  # whether a caller may await something of its own
+
+    @property
+    def suspends(self) -> bool:
+        """Whether the caller may await something of its own."""
+        ...
+
+    def here(self) -> object:
+        """What waits together: the event loop of the caller's task, or None for blocking code.
+
+        Blocking code may hold a loop up, so it never waits for what only a task of that loop can do.
+        """
+        ...
 
     @property
     def several(self) -> bool:
@@ -211,16 +222,20 @@ class Port(Protocol):
         """
         ...
 
-    def soon(self, call: Callable[[], Any]) -> None:
-        """Call from any thread what belongs to this port's own, as waking whoever waits there."""
-        ...
-
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         """Finish the work even if the caller is cancelled meanwhile."""
         ...
 
+    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        """As `shield`, for work that callers of other event loops and threads may wait for."""
+        ...
+
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
-        """Run a coroutine function in the background: in a task or a thread."""
+        """Run a coroutine function of the store's own in the background: in a task or a thread."""
+        ...
+
+    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
+        """The same where the caller runs, as what the job calls is the user's: in a task of its loop, or a thread."""
         ...
 
     def mutex(self) -> AbstractContextManager[Any]:

@@ -1,4 +1,4 @@
-"""The port for asyncio callers. Law: everything here belongs to one event loop.
+"""What the tasks of one event loop ask of the outside. Law: everything here belongs to that loop.
 
 All tasks share one connection: commands of one turn of the loop leave in one write, answers come back in order.
 
@@ -8,75 +8,50 @@ Design: section 16.
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-import weakref
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import copy_context
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import redis.exceptions as driver
 
-from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import Wire, Words
+from distributed_state.errors import StateError, WarmUnavailable
+from distributed_state.port import Words
 from distributed_state.port.connections import Connections
-from distributed_state.port.embedded_wires import AsyncioEmbeddedWire
 from distributed_state.port.errors import BROKEN, translate
-from distributed_state.port.pipe import Pipe, PipeWire
+from distributed_state.port.pipe import Pipe
+from distributed_state.port.pools import Pools
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import nothing
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
-
-
-def here() -> asyncio.AbstractEventLoop:
-    """Each event loop has tiers of its own."""
-    return asyncio.get_running_loop()
 
 
 class AsyncioPort(Router):
-    """One shared connection to each server for commands, more for links, threads for SQL."""
+    """One shared connection to each server for commands, and one more where they may wait."""
 
-    monotonic = staticmethod(time.monotonic)
-    suspends = True
-    wall = staticmethod(time.time)
-
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: Connections, pools: Pools) -> None:
         super().__init__(connections)
+        self._pools = pools
         self._pipes: dict[str, Pipe] = {}
         self._apart: dict[str, Pipe] = {}  # where commands may wait
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._connecting: dict[str, asyncio.Lock] = {}
         self._handshakes: dict[str, set[asyncio.Timeout]] = defaultdict(set)
-        self._wires: dict[str, weakref.WeakSet[PipeWire]] = defaultdict(weakref.WeakSet)
-        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
-        self._handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
-        # Neither asyncio's, which a user's blocking work may fill, nor that of SQL, which may be away as well.
-        self._looks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-look")
         connections.used(self._gone)
 
-    async def open(self) -> None:
-        await self.command(b"PING")
-
-    async def close(self) -> None:
+    def leave(self) -> None:
+        """Drop all connections, in the thread of the loop."""
         self._closed = True
-        self._connections.unused(self._gone)
+        self.forget()
         for pipe in (*self._pipes.values(), *self._apart.values()):
             pipe.fail(driver.ConnectionError("closed"))
-        self._handlers.shutdown(wait=False)
-        self._looks.shutdown(wait=False)
-        try:
-            async with asyncio.timeout(self._connections.timeout):
-                # What a cancelled job asked of SQL still runs, on a connection that must not outlive the archive.
-                await asyncio.to_thread(self._threads.shutdown)
-        except TimeoutError:
-            log.warning("closed while SQL did not answer")
+
+    def forget(self) -> None:
+        """Hear no more of servers that have left; from any thread."""
+        self._connections.unused(self._gone)
 
     def abandon(self) -> None:
         """After fork() nothing of the parent's loop can be used or closed."""
@@ -93,13 +68,11 @@ class AsyncioPort(Router):
         for pipes in (self._pipes, self._apart):
             if pipe := pipes.pop(node, None):
                 pipe.fail(driver.ConnectionError("another server has its keys now"))
-        if node not in self._topology.nodes():  # in another life, who hears it or connects to it goes on
+        if node not in self._topology.nodes():  # in another life, who connects to it goes on
             for scope in self._handshakes.pop(node, ()):
                 scope.reschedule(self._loop.time())
-            for wire in self._wires.pop(node, ()):
-                wire.close()
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         await self._looking_by(self._connections.look)
 
     def _late(self) -> None:
@@ -109,7 +82,7 @@ class AsyncioPort(Router):
 
     def _looking_by(self, look: Callable[[], None]) -> asyncio.Future[None]:
         try:
-            return self._loop.run_in_executor(self._looks, look)
+            return self._loop.run_in_executor(self._pools.looks, look)
         except RuntimeError as error:
             raise WarmUnavailable("the store was closed meanwhile") from error
 
@@ -155,7 +128,7 @@ class AsyncioPort(Router):
         except BROKEN as error:
             raise translate(error, self._place) from error
 
-    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+    async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
         pipe = self._apart.get(node)
         if pipe is None or pipe.broken is not None:
             pipe = await self._connected(self._apart, node)
@@ -164,7 +137,7 @@ class AsyncioPort(Router):
         except BROKEN as error:
             raise translate(error, self._place) from error
 
-    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+    async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         if len(groups) == 1:
             ((node, commands),) = groups.items()
             found = {node: await self._tried(node, commands)}
@@ -185,116 +158,50 @@ class AsyncioPort(Router):
         except StateError as error:
             return error
 
-    async def wire(self, node: str) -> Wire:
-        if self._embedded is not None:
-            return AsyncioEmbeddedWire(self._embedded)
-        connection, _ = await self._connect(node)
-        wire = PipeWire(connection, self._place)
-        self._wires[node].add(wire)
-        return wire
 
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
-        try:
-            found = asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
-        except RuntimeError as error:
-            raise ColdUnavailable("the store was closed meanwhile") from error
-        return await found
-
-    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        # Not asyncio.to_thread: its few threads are everybody's, and some handlers that hang would hold up all others.
-        loop = asyncio.get_running_loop()
-        context = copy_context()
-        return await loop.run_in_executor(self._handlers, partial(context.run, call, *arguments))
-
-    async def complete(self, work: Awaitable[T]) -> T:
-        try:
-            return await work
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            raise RuntimeError("what it waited for was cancelled") from error
-
-    def soon(self, call: Callable[[], Any]) -> None:
-        self._loop.call_soon_threadsafe(call)
-
-    async def shield(self, work: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait((task,), timeout=self._connections.timeout)
+async def complete(work: Awaitable[T]) -> T:
+    """Wait for a user's coroutine; a cancellation that is not the caller's own is a RuntimeError."""
+    try:
+        return await work
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
             raise
-
-    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> AsyncioJob:
-        return AsyncioJob(job, name)
-
-    def mutex(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def signal(self) -> AsyncioSignal:
-        return AsyncioSignal()
-
-    def guard(self) -> AsyncioGuard:
-        return AsyncioGuard()
-
-    def owner(self) -> object:
-        return asyncio.current_task()
+        raise RuntimeError("what it waited for was cancelled") from error
 
 
-class AsyncioJob:
-    """A task that runs one coroutine of the core."""
-
-    def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        self._name = name
-        self._task = asyncio.create_task(self._run(job), name=name)
-
-    async def _run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await job()
-        except StateError as error:
-            log.error("%s ended: %s", self._name, error)
-
-    async def stop(self) -> None:
-        self._task.cancel()
-        if self._task is not asyncio.current_task():
-            await asyncio.gather(self._task, return_exceptions=True)
-
-
-class AsyncioSignal:
-    """An event of one loop."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.set = self._event.set
-        self.clear = self._event.clear
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._event.wait()
-        except TimeoutError:
-            return False
+async def shield(work: Awaitable[T], seconds: float) -> T:
+    """Wait for it; who is cancelled meanwhile leaves when it is done, or after so long."""
+    future = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait((future,), timeout=seconds)
+        raise
 
 
 class AsyncioGuard:
     """Cancels the task that entered it, and knows its own cancellation from others', as asyncio.timeout does."""
 
     def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._before = self._task.cancelling() if self._task else 0
         self._fired = False
 
     def interrupt(self) -> None:
+        with suppress(RuntimeError):  # its loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)  # who watches the deadlines may be a thread
+
+    def _cancel(self) -> None:
         if self._task is not None and not self._task.done():
             self._fired = True
             self._task.cancel()
 
     def leave(self, error: BaseException | None) -> bool:
-        if not self._fired or self._task is None:
+        task = self._task
+        self._task = None  # an interruption that comes from here on is too late
+        if not self._fired or task is None:
             return False
-        ours = self._task.uncancel() <= self._before
+        ours = task.uncancel() <= self._before
         return ours and isinstance(error, asyncio.CancelledError)

@@ -1,31 +1,37 @@
-"""Threads of the blocking face that work in the background. Law: one that is asked to stop ends at its next wait.
+"""Threads of a store that work in the background. Law: one that is asked to stop ends at its next wait.
 
 Design: section 16.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from distributed_state.errors import StateError
-from distributed_state.port import user_coroutines
+from distributed_state.port import callers, user_coroutines
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+JOINED = 10.0  # seconds to wait for a job that is asked to end
 _here = threading.local()
 
 
 def finish(core: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine whose every await is answered at once; fail loudly if one is not."""
+    loop = callers.running()
+    before = None if loop is None else callers.hold_up(loop)
     try:
         core.send(None)
     except StopIteration as done:
         return done.value  # type: ignore[no-any-return]  # StopIteration.value is untyped
+    finally:
+        if loop is not None:
+            callers.hold_up(before)
     core.close()
     raise RuntimeError("the core may await nothing but its port")
 
@@ -48,6 +54,20 @@ def stopping() -> bool:
     """Whether this is such a thread, and asked to end."""
     stop = _stop()
     return stop is not None and stop.is_set()
+
+
+def end_if_stopped() -> None:
+    """Raise Stopped in a thread that is asked to end."""
+    if stopping():
+        raise Stopped
+
+
+async def join(thread: threading.Thread, seconds: float) -> None:
+    """Wait for a thread to end; a task's loop goes on meanwhile."""
+    if callers.loop() is None:
+        thread.join(seconds)
+    else:
+        await asyncio.to_thread(thread.join, seconds)
 
 
 def sleep(seconds: float) -> None:
@@ -82,51 +102,4 @@ class BlockingJob:
     async def stop(self) -> None:
         self._stop.set()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=10)
-
-
-class BlockingSignal:
-    """An event that also ends when its thread is asked to stop.
-
-    Not threading.Event, whose waiting is Python code: Ctrl-C in the middle of it breaks the event for other threads.
-    """
-
-    def __init__(self) -> None:
-        self._set = False
-        self._waiters: list[threading.Lock] = []
-
-    def set(self) -> None:
-        self._set = True
-        waiters = self._waiters
-        self._waiters = []
-        for waiter in waiters:
-            with suppress(RuntimeError):  # another set() was faster
-                waiter.release()
-
-    def clear(self) -> None:
-        self._set = False
-
-    async def wait(self, seconds: float | None = None) -> bool:
-        stop = _stop()
-        end = None if seconds is None else time.monotonic() + seconds
-        while not self._set:
-            if stop is not None and stop.is_set():
-                raise Stopped
-            # In short steps: a background thread notices its own stop, and nobody depends on being woken.
-            left = 0.1 if stop is not None else 1.0
-            if end is not None:
-                left = min(left, end - time.monotonic())
-                if left <= 0:
-                    return False
-            self._doze(left)
-        return True
-
-    def _doze(self, seconds: float) -> None:
-        waiter = threading.Lock()
-        waiter.acquire()
-        self._waiters.append(waiter)
-        # Looked at again: set() may have taken the list of waiters before this one was in it.
-        if not self._set:
-            waiter.acquire(timeout=seconds)
-        with suppress(ValueError):
-            self._waiters.remove(waiter)
+            await join(self._thread, JOINED)

@@ -1,4 +1,4 @@
-"""The port for blocking callers. Law: no await here ever suspends, so a coroutine of the core runs in one step.
+"""What blocking code asks of the outside. Law: no await here ever suspends, so the core runs in one step.
 
 Design: section 16.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 import weakref
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -19,10 +18,9 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Wire, Words, background, user_coroutines
-from distributed_state.port.background import BlockingJob, BlockingSignal
 from distributed_state.port.background import finish as finish  # what the blocking face is written with
 from distributed_state.port.connections import Connections
-from distributed_state.port.embedded_wires import BlockingEmbeddedWire
+from distributed_state.port.embedded_wires import EmbeddedWire
 from distributed_state.port.errors import BROKEN, ReplyError, translate
 from distributed_state.port.routing import Router
 from distributed_state.port.sockets import Socket, SocketWire
@@ -32,17 +30,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-def here() -> int:
-    """Each event loop has tiers of its own."""
-    return 0
-
-
 class BlockingPort(Router):
     """Connections in a stack for each server: a caller takes one, uses it alone, puts it back."""
-
-    monotonic = staticmethod(time.monotonic)
-    suspends = False
-    wall = staticmethod(time.time)
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections)
@@ -51,15 +40,13 @@ class BlockingPort(Router):
         self._made: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._used: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._connecting = threading.Lock()  # a set that grows cannot be gone through
-        self._closed = False
+        self.closed = False
         self._uninterruptible = UninterruptibleThread()
         connections.used(self._gone)
 
-    async def open(self) -> None:
-        await self.command(b"PING")
-
-    async def close(self) -> None:
-        self._closed = True
+    def shut(self) -> None:
+        """Drop all connections; what is under way is done first."""
+        self.closed = True
         self._connections.unused(self._gone)
         self._uninterruptible.close()
         for free in list(self._free.values()):
@@ -84,7 +71,7 @@ class BlockingPort(Router):
         for socket in over:
             socket.shut()
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         self._connections.look()
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
@@ -134,15 +121,15 @@ class BlockingPort(Router):
                 free.pop().close()
 
     def _put_back(self, free: list[Socket], socket: Socket) -> None:
-        if self._closed:
+        if self.closed:
             socket.close()
         else:
             free.append(socket)
 
-    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+    async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
         return await self.exchange_with(node, commands)  # whose connection is this caller's alone
 
-    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+    async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         """Send to all servers, then read: they work side by side."""
         found: dict[str, list[Any] | WarmUnavailable] = {}
         sent: list[tuple[str, Socket]] = []
@@ -179,7 +166,7 @@ class BlockingPort(Router):
 
     async def wire(self, node: str) -> Wire:
         if self._embedded is not None:
-            return BlockingEmbeddedWire(self._embedded, background.stopping)
+            return EmbeddedWire(self._embedded, background.stopping)
         return SocketWire(self._connect(node, ReplyError), self._place, background.stopping)
 
     async def sleep(self, seconds: float) -> None:
@@ -198,28 +185,10 @@ class BlockingPort(Router):
         except asyncio.CancelledError as error:
             raise RuntimeError("what it waited for was cancelled") from error
 
-    def soon(self, call: Callable[[], Any]) -> None:
-        call()
-
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         # As a task has it: what is done for the caller knows the caller's context.
         context = copy_context()
         return self._uninterruptible.run(lambda: context.run(finish, work))
-
-    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> BlockingJob:
-        return BlockingJob(job, name)
-
-    def mutex(self) -> threading.Lock:
-        return threading.Lock()
-
-    def signal(self) -> BlockingSignal:
-        return BlockingSignal()
-
-    def guard(self) -> BlockingGuard:
-        return BlockingGuard()
-
-    def owner(self) -> threading.Thread:
-        return threading.current_thread()
 
 
 class BlockingGuard:

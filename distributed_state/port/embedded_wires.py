@@ -1,11 +1,10 @@
-"""A subscription to the embedded server on either face. Law: whoever publishes is never held up by whoever receives.
+"""A subscription to the embedded server. Law: whoever publishes is never held up by whoever receives.
 
 Design: section 19.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -16,34 +15,7 @@ from distributed_state.port.embedded import EmbeddedServer
 _CLOSED = "the embedded server: the link is closed"
 
 
-class AsyncioEmbeddedWire:
-    """A subscription of one loop; another thread that publishes wakes it."""
-
-    def __init__(self, server: EmbeddedServer) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._messages: asyncio.Queue[list[Any] | None] = asyncio.Queue()
-        self._subscription = server.subscribe(self._hear)
-        self.post = self._subscription.post
-        self.post_all = self._subscription.post_all
-
-    def _hear(self, message: list[Any]) -> None:
-        self._loop.call_soon_threadsafe(self._messages.put_nowait, message)
-
-    async def receive(self) -> list[Any]:
-        """The next message."""
-        message = await self._messages.get()
-        if message is None:
-            self._messages.put_nowait(None)  # for whoever receives again
-            raise WarmUnavailable(_CLOSED)
-        return message
-
-    def close(self) -> None:
-        """End it; whoever receives gets an error."""
-        self._subscription.close()
-        self._messages.put_nowait(None)
-
-
-class BlockingEmbeddedWire:
+class EmbeddedWire:
     """A subscription read by one thread and written by any."""
 
     def __init__(self, server: EmbeddedServer, stopping: Callable[[], bool]) -> None:

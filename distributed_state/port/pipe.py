@@ -14,15 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis.exceptions as driver
-from hiredis import pack_command
 
-from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Words
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import Packer
-from distributed_state.port.sockets import LATE, for_each, message, nothing, reader
+from distributed_state.port.sockets import LATE, nothing, reader
 
-_MOST = 10_000  # messages of a subscription that nobody has asked for yet
 _STOOD_STILL = 0.5  # seconds that a loop is late, which was blocked then
 GROUP = 16  # commands that leave together, at most
 
@@ -50,24 +47,11 @@ class Taken(asyncio.Protocol):
         for name in ("_reader", "_writer"):
             setattr(connection, name, None)
         self._transport: asyncio.WriteTransport = transport
-        self._reading: asyncio.ReadTransport = transport
         transport.set_protocol(self)
-        loop = asyncio.get_running_loop()
-        self._over = loop.create_future()
-        self._keeper = loop.create_task(self._stay(), name="distributed-state-connection")
-
-    async def _stay(self) -> None:
-        """Be cancelled when the loop ends, and close what nobody else would: a store may be used by several loops."""
-        try:
-            await self._over
-        finally:
-            self.drop()
 
     def drop(self) -> None:
         """Close it without waiting for anything."""
         self._transport.abort()
-        if not self._over.done():
-            self._over.set_result(None)
 
 
 class Pipe(Taken):
@@ -191,64 +175,3 @@ class Pipe(Taken):
             if not future.done():
                 future.set_exception(driver.ConnectionError(f"connection lost: {error}"))
                 future.exception()  # marked as seen: its caller may be gone
-
-
-class PipeWire(Taken):
-    """A subscription of one loop."""
-
-    def __init__(self, connection: Any, place: str) -> None:
-        self._place = place
-        self._arrived: deque[list[Any]] = deque()
-        self._lost: Exception | None = None
-        self._reader: asyncio.Future[None] | None = None
-        super().__init__(connection)
-
-    def post(self, *words: Any) -> None:
-        """Send without waiting for an answer."""
-        if not self._transport.is_closing():  # else the reader meets the loss, too
-            self._transport.write(pack_command(words))
-
-    def post_all(self, kind: bytes, channels: Sequence[bytes]) -> None:
-        """The same, a command for each channel, in one write."""
-        if not self._transport.is_closing():
-            self._transport.write(for_each(kind, channels))
-
-    async def receive(self) -> list[Any]:
-        """The next message; an answer that is an error as [b"error", its text]."""
-        if len(self._arrived) == _MOST // 2 and not self._transport.is_closing():
-            self._reading.resume_reading()
-        while not self._arrived:
-            if self._lost is not None:
-                raise WarmUnavailable(f"{self._place}: link lost: {self._lost}")
-            self._reader = asyncio.get_running_loop().create_future()
-            await self._reader
-        return self._arrived.popleft()
-
-    def data_received(self, data: bytes) -> None:
-        """Keep messages until they are asked for."""
-        try:
-            self._feed(data)
-            while (answer := self._gets()) is not False:
-                self._arrived.append(message(answer))
-            if len(self._arrived) >= _MOST:
-                # The server keeps the rest, up to its own bound; there it ends the connection, which is noticed.
-                self._reading.pause_reading()
-        except (driver.RedisError, ValueError) as error:
-            self._lost = error
-            self.drop()
-        self._wake()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """Tell whoever receives."""
-        self._lost = self._lost or error or driver.ConnectionError("the server closed the connection")
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    def close(self) -> None:
-        """Drop the connection; whoever receives gets an error."""
-        self._lost = self._lost or driver.ConnectionError("closed")
-        self.drop()
-        self._wake()

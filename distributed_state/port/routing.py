@@ -39,14 +39,14 @@ class Router:
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         raise AssertionError("the face's own")
 
-    async def _exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
+    async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
         """As `exchange_with`, on a connection where whoever waits holds up no other command."""
         raise AssertionError("the face's own")
 
-    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+    async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         raise AssertionError("the face's own")
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         raise AssertionError("the face's own")
 
     @property
@@ -56,7 +56,7 @@ class Router:
     async def relocate(self) -> None:
         self._topology.doubt()
         if self._topology.doubted:
-            await self._look()
+            await self.look()
 
     def node_of(self, key: bytes) -> str:
         return self._topology.node_of(key)
@@ -111,7 +111,7 @@ class Router:
     async def exchange(self, commands: Sequence[Words]) -> list[Any]:
         topology = self._topology
         if topology.doubted:
-            await self._look()
+            await self.look()
         if topology.only is not None:
             return await self.exchange_with(topology.only, commands)
         if len(commands) == 1:
@@ -141,7 +141,7 @@ class Router:
                 node: [each for at in group for each in self._asked(commands[at], waiting[at])]
                 for node, group in groups.items()
             }
-            found = await self._exchange_with_all(sent)
+            found = await self.exchange_with_all(sent)
             waiting = {}
             for node, group in groups.items():
                 part = found[node]
@@ -216,11 +216,11 @@ class Router:
 
     async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
-        answers = await self._exchange_apart(node, [*words, *behind])
+        answers = await self.exchange_apart(node, [*words, *behind])
         if any(isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers):
             # Together, as they are one question: what stands behind the scripts waits for all of them.
             words = [script.first_call(each) for (script, _, _), each in zip(calls, words, strict=True)]
-            answers = await self._exchange_apart(node, [*words, *behind])
+            answers = await self.exchange_apart(node, [*words, *behind])
         for answer in answers:
             if isinstance(answer, ReplyError) and answer.word == "MOVED":
                 self._redirected(answer, node)

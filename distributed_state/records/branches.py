@@ -16,9 +16,9 @@ from distributed_state.records.context import RecordContext
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.codec import MESSAGE, Codec
-from distributed_state.values.journal import JournalEntry, Segment, Step
+from distributed_state.values.journal import JournalEntry, Segment, Step, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import NEXT, Ref, unescape
+from distributed_state.values.model import ITEMS, NEXT, Ref, unescape
 from distributed_state.values.results import Branch
 
 
@@ -70,6 +70,26 @@ def shown(found: Branched) -> Branch:
 async def entries(tiers: Tiers, names: RecordKeys, branch: str) -> list[JournalEntry]:
     """The commits of a branch, by version."""
     return await tiers.port.sql(tiers.cold.branches.entries, names.ref.text, checked(branch))
+
+
+async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchState) -> tuple[int, dict[bytes, bytes]]:
+    """What a state on a branch shows of items: those of its record at a version, 0: none, and upon them its own.
+
+    Those by collection, NUL and key; an empty frame of one that was deleted.
+    """
+    shown: tuple[int, dict[bytes, bytes]] = (found.base, {})
+    past = {found.base: shown}
+    for entry in await entries(tiers, names, branch):
+        if entry.version > found.state.version:
+            break
+        for kind, name, value in unpack(entry.data):
+            if name == ITEMS and (below := value.partition(b" ")[2]):
+                # It went back to what an earlier version showed, on the branch or before it.
+                shown = past.get(int(below), (int(below), {}))
+            elif kind in (b"p", b"q"):
+                shown = (shown[0], {**shown[1], name: value})
+        past[entry.version] = shown
+    return shown
 
 
 async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | None) -> BranchState:

@@ -15,7 +15,7 @@ from typing import Any, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.hot.cached_record import MISSING, CachedRecord
-from distributed_state.records.access import Action, written
+from distributed_state.records.access import ITEMS, Action, written
 from distributed_state.records.sanitizing import Sanitizing, sanitizer
 from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers import actors
@@ -62,7 +62,7 @@ class RecordContext:
 
     @property
     def tiers(self) -> Tiers:
-        """The tiers of the running event loop."""
+        """The tiers of this process."""
         return self.store.tiers()
 
     def now(self) -> float:
@@ -81,6 +81,8 @@ class RecordContext:
     def allow_steps(self, draft: Draft, ref: Ref | None = None) -> None:
         """Ask the store's policy for all that a change does."""
         if self.store.guard is not None:
+            if draft.expected_items or any(step == b"n" for step, _, _ in draft.steps):
+                self.allow("read", ITEMS, ref=ref)  # who learns that it is not so has read it
             for action, each in written(draft.steps):
                 self.allow(action, each, ref=ref)
 

@@ -79,6 +79,8 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
         erased = await tiers.port.sql(partial(tiers.cold.pending, names=names))
         done = {each.record: each.version for each in erased if each.version}
         if done:
+            for worker in tuple(tiers.workers):
+                await worker.erased()
             await _clean(tiers, {tiers.keys.of(Ref.parse(text)): version for text, version in done.items()})
             await tiers.port.sql(tiers.cold.complete, done)
     if errors:
@@ -116,7 +118,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     calls = []
     for names, version in done.items():
         notice = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
-        keys = [names.record, names.hydration, names.channel, names.event_keys[3]]
+        keys = [names.record, names.hydration, names.channel, names.event_keys[3], names.items]
         calls.append((DROP, keys, [version, notice, names.text]))
     for answer in await patiently(tiers.port.scripts, calls):
         if isinstance(answer, StateError):

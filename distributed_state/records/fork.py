@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from functools import partial
 
+from distributed_state.cold.values import BranchState
 from distributed_state.errors import Deleted, NotFound
 from distributed_state.records import branches, history
+from distributed_state.records.access import ITEMS as ALL_ITEMS
 from distributed_state.records.access import MESSAGES, written
 from distributed_state.records.context import RecordContext
 from distributed_state.records.rollback import carried
@@ -16,10 +18,11 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import message_ranges
+from distributed_state.values import codec, message_ranges
+from distributed_state.values.codec import Codec
 from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import DELETED, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
+from distributed_state.values.model import DELETED, ITEMS, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
 from distributed_state.warm.answers import Draft
 
 
@@ -51,7 +54,7 @@ async def plan(
     to = tiers.codec_of(target.ref.text)
     if branch is None:
         state = await _past(tiers, names, version)
-        begun = state.version
+        begun = items = state.version
         runs = message_ranges.segments(source, state.fields)
         following = int(state.fields.get(NEXT, b"0"))
     else:
@@ -62,6 +65,7 @@ async def plan(
         runs = shown.runs(target.ref.text)
         following = shown.following
         changes.copy_messages(shown.copied(form, to))
+        items = await _copy_items(tiers, names, to, changes, branch, found)
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}")
     # Archived above, so that a fork of something that is being erased is noted there by now, and ends with it: else
@@ -70,8 +74,12 @@ async def plan(
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields = state.fields
     for name, value in fields.items():
-        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED):
+        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS):
             changes.reserved(name, carried(form, to, name, value))
+    if ITEMS in fields:
+        # Since its first version it shows those of its source, which are noted by what it was made from.
+        changes.reserved(ITEMS, b"1" if items else b"1 0")
+        begun = items or begun
     changes.reserved(PARENT, f"{source}@{begun}".encode())
     if following:
         changes.reserved(SEGMENTS, message_ranges.dump(runs))
@@ -80,6 +88,17 @@ async def plan(
     # Not even a deleted record may be there: its own message numbers would stand between the shared ones.
     draft.expected = 0
     return draft
+
+
+async def _copy_items(
+    tiers: Tiers, names: RecordKeys, to: Codec, changes: Changes, branch: str, found: BranchState
+) -> int:
+    """Put what a branch put itself; the version of its record whose items lie below, 0: of none."""
+    form = tiers.codec_of(names.ref.text)
+    below, own = await branches.items_of(tiers, names, branch, found)
+    for name, frame in own.items():
+        changes.items.put_stored(name, frame and form.carry(frame, codec.item_name(name), to))
+    return below
 
 
 async def _past(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
@@ -93,4 +112,6 @@ def _copied(draft: Draft) -> list[str]:
     """What a fork hands on of the record that it is made from, as a policy is asked for it."""
     names = [field for _, field in written(draft.steps) if field is not None]
     shown = any(name == SEGMENTS for _, name, _ in draft.steps)
+    layered = any(name == ITEMS for _, name, _ in draft.steps)
+    names += [ALL_ITEMS] if layered and ALL_ITEMS not in names else []
     return [*names, *([MESSAGES] if shown and MESSAGES not in names else [])]

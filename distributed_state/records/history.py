@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from distributed_state.cold.item_reading import ItemRow
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import branches, messages
-from distributed_state.records.access import MESSAGES, MOVES, TAGS, VERSION
+from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
+from distributed_state.records.items import opened
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
-from distributed_state.values.journal import State, unpack
+from distributed_state.values.items import Item
+from distributed_state.values.journal import State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, TAG, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
@@ -50,6 +53,8 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
     names = dict.fromkeys(name for change in changes for name in (*change.set, *change.deleted))
     if any(change.appended for change in changes):
         names[MESSAGES] = None
+    if any(change.items for change in changes):
+        names[ITEMS] = None
     if any(change.phase is not None for change in changes):
         names[MOVES] = None
     if any(change.tagged or change.untagged for change in changes):
@@ -57,13 +62,14 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
     return names
 
 
-def as_change(record_codec: Codec, entry: Any) -> Change:
+def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
     """What a journal entry says, decoded."""
     fields: dict[str, Any] = {}
     deleted = []
     appended = []
     tags: dict[bytes, list[tuple[str, str]]] = {b"s": [], b"d": []}
     phase = label = None
+    items: dict[tuple[str, str], Item | None] = {}
     for kind, name, value in unpack(entry.data):
         if kind == b"s" and name[:1] != b"#":
             fields[codec.decode_key(name)] = record_codec.decode(value, codec.decode_key(name))
@@ -77,6 +83,10 @@ def as_change(record_codec: Codec, entry: Any) -> Change:
             phase = value.decode("utf-8", "surrogatepass")
         elif kind == b"l":
             label = value.decode("utf-8", "surrogatepass")
+        elif kind in (b"p", b"q"):
+            collection, key = (part.decode("utf-8", "surrogatepass") for part in item_of(name))
+            row = ItemRow(record_codec.record, entry.version, value)
+            items[collection, key] = opened(record_codec, name, row, epoch) if value else None
     return Change(
         version=entry.version,
         time=entry.time_ms / 1000,
@@ -90,6 +100,7 @@ def as_change(record_codec: Codec, entry: Any) -> Change:
         label=label,
         tagged=tuple(tags[b"s"]),
         untagged=tuple(tags[b"d"]),
+        items=items,
     )
 
 

@@ -13,8 +13,10 @@ from typing import Any, TypeVar, Unpack
 
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
+from distributed_state.records import items as item_handle
 from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
+from distributed_state.records.items import AsyncItems
 from distributed_state.records.optimistic_retry import OptimisticRetry
 from distributed_state.records.preconditions import preconditions
 from distributed_state.records.record_view import RecordView, look
@@ -24,6 +26,7 @@ from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec
+from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
@@ -150,6 +153,10 @@ class AsyncRecord:
             codec.encode_key(key)
         self._context.tiers.hot.forget(self._context.text)
 
+    def items(self, collection: str) -> AsyncItems:
+        """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
+        return AsyncItems(self._context, collection)
+
     # Changing
 
     async def set(
@@ -216,10 +223,10 @@ class AsyncRecord:
         changes.delete(key)
         return (await self._context.commit(changes.draft("delete"), expect_version, durability)).version
 
-    async def clear(self, *, messages: bool = False, durability: str | None = None) -> int:
-        """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
+    async def clear(self, *, messages: bool = False, items: bool = False, durability: str | None = None) -> int:
+        """Delete all fields, and messages and items if asked; return the new version. History stays."""
         changes = self._context.changes()
-        changes.clear(messages=messages)
+        changes.clear(messages=messages, items=items)
         changes.reserved(INITIALIZED, None)
         changes.emit("conversation.cleared", {"messages": messages})
         return (await self._context.commit(changes.draft("clear"), durability=durability)).version
@@ -262,6 +269,7 @@ class AsyncRecord:
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
+        items: Iterable[PutItem | DeleteItem] = (),
         tag: Mapping[str, str | Iterable[str]] | None = None,
         untag: Mapping[str, str | Iterable[str]] | None = None,
         expect: Mapping[str, Any] | None = None,
@@ -271,7 +279,7 @@ class AsyncRecord:
         revive: bool = False,
         durability: str | None = None,
     ) -> Written:
-        """Change fields, counters, messages, phase and tags in one atomic commit of one round trip.
+        """Change fields, counters, messages, items, phase and tags in one atomic commit of one round trip.
 
         Example::
 
@@ -280,10 +288,11 @@ class AsyncRecord:
             )
             print(written.version, written.results["questions"])
 
-        Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
-        numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
-        record is elsewhere, and so does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field
-        is otherwise; with `expect_exists` the record must have been written before, or not::
+        Returns the new version, the sums, and the number of the first message that was added. `increment` takes
+        whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values. `expect_version` and
+        `expect_phase` raise Conflict, and nothing is written, if the record is elsewhere, and so does what
+        stands in `expect` for a field, a value or ABSENT or PRESENT, if the field is otherwise; with
+        `expect_exists` the record must have been written before, or not::
 
             await session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
@@ -311,6 +320,7 @@ class AsyncRecord:
         if phase is not None:
             changes.phase(phase)
         changes.put_tags(tag or {}, untag or {})
+        await item_handle.add(self._context, changes, items)
         draft = creation.revival(changes) if revive else changes.draft("write")
         given = preconditions(self._context, expect, expect_exists)
         if expect_phase is not None:

@@ -21,6 +21,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import (
+    ITEMS,
     LIFETIME,
     NEXT,
     OWNER,
@@ -70,6 +71,8 @@ async def plan(
     if target.deleted:
         raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already")
     _restore(changes, present, target)
+    if ITEMS in present.fields and await _items_differ(tiers, names, present, target):
+        changes.layer(version if ITEMS in target.fields else 0)
     changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
     changes.undelete()  # and a change even where nothing differs
     changes.emit("session.rollback", {"version": version})
@@ -78,6 +81,13 @@ async def plan(
     draft.epoch = present.epoch
     draft.deleted = "revive"
     return draft
+
+
+async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:
+    """Whether items may be others now than they were: where they are not, the newest stay in Redis."""
+    if present.fields[ITEMS] != target.fields.get(ITEMS):
+        return True
+    return await tiers.port.sql(tiers.cold.items_changed_since, names.ref.text, target.version)
 
 
 def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
@@ -89,7 +99,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
     if past != now:
         changes.wipe()
         changes.reserved(SEGMENTS, message_ranges.close(text, target.fields))
-    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED}
+    handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
     if Ref.parse(text).scope == "user":
         # What sessions have changed of their user: forgotten, it would be done once more.
         handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}

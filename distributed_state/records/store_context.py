@@ -20,17 +20,12 @@ from distributed_state.values.keys import Keys
 from distributed_state.values.model import Ref
 
 
-def itself(twin: Any) -> Any:
-    """What user code is given on the asyncio face: the object as it is."""
-    return twin
-
-
 @dataclass(slots=True, kw_only=True)
 class StoreContext:
     """What a record needs of its store.
 
-    `tiers()` are those of the running event loop. `wrap` makes of a session or turn what user code is given in its
-    place: on the blocking face, one of that face. `deleting` is awaited before this replica deletes a record.
+    `tiers()` are those of the process. `face_of` makes of a session or turn one of the blocking face.
+    `deleting` is awaited before this replica deletes a record.
     """
 
     settings: Settings
@@ -38,18 +33,22 @@ class StoreContext:
     codec_of: Callable[[str], Codec]
     guard: Guard | None
     tiers: Callable[[], Tiers]
-    wrap: Callable[[Any], Any] = itself
+    face_of: Callable[[Any], Any]
     ephemeral: Ephemeral = field(default_factory=Ephemeral)
     deleting: list[Callable[[Ref], Awaitable[None]]] = field(default_factory=list)
     clean: Clean | None = None
     clean_messages: CleanMessage | None = None
 
+    def dressed(self, twin: Any) -> Any:
+        """What user code is given in place of a session or turn of ours: one of its caller's face."""
+        return twin if self.tiers().port.suspends else self.face_of(twin)
+
     def allow(
         self,
         action: Action,
         ref: Ref | None = None,
-        field: str | None = None,
         *,
+        field: str | None = None,
         user: str | None = None,
         scope: str | None = None,
     ) -> None:

@@ -8,12 +8,11 @@ Design: section 16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-import distributed_state.port.asyncio as asyncio_face
 from distributed_state.cold.values import Wanted
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
@@ -24,8 +23,7 @@ from distributed_state.errors import InvalidValue
 from distributed_state.events.config import Source
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
-from distributed_state.port import Port
-from distributed_state.port.connections import Connections, Credentials
+from distributed_state.port.connections import Credentials
 from distributed_state.records import branches, deletion, erasure
 from distributed_state.records.access import TAGS, Guard, Policy
 from distributed_state.records.batch import AsyncBatch
@@ -33,8 +31,8 @@ from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
-from distributed_state.records.store_context import itself
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
 from distributed_state.store import repair as repairing
@@ -43,6 +41,7 @@ from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.repair import Repaired
+from distributed_state.store.twins import face_of
 from distributed_state.store.upcasting import Upcast, upcast_many
 from distributed_state.tiers import actors
 from distributed_state.tiers import read as read_path
@@ -53,6 +52,7 @@ from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import MAX_ID_BYTES, Ref, escape
 from distributed_state.values.results import Branch, Event, Replica, SessionInfo
+from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 from distributed_state.values.tags import tag_texts
 
 H = TypeVar("H", bound=Handler)
@@ -69,7 +69,7 @@ class AsyncStateStore:
             await session.set("city", "Oslo")
             assert await session.get("city") == "Oslo"
 
-    It may be used from several event loops; each gets connections and a hot tier of its own.
+    It may be used from several event loops, and as `store.blocking` from threads; all share one hot tier.
     """
 
     settings: Settings
@@ -78,22 +78,21 @@ class AsyncStateStore:
     def __init__(
         self,
         settings: Settings,
-        make_port: Callable[[Connections], Port] = asyncio_face.AsyncioPort,
-        here: Callable[[], Any] = asyncio_face.here,
         *,
         encryption: Encryption | None = None,
         access: Policy | None = None,
         credentials: Credentials | None = None,
-        wrap: Callable[[Any], Any] = itself,
+        blocking: Any = None,
+        search: Search | bool | None = None,
     ) -> None:
-        # `wrap`: what user code is given in place of our own sessions and turns
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, make_port, here, root.of, guard, wrap, credentials)
+        self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials, search)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
         self.settings = settings
+        self._blocking = blocking
         self.keys = self._context.keys
         self.ephemeral = self._context.ephemeral
         self.deleting = self._context.deleting
@@ -110,6 +109,7 @@ class AsyncStateStore:
         clean: Clean | None = None,
         clean_messages: CleanMessage | None = None,
         credentials: Credentials | None = None,
+        search: Search | bool | None = None,
         **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
@@ -127,11 +127,12 @@ class AsyncStateStore:
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
-        `clean_messages(message)` return what is stored in place of each value and message.
+        `clean_messages(message)` return what is stored in place of each value and message. `search=True`, or how (see
+        Search), lets `search` find what records say; without a `url` it does so from the first search on, unless False.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
-        store = cls(given, encryption=encryption, access=access, credentials=credentials)
+        store = cls(given, encryption=encryption, access=access, credentials=credentials, search=search)
         store.hook(clean, clean_messages)
         return store
 
@@ -154,24 +155,45 @@ class AsyncStateStore:
         await self.close()
 
     async def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive.
+        """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
         An embedded store archives what is left first. Harmless when it is closed already.
         """
         await self._lifecycle.close()
 
     @property
+    def aio(self) -> AsyncStateStore:
+        """This store, as `store.blocking.aio` is it."""
+        return self
+
+    @property
+    def blocking(self) -> Any:
+        """The same open store for blocking code, a StateStore: one replica, one hot tier, from any thread.
+
+        Example::
+
+            async with store.session("c1").lock():
+                store.blocking.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
+
+        Called inside a running event loop, it holds that up until it returns.
+        """
+        if self._blocking is None:
+            self._blocking = face_of(self)
+        return self._blocking
+
+    @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: another one for each event loop and each forked process."""
+        """The name of this replica, 12 hex digits: another one for each process, also a forked one."""
         return self.tiers().replica
 
     def tiers(self) -> Tiers:
-        """The tiers of the running event loop."""
+        """The tiers, which all threads and event loops share."""
         return self._lifecycle.tiers()
 
-    def all_tiers(self) -> list[Tiers]:
-        """Those of every event loop, and of all threads that have none."""
-        return self._lifecycle.all_tiers()
+    @property
+    def tiers_in_use(self) -> Tiers | None:
+        """The same if there are any, as none are after the end."""
+        return self._lifecycle.tiers_in_use
 
     # Records
 
@@ -361,7 +383,7 @@ class AsyncStateStore:
         another worker runs a step it waits, at most `wait` seconds (LockTimeout); a step's lease lives `ttl` seconds.
         """
         session = self.session(session_id, user=user)
-        return await workflow_run(session, workflow, user_input, request_id, self._context.wrap, wait=wait, ttl=ttl)
+        return await workflow_run(session, workflow, user_input, request_id, self._context.dressed, wait=wait, ttl=ttl)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record in all tiers and return the version of its tombstone. Raises NotFound if it never was.
@@ -418,7 +440,7 @@ class AsyncStateStore:
         owner = None if user is None else escape(Ref("user", user).id)
         self._context.allow("read", user=owner, scope=scope)
         if tags:
-            self._context.allow("read", None, TAGS, user=owner, scope=scope)  # who learns whose they are has read them
+            self._context.allow("read", field=TAGS, user=owner, scope=scope)  # who learns whose they are has read them
         if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
             raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
         begin = None if prefix is None else escape(prefix)
@@ -591,12 +613,78 @@ class AsyncStateStore:
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer had to resync.
+        than `slow_handler`, and how often a consumer had to resync. Of records: how many it brought up in the index
+        (`indexed`), and how many of the namespace lacked there when it last counted (`unindexed`).
         """
         self._context.allow("read")
         tiers = self._context.tiers()
         unarchived = sum((await tiers.archiver.backlog()).values())
-        return tiers.figures().stats | {"unarchived": unarchived}
+        index = querying.follower_of(tiers)
+        counts = {"indexed": index.indexed, "unindexed": index.behind or 0}
+        return tiers.figures().stats | counts | {"unarchived": unarchived}
+
+    # Searching
+
+    async def search(
+        self,
+        query: str | None = None,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        user: str | None = None,
+        kinds: Sequence[Kind] = KINDS,
+        collection: str | None = None,
+        filter: Filter | None = None,
+        match: Literal["all", "any"] = "all",
+        limit: int = 10,
+        offset: int = 0,
+        fresh: bool = False,
+    ) -> list[SearchHit]:
+        """Find messages, fields and items by what they say, the most relevant first.
+
+        Example::
+
+            for hit in await store.search("weekend Oslo", scope="session", user="u1", fresh=True):
+                print(hit.id, hit.number, hit.text)
+
+        With all words of `query`, in any order, or with `match="any"` some; of a store with `embed`, what means the
+        same. Words are words: quotes, `*` or NEAR mean nothing. Without a query everything, the newest first. Only of
+        a scope, of records whose ids begin with `prefix`, of those that `user` owns; of these `kinds` ("message",
+        "field", "item"), of items of a `collection`; and only objects with these values: `filter={"city": "Oslo"}`,
+        or as {"$gt": 3} with $eq, $ne, $gt, $gte, $lt, $lte. The first `offset` of them are left out.
+
+        Found is what is archived and indexed, mostly a second after it was written; `fresh` waits for both. It looks
+        at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
+        search is off (see `open`), ColdUnavailable without SQL.
+        """
+        asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
+        self._context.allow("read", user=None if user is None else escape(user), scope=scope)
+        tiers = self._context.tiers()
+        await self._lifecycle.search.require(tiers.port, tiers.cold.search)
+        if fresh:
+            await tiers.archiver.drain()
+            await querying.follower_of(tiers).catch_up()
+        return await querying.search(self._context, self._lifecycle.search, asked, filter, said=bool(query))
+
+    async def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
+        """Switch search on, if it is off, and wait until the index has all that is archived; how far it is then.
+
+        It may be broken off and repeated: what is done is skipped. `progress` is called now and then.
+
+        Example: `print(store.update_index().records)`
+        """
+        self._context.allow("admin")
+        tiers = self._context.tiers()
+        await self._lifecycle.search.require(tiers.port, tiers.cold.search, create=True)
+        await tiers.archiver.drain()
+        return await querying.follower_of(tiers).catch_up(progress)
+
+    async def remove_index(self) -> bool:
+        """Switch search off and remove the index; False if there is none. `update_index` makes it anew."""
+        self._context.allow("admin")
+        tiers = self._context.tiers()
+        self._lifecycle.search.look_again()
+        return await tiers.port.sql(tiers.cold.search.switch_off)
 
     # The fleet
 

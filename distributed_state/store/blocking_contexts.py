@@ -18,6 +18,8 @@ from distributed_state.port.blocking import finish
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
+from distributed_state.store.twins import face_of
+from distributed_state.values.items import Item
 from distributed_state.values.model import Message
 from distributed_state.values.results import Written
 from distributed_state.warm.lease import AsyncLease
@@ -120,7 +122,7 @@ class Turn(MutableMapping[str, Any]):
     @property
     def session(self) -> Any:
         """The session that the turn is of."""
-        return self._twin.session
+        return face_of(self._twin.session)
 
     @property
     def token(self) -> int:
@@ -258,6 +260,29 @@ class Turn(MutableMapping[str, Any]):
     def version(self) -> int:
         """The version that this view shows, and that the commit expects."""
         return self._twin.version
+
+    def put_item(
+        self,
+        collection: str,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        equals: Item | None = None,
+        keep: bool = False,
+    ) -> None:
+        """Put an item of the record at the end, with what changes beside it; as `record.items(collection).put`.
+
+        `keep` leaves one that is there then as it is.
+        """
+        self._twin.put_item(
+            collection, key, value, if_absent=if_absent, if_present=if_present, equals=equals, keep=keep
+        )
+
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Item | None = None) -> None:
+        """Delete an item of the record at the end; one that is not there is no error, unless it must be."""
+        self._twin.delete_item(collection, key, if_present=if_present, equals=equals)
 
     def __getitem__(self, key: str) -> Any:
         return self._twin[key]

@@ -19,6 +19,7 @@ from distributed_state.errors import CorruptState
 from distributed_state.hot.cached_record import MISSING
 from distributed_state.port.blocking import finish
 from distributed_state.records.context import context_of
+from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import M
@@ -26,6 +27,7 @@ from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.twins import twin_of
+from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Lifetime, Snapshot, Written
@@ -134,6 +136,10 @@ class Record:
         """
         self._twin.invalidate(key)
 
+    def items(self, collection: str) -> Items:
+        """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
+        return Items(self._twin.items(collection))
+
     def set(
         self,
         key: str,
@@ -188,9 +194,9 @@ class Record:
         """
         return finish(self._twin.delete(key, expect_version=expect_version, durability=durability))
 
-    def clear(self, *, messages: bool = False, durability: str | None = None) -> int:
-        """Delete all fields, and the conversation's messages if asked; return the new version. History stays."""
-        return finish(self._twin.clear(messages=messages, durability=durability))
+    def clear(self, *, messages: bool = False, items: bool = False, durability: str | None = None) -> int:
+        """Delete all fields, and messages and items if asked; return the new version. History stays."""
+        return finish(self._twin.clear(messages=messages, items=items, durability=durability))
 
     def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
@@ -227,6 +233,7 @@ class Record:
         increment: Mapping[str, int] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
+        items: Iterable[PutItem | DeleteItem] = (),
         tag: Mapping[str, str | Iterable[str]] | None = None,
         untag: Mapping[str, str | Iterable[str]] | None = None,
         expect: Mapping[str, Any] | None = None,
@@ -236,7 +243,7 @@ class Record:
         revive: bool = False,
         durability: str | None = None,
     ) -> Written:
-        """Change fields, counters, messages, phase and tags in one atomic commit of one round trip.
+        """Change fields, counters, messages, items, phase and tags in one atomic commit of one round trip.
 
         Example::
 
@@ -245,10 +252,11 @@ class Record:
             )
             print(written.version, written.results["questions"])
 
-        Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
-        numbers of at most 15 digits. `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the
-        record is elsewhere, and so does what stands in `expect` for a field, a value or ABSENT or PRESENT, if the field
-        is otherwise; with `expect_exists` the record must have been written before, or not::
+        Returns the new version, the sums, and the number of the first message that was added. `increment` takes
+        whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values. `expect_version` and
+        `expect_phase` raise Conflict, and nothing is written, if the record is elsewhere, and so does what
+        stands in `expect` for a field, a value or ABSENT or PRESENT, if the field is otherwise; with
+        `expect_exists` the record must have been written before, or not::
 
             session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
@@ -270,6 +278,7 @@ class Record:
                 increment=increment,
                 append=append,
                 phase=phase,
+                items=items,
                 tag=tag,
                 untag=untag,
                 expect=expect,
@@ -480,6 +489,124 @@ class Record:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
+
+
+class Items:
+    """A collection of a record's items: values under keys, of which there may be many thousands.
+
+    Example::
+
+        notes = store.user("u1").items("notes")
+        notes.put("2026-05-01", {"text": "buy milk"})
+        notes.put("photo", b"not text, and stored as it is")
+        assert notes.get("2026-05-01") == {"text": "buy milk"}
+        page = notes.list(prefix="2026-", limit=50)
+        print([item.key for item in page.items])
+
+    A key is text of at most 1,024 bytes, a value any JSON value, or `bytes`. Keys are in the order of their bytes. The
+    newest items are in Redis, all are in SQL; none is part of what `get_all` reads. Each change is a commit of the
+    record: it has a version, is in the history, and rollback and fork take items along, by reference. With `version`
+    a read gives what was so at that version of the record.
+    """
+
+    def __init__(self, twin: AsyncItems) -> None:
+        self._twin = twin
+
+    @property
+    def collection(self) -> str:
+        """The collection's name."""
+        return self._twin.collection
+
+    def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
+        """Read an item's value, or `default` if there is none. One round trip if Redis knows, SQL else."""
+        return finish(self._twin.get(key, default, version=version))
+
+    def find(self, key: str, *, version: int | None = None) -> Item | None:
+        """Read an item with its version, None if there is none. What it returns can be given as `equals`."""
+        return finish(self._twin.find(key, version=version))
+
+    def get_many(self, keys: Iterable[str], *, version: int | None = None) -> dict[str, Any]:
+        """Read the values of several items in one exchange, 1,000 at most; those that are not there are left out."""
+        return finish(self._twin.get_many(keys, version=version))
+
+    def find_many(self, keys: Iterable[str], *, version: int | None = None) -> dict[str, Item]:
+        """The same with their versions."""
+        return finish(self._twin.find_many(keys, version=version))
+
+    def exists(self, key: str, *, version: int | None = None) -> bool:
+        """Tell whether there is such an item."""
+        return finish(self._twin.exists(key, version=version))
+
+    def list(
+        self,
+        *,
+        prefix: str = "",
+        after: str | None = None,
+        before: str | None = None,
+        limit: int = 100,
+        reverse: bool = False,
+        version: int | None = None,
+    ) -> ItemPage:
+        """Read a page of items in the order of their keys' bytes, `limit` at most and about a megabyte.
+
+        Example::
+
+            notes = store.user("u1").items("notes")
+            page = notes.list(limit=100)
+            while page.next is not None:
+                page = notes.list(limit=100, after=page.next)
+
+        Those whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest first, or
+        with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than leaving
+        out what only SQL has.
+        """
+        return finish(
+            self._twin.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
+        )
+
+    def put(
+        self,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        equals: Any = None,
+        durability: str | None = None,
+    ) -> int:
+        """Put an item and return the record's new version. One round trip.
+
+        With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one. `equals` is a
+        value that it must have, or an `Item` that must be still there, which `find` returned: the second costs no
+        further look. What must be so of an item that only SQL knows costs a look there, and one more round trip.
+        """
+        return finish(
+            self._twin.put(key, value, if_absent=if_absent, if_present=if_present, equals=equals, durability=durability)
+        )
+
+    def put_many(self, values: Mapping[str, Any], *, if_absent: bool = False, durability: str | None = None) -> int:
+        """Put several items in one commit, 1,000 at most, and return the record's new version.
+
+        With `if_absent` Conflict, and nothing is written, if there is any of them.
+        """
+        return finish(self._twin.put_many(values, if_absent=if_absent, durability=durability))
+
+    def put_missing(self, values: Mapping[str, Any], *, durability: str | None = None) -> frozenset[str]:
+        """Put those of the items that are not there, in one commit, and return their keys. The others stay as they are.
+
+        Example::
+
+            notes = store.user("u1").items("notes")
+            added = notes.put_missing({"2026-05-01": "buy milk", "2026-05-02": "rest"})
+        """
+        return finish(self._twin.put_missing(values, durability=durability))
+
+    def delete(self, *keys: str, if_present: bool = False, equals: Any = None, durability: str | None = None) -> int:
+        """Delete items in one commit and return the record's new version. One that is not there is no error.
+
+        With `if_present` Conflict, and nothing is written, if any is not there; `equals` as in `put`.
+        """
+        return finish(self._twin.delete(*keys, if_present=if_present, equals=equals, durability=durability))
 
 
 class Session(Record):

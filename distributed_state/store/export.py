@@ -8,6 +8,7 @@ Design: section 11.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -15,15 +16,15 @@ from distributed_state.errors import NotFound
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import bytes_as_text, message_ranges
-from distributed_state.values.journal import JournalEntry, Segment, unpack
+from distributed_state.values.journal import JournalEntry, Segment, State, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import SEGMENTS, Ref, unescape
+from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
 FORMAT = "distributed_state/1"
 
 
 async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
-    """The record as lines: a header, its state before the first kept change, shared messages, changes; branches."""
+    """The record as lines: header, state before the first kept change, messages, items, changes; branches."""
     await write_path.reach(tiers, names)
     return await tiers.port.sql(_export, tiers, names.ref)
 
@@ -42,27 +43,42 @@ def _export(tiers: Tiers, ref: Ref) -> list[str]:
     base = None if whole else cold.state_at(text, behind[-1] if behind else cold.oldest(text))
     if base is not None:
         entries = [entry for entry in entries if entry.version > base.version]
+    runs, own, back = _named(text, base, entries)
+    shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
+    head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version or 0}
+    items = cold.older_items(text, base.version if base else 0, back) if version else []
+    lines: list[dict[str, Any]] = [head | {"messages": len(shared), "items": len(items), "changes": len(entries)}]
+    if base is not None:
+        lines.append(
+            {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _value(v) for k, v in base.fields.items()}}
+        )
+    lines += [{"message": number, "data": _value(data)} for number, data in sorted(shared.items())]
+    lines += [
+        {"item": _text(each.name), "at": each.at, "origin": each.origin, "data": _value(each.data)} for each in items
+    ]
+    lines += map(_change, entries)
+    for branch in branches:
+        of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
+        lines += [of | _change(entry) for entry in cold.branches.entries(text, branch.id)]
+    return [json.dumps(line, separators=(",", ":")) for line in lines]
+
+
+def _named(
+    text: str, base: State | None, entries: Sequence[JournalEntry]
+) -> tuple[list[Segment], set[int], dict[int, int]]:
+    """Which messages the states show, the numbers of those that are appended, and which versions bring items back."""
     runs: list[Segment] = [] if base is None else message_ranges.segments(text, base.fields)
     own: set[int] = set()
+    back: dict[int, int] = {}
     for entry in entries:
         for kind, name, value in unpack(entry.data):
             if kind == b"m":
                 own.add(int(name))
             elif kind == b"s" and name == SEGMENTS:
                 runs += message_ranges.segments(text, {SEGMENTS: value})
-    shared = {number: data for number, data in cold.messages(text, runs).items() if number not in own}
-    head = {"format": FORMAT, "namespace": cold.namespace, "scope": ref.scope, "id": ref.id, "version": version or 0}
-    lines: list[dict[str, Any]] = [head | {"messages": len(shared), "changes": len(entries)}]
-    if base is not None:
-        lines.append(
-            {"base": base.version, "epoch": base.epoch, "fields": {_text(k): _value(v) for k, v in base.fields.items()}}
-        )
-    lines += [{"message": number, "data": _value(data)} for number, data in sorted(shared.items())]
-    lines += map(_change, entries)
-    for branch in branches:
-        of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
-        lines += [of | _change(entry) for entry in cold.branches.entries(text, branch.id)]
-    return [json.dumps(line, separators=(",", ":")) for line in lines]
+            elif kind == b"s" and name == ITEMS and b" " in value:
+                back[entry.version] = int(value.split()[1])
+    return runs, own, back
 
 
 def _change(entry: JournalEntry) -> dict[str, Any]:

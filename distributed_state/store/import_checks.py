@@ -12,9 +12,11 @@ import orjson
 
 from distributed_state.errors import CorruptState, TooLarge
 from distributed_state.values import bytes_as_text, codec, field_ttl
+from distributed_state.values.journal import item_of
 from distributed_state.values.model import (
     DELETED,
     INITIALIZED,
+    ITEMS,
     LIFETIME,
     NEXT,
     OWNER,
@@ -114,6 +116,11 @@ def check_reserved(name: bytes, value: bytes) -> None:
     elif name == SCHEMA:
         if not digits(name, value):
             raise ValueError("#schema is 0")
+    elif name == ITEMS:
+        since, _, below = value.partition(b" ")
+        if below and digits(name, below) >= digits(name, since):
+            raise ValueError(f"#items is {value!r:.80}: what comes later lies below what came before")
+        digits(name, since)
     elif name == LIFETIME:
         idle, _, until = value.partition(b" ")
         digits(name, idle), digits(name, until)
@@ -138,6 +145,18 @@ def check_message(text: bytes, name: str = "message") -> None:
     codec.encode_message(codec.as_message(codec.decode(text, name), name), name)
 
 
+def check_item(name: bytes, data: bytes, most: int) -> None:
+    """An item's name, and its value if it is not deleted."""
+    collection, key = item_of(name)
+    collection.decode("utf-8", "surrogatepass"), key.decode("utf-8", "surrogatepass")
+    if len(data) > most:
+        raise TooLarge(f"item {name!r:.80}: {len(data)} bytes are more than max_field_bytes={most}")
+    if data and not is_encrypted(data):
+        if field_ttl.marked(data):
+            raise ValueError(f"item {name!r:.80} has a deadline")
+        codec.encode_value(codec.decode_value(data, codec.item_name(name)), codec.item_name(name))
+
+
 def is_encrypted(data: bytes) -> bool:
     """Whether a stored value is encrypted."""
     return field_ttl.split(data)[1][:1] == codec.SEALED
@@ -145,7 +164,7 @@ def is_encrypted(data: bytes) -> bool:
 
 def step_of(step: Any) -> tuple[bytes, bytes, bytes]:
     """One step of a change."""
-    if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l"):
+    if not isinstance(step, list) or step[0] not in ("s", "d", "c", "m", "w", "l", "p", "q"):
         raise ValueError(f"step {step!r:.80} is unknown")
     kind, name, value = step
     return raw(kind), raw(name), raw_value(value)

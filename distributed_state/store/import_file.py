@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from typing import Any
 
+from distributed_state.cold.item_export import OlderItem
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.settings import Settings
 from distributed_state.store.export import FORMAT
@@ -23,6 +24,7 @@ from distributed_state.store.import_checks import (
     LONGEST,
     MOST,
     WRONG,
+    check_item,
     check_message,
     check_reserved,
     check_text,
@@ -30,6 +32,7 @@ from distributed_state.store.import_checks import (
     is_encrypted,
     raw,
     raw_value,
+    record_of,
     runs_of,
     step_of,
     whole,
@@ -48,11 +51,13 @@ class ImportedFile:
     def __init__(self, lines: Iterable[str], id: str | None, settings: Settings) -> None:
         self.base: State | None = None
         self.shared: list[tuple[int, bytes]] = []
+        self.items: list[OlderItem] = []
         self.entries: list[JournalEntry] = []
         self.origin: Ref | None = None
         self.namespace: str | None = None
         self._settings = settings
-        self._expected = self._version = 0, 0
+        self._expected: tuple[int, ...] = ()
+        self._older: set[tuple[int, bytes]] = set()
         self._fields: dict[bytes, bytes] = {}
         self._sizes = {False: 0, True: 0}  # of the user's fields, and of those that the store keeps for itself
         # The messages that are in the file so far, as runs of numbers.
@@ -69,9 +74,11 @@ class ImportedFile:
         if self.origin is None:
             raise InvalidValue("line 1: the header is missing")
         self.ref: Ref = self.origin if id is None else Ref(self.origin.scope, id)
-        found = len(self.shared), len(self.entries)
+        found = len(self.shared), len(self.items), len(self.entries)
         if found != self._expected:
-            raise InvalidValue(f"{found} messages and changes, the header says {self._expected}: the file is cut off")
+            raise InvalidValue(
+                f"{found} messages, items and changes, the header says {self._expected}: the file is cut off"
+            )
         if self.base is None and not self.entries:
             raise InvalidValue("there is no change in it")
         try:
@@ -99,7 +106,8 @@ class ImportedFile:
             if self.namespace is not None and (not isinstance(self.namespace, str) or len(self.namespace) > 64):
                 raise ValueError("namespace is none")
             self.origin = Ref(row["scope"], row["id"])
-            self._expected = whole(row, "messages", 0, MOST), whole(row, "changes", 0, MOST)
+            row.setdefault("items", 0)
+            self._expected = tuple(whole(row, name, 0, MOST) for name in ("messages", "items", "changes"))
         elif "branch" in row:
             pass  # to be read by people: epochs of another store mean nothing here
         elif "base" in row:
@@ -114,6 +122,10 @@ class ImportedFile:
             if self.entries:
                 raise ValueError("messages stand before all changes")
             self._shared(whole(row, "message", 0, MOST), raw_value(row["data"]))
+        elif "item" in row:
+            if self.entries:
+                raise ValueError("items stand before all changes")
+            self._item(row)
         else:
             self._change(row)
 
@@ -121,6 +133,16 @@ class ImportedFile:
         self._message(number, data)
         self._hold(number)
         self.shared.append((number, data))
+
+    def _item(self, row: dict[str, Any]) -> None:
+        """An item that a change in the file shows, and none of them puts."""
+        at = whole(row, "at", 0, self.base.version if self.base else 0)
+        item = OlderItem(at, raw(row["item"]), record_of(row["origin"]).text, raw_value(row["data"]))
+        if (item.at, item.name) in self._older:
+            raise ValueError(f"item {item.name!r:.80} comes twice")
+        self._older.add((item.at, item.name))
+        check_item(item.name, item.data, self._settings.max_field_bytes)
+        self.items.append(item)
 
     def _message(self, number: int, data: bytes) -> None:
         if len(data) > self._settings.max_message_bytes:
@@ -222,6 +244,10 @@ class ImportedFile:
                 raise ValueError(f"message {name!r:.80} follows {following - 1}")
             self._message(following, value)
             self._hold(following)
+        elif kind in (b"p", b"q"):
+            if (kind == b"p") != bool(value):
+                raise ValueError(f"a step {kind.decode()} with {len(value)} bytes")
+            check_item(name, value, self._settings.max_field_bytes)
         elif kind == b"l":
             label = value.decode("utf-8", "surrogatepass")
             if name or not 0 < len(label) <= 500:

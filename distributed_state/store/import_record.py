@@ -19,7 +19,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, field_ttl, message_ranges
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Op, pack, unpack
-from distributed_state.values.model import LIFETIME, REQUEST, SEGMENTS, is_value
+from distributed_state.values.model import ITEMS, LIFETIME, REQUEST, SEGMENTS, is_value
 
 
 class Reencoded:
@@ -35,11 +35,14 @@ class Reencoded:
         if given.base is not None:
             # Without its lifetime: a copy that was kept for long would end at once.
             kept = {name: value for name, value in given.base.fields.items() if name != LIFETIME}
+            if ITEMS in kept:
+                kept[ITEMS] = b"%d" % given.base.version  # all that it showed then comes with it
             self.base = replace(given.base, fields={name: self._field(name, value) for name, value in kept.items()})
         self.entries = [
             replace(entry, record=given.ref.text, data=pack(self._ops(entry.data))) for entry in given.entries
         ]
         source = self._source.record
+        self.items = [each._replace(data=self._item(each.name, each.data, each.origin)) for each in given.items]
         self.shared = [(n, self._message(data, self._writers.get(n, source))) for n, data in given.shared]
 
     def _ops(self, data: bytes) -> Iterator[Op]:
@@ -48,6 +51,8 @@ class Reencoded:
                 continue
             if op.kind == b"m":
                 yield op._replace(value=self._message(op.value, self._source.record))
+            elif op.kind == b"p":
+                yield op._replace(value=self._item(op.name, op.value, self._source.record))
             elif op.kind == b"s":
                 yield op._replace(value=self._field(op.name, op.value))
             else:
@@ -74,6 +79,13 @@ class Reencoded:
             # What the turn did beside, in its user's record, it did there and then.
             return field_ttl.wrap(self._target.encode([*kept[:3], None], key), field_ttl.split(data)[0])
         return data
+
+    def _item(self, name: bytes, data: bytes, writer: str) -> bytes:
+        key = codec.item_name(name)
+        carried = self._source.of(writer).carry(data, key, self._target) if data else data
+        if is_encrypted(data):
+            codec.decode_value(self._target.open(carried, key), key)
+        return carried
 
     def _message(self, data: bytes, writer: str) -> bytes:
         carried = self._source.of(writer).carry(data, codec.MESSAGE, self._target)
@@ -104,6 +116,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
             tiers.cold.adopt(
                 ref.text, partition=names.partition, epoch=entry.epoch, base=taken.base,
                 base_messages=taken.shared, entries=taken.entries,
+                items=taken.items,
             )  # fmt: skip
 
         if not await tiers.warm.partitions.reserve(names, entry.epoch):

@@ -1,4 +1,4 @@
-"""The life of a store in this process: opened, used from several event loops, inherited by forked children, closed.
+"""The life of a store in this process: opened, used by threads and event loops, inherited by forked children, closed.
 
 Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together.
 
@@ -24,8 +24,11 @@ from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
 from distributed_state.port.connections import Connections, Credentials
+from distributed_state.port.shared import SharedPort
 from distributed_state.records.access import Guard
 from distributed_state.records.store_context import StoreContext
+from distributed_state.search.follower import Follower
+from distributed_state.search.setting import Setting
 from distributed_state.settings import Settings
 from distributed_state.store import doctor
 from distributed_state.store.reaper import Reaper
@@ -34,6 +37,7 @@ from distributed_state.tiers.durability import admit
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
+from distributed_state.values.search import Search
 from distributed_state.warm.confirming import never_embedded
 
 log = logging.getLogger(__name__)
@@ -43,17 +47,16 @@ _open_stores: weakref.WeakSet[StoreLifecycle] = weakref.WeakSet()
 
 
 class StoreLifecycle:
-    """Opens and closes a store, and has the tiers of each event loop. `unusable` says why it cannot be used."""
+    """Opens and closes a store, and has its tiers. `unusable` says why it cannot be used."""
 
     def __init__(
         self,
         settings: Settings,
-        make_port: Callable[[Connections], Port],
-        here: Callable[[], Any],
         codec_of: Callable[[str], Codec],
         guard: Guard | None,
-        wrap: Callable[[Any], Any],
+        face_of: Callable[[Any], Any],
         credentials: Credentials | None = None,
+        search: Search | bool | None = None,
     ) -> None:
         self.context = StoreContext(
             settings=settings,
@@ -61,18 +64,18 @@ class StoreLifecycle:
             codec_of=codec_of,
             guard=guard,
             tiers=self.tiers,
-            wrap=wrap,
+            face_of=face_of,
         )
         self.connections = Connections(settings.url, settings.timeout, credentials)
         parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
+        self.search = Setting(search, lazily=self.connections.embedded is not None, migrate=settings.migrate)
         self.cold: ColdStore | None = None
         self.unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
         self._settings = settings
-        self._make_port = make_port
-        self._here = here
-        self._tiers: dict[Any, Tiers] = {}
+        self._tiers: Tiers | None = None
         self._openings: set[object] = set()
         self._mutex = Mutex()
+        self._closing = False
         self._layout: dict[str, Any] = {}
 
     async def open(self) -> None:
@@ -84,12 +87,21 @@ class StoreLifecycle:
                 await tiers.port.open()
                 await tiers.clock.know()
                 await admit(tiers, tiers.confirming.level)
+                await self._require_index(tiers)
             except BaseException:
                 await self.close()
                 raise
 
+    async def _require_index(self, tiers: Tiers) -> None:
+        """What is wrong with the index is said at once. While SQL is away nobody knows."""
+        if self.search.wanted:
+            try:
+                await self.search.require(tiers.port, tiers.cold.search)
+            except ColdUnavailable as error:
+                log.warning("opened without a look at the index: %s", error)
+
     async def _open_archive(self) -> None:
-        port = self._make_port(self.connections)
+        port = SharedPort(self.connections)
         try:
             await port.open()
             if not self.connections.embedded:
@@ -177,46 +189,53 @@ class StoreLifecycle:
             raise ConfigurationError(never_embedded(level))
 
     def tiers(self) -> Tiers:
-        """The tiers of the running event loop."""
-        try:
-            return self._tiers[self._here()]
-        except KeyError:
-            return self._assemble()
+        """The tiers of this process: all its threads and event loops share them."""
+        return self._tiers or self._assemble()
 
-    def all_tiers(self) -> list[Tiers]:
-        """Those of every event loop, and of all threads that have none."""
-        return list(self._tiers.values())
+    @property
+    def tiers_in_use(self) -> Tiers | None:
+        """The same if there are any, as none are after the end."""
+        return self._tiers
 
     def _assemble(self) -> Tiers:
-        if self.unusable or self.cold is None:
-            raise ConfigurationError(f"this store cannot be used: {self.unusable}")
-        for loop in [loop for loop in list(self._tiers) if getattr(loop, "is_closed", bool)()]:
-            self._tiers.pop(loop, None)
-        port = self._make_port(self.connections)
-        context = self.context
-        tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, _replica(), self._layout)
-        # Threads of a forked child may come here at once; the first one's is everybody's.
-        kept = self._tiers.setdefault(self._here(), tiers)
-        if kept is tiers:
+        with self._mutex:  # threads of a forked child may come here at once
+            if self._tiers is not None:
+                return self._tiers
+            if self.unusable or self.cold is None:
+                raise ConfigurationError(f"this store cannot be used: {self.unusable}")
+            port, context = SharedPort(self.connections), self.context
+            tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, _replica(), self._layout)
             tiers.presence.begin()
             tiers.gathering.begin()
+            follower = Follower(tiers, self.search)
             if self._settings.archiver:
                 tiers.archiver.begin()
                 reaper = Reaper(tiers)
                 tiers.workers.append(reaper)
                 reaper.begin()
-        return kept
+                follower.begin()
+            tiers.workers.append(follower)
+            self._tiers = tiers
+            return tiers
 
     async def close(self) -> None:
-        """Stop the background work of the running loop and drop its connections; the last one closes the archive."""
-        tiers = self._tiers.pop(self._here(), None)
-        if tiers is not None:
-            if self.connections.embedded:
+        """Stop the background work, drop all connections and close the archive."""
+        with self._mutex:
+            if self._closing:
+                return
+            self._closing = True
+        tiers = self._tiers
+        try:
+            # Until it has ended they are there for what is under way, as a handler that is let finish.
+            if tiers is not None and self.connections.embedded:
                 await tiers.archive_rest()
-            await tiers.close()
-        if not self._tiers:
+            if tiers is not None:
+                await tiers.close()
+        finally:
             self.unusable = "it is closed"
+            self._tiers = None
             await self._let_go()
+            self._closing = False
 
     async def _let_go(self) -> None:
         with self._mutex:
@@ -229,10 +248,11 @@ class StoreLifecycle:
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
         self._mutex = Mutex()  # perhaps held by a thread that is not here
-        for tiers in self._tiers.values():
-            tiers.leases.abandoned = True
-            tiers.port.abandon()
-        self._tiers.clear()
+        self._closing = False
+        if self._tiers is not None:
+            self._tiers.leases.abandoned = True
+            self._tiers.port.abandon()
+            self._tiers = None
         self.context.ephemeral.forget()
         self.context.deleting.clear()
         if self.cold is not None:

@@ -7,12 +7,13 @@ Design: section 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.search.querying import follower_of
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.reaper import Reaper
@@ -37,18 +38,21 @@ Labelled = dict[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One metric. `read` is what one event loop of a store, or all its threads, adds to it, by label values."""
+    """One metric. `read` is its value of a store, or its values by label values."""
 
     name: str
     kind: str
     help: str
     read: Callable[[Tiers], float | Labelled | None]
     labels: tuple[str, ...] = ()
-    together: Callable[[Iterable[float]], float] = sum
 
 
 def _reapers(tiers: Tiers) -> list[Reaper]:
     return [each for each in tiers.workers if isinstance(each, Reaper)]
+
+
+def _indexed(tiers: Tiers) -> int:
+    return follower_of(tiers).indexed
 
 
 def _handled(tiers: Tiers, name: str) -> int:
@@ -107,11 +111,10 @@ FIGURES = (
     Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),
     Figure(
         "link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up,
-        together=min,
     ),
     Figure(
         "link_silence_seconds", "gauge", "Time since the subscription last proved itself; absent until it is needed",
-        lambda t: t.link.silence, together=max,
+        lambda t: t.link.silence,
     ),
     Figure("link_breaks", "counter", "How often the subscription was lost", lambda t: t.link.breaks),
     Figure(
@@ -129,31 +132,35 @@ FIGURES = (
     ),
     Figure(
         "journal_fill_ratio", "gauge", "How full the fullest of them is, 0 to 1; at 1 writes are refused", _fill,
-        together=max,
     ),
     Figure(
         "journal_full_seconds", "gauge", "Until the first of them is full at its present rate; infinite if none grows",
-        lambda t: min(t.archiver.filling.seconds_left().values(), default=None), together=min,
+        lambda t: min(t.archiver.filling.seconds_left().values(), default=None),
     ),
     Figure(
         "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
-        lambda t: max(_lags(t).values(), default=0.0), together=max,
+        lambda t: max(_lags(t).values(), default=0.0),
     ),
     Figure(
         "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
         lambda t: len(t.archiver.diverged),
     ),
     Figure(
-        "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away), together=min
+        "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away)
     ),
     Figure(
         "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
-        lambda t: t.archiver.quarantined, together=max,
+        lambda t: t.archiver.quarantined,
+    ),
+    Figure("indexed_records", "counter", "Records that this replica brought up in the index", _indexed),
+    Figure(
+        "unindexed_records", "gauge", "Records with changes that the index lacks; absent until counted, or while off",
+        lambda t: follower_of(t).behind,
     ),
     Figure("branched_commits", "counter", "Commits that this replica kept in branches", lambda t: t.branches.commits),
     Figure(
         "branches", "gauge", "Branches of the namespace's records in SQL; absent until counted",
-        lambda t: t.branches.count, together=max,
+        lambda t: t.branches.count,
     ),
     Figure(
         "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
@@ -183,11 +190,11 @@ BY_PARTITION = (
     Figure(
         "partition_journal_full_seconds", "gauge",
         "Until it is full at the rate of the last seconds, by partition; infinite if it does not grow",
-        lambda t: _by_partition(t.archiver.filling.seconds_left()), ("partition",), min,
+        lambda t: _by_partition(t.archiver.filling.seconds_left()), ("partition",),
     ),
     Figure(
         "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",
-        lambda t: _by_partition(_lags(t)), ("partition",), max,
+        lambda t: _by_partition(_lags(t)), ("partition",),
     ),
 )  # fmt: skip
 
@@ -206,12 +213,12 @@ class StoreCollector(Collector):
         self._figures = FIGURES + (BY_PARTITION if by_partition else ())
         self._tiers()
 
-    def _tiers(self) -> list[Tiers]:
-        """The tiers of each event loop: more may come, and each takes times once it is seen here."""
-        many = self._store.all_tiers()
-        for each in many:
-            each.telemetry.measure()
-        return many
+    def _tiers(self) -> Tiers | None:
+        """The tiers, if the store is open; they take times once they are seen here."""
+        tiers = self._store.tiers_in_use
+        if tiers is not None:
+            tiers.telemetry.measure()
+        return tiers
 
     def describe(self) -> Iterator[Metric]:
         """The metrics without values."""
@@ -222,13 +229,15 @@ class StoreCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The metrics as they are now."""
-        many = self._tiers()
+        tiers = self._tiers()
+        if tiers is None:
+            return
         for figure in self._figures:
             family = _family(figure)
-            for labels, value in _values(figure, many).items():
+            for labels, value in _values(figure, tiers).items():
                 family.add_metric(labels, value)
             yield family
-        times = _added(many)
+        times = dict(tiers.telemetry.times)
         operations = {key: each for key, each in times.items() if key[0] != "lease.acquire"}
         waits = {(outcome,): each for (name, _, outcome), each in times.items() if name == "lease.acquire"}
         yield _histogram(OPERATIONS, operations)
@@ -268,23 +277,9 @@ def _family(figure: Figure) -> Any:
     return kind(PREFIX + figure.name, figure.help, labels=figure.labels)
 
 
-def _values(figure: Figure, many: Iterable[Tiers]) -> Labelled:
-    found: dict[tuple[str, ...], list[float]] = {}
-    for tiers in many:
-        value = figure.read(tiers)
-        for labels, each in ({} if value is None else value if isinstance(value, dict) else {(): value}).items():
-            found.setdefault(labels, []).append(each)
-    return {labels: figure.together(each) for labels, each in found.items()}
-
-
-def _added(many: Iterable[Tiers]) -> dict[tuple[str, str, str], Times]:
-    found: dict[tuple[str, str, str], Times] = {}
-    for tiers in many:
-        for key, times in list(tiers.telemetry.times.items()):
-            sums = found.setdefault(key, Times())
-            sums.counts = [one + other for one, other in zip(sums.counts, times.counts, strict=True)]
-            sums.seconds += times.seconds
-    return found
+def _values(figure: Figure, tiers: Tiers) -> Labelled:
+    value = figure.read(tiers)
+    return {} if value is None else value if isinstance(value, dict) else {(): value}
 
 
 def _histogram(what: tuple[str, str, tuple[str, ...]], times: dict[Any, Times]) -> HistogramMetricFamily:

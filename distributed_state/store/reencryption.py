@@ -17,7 +17,7 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import Ref, is_value
+from distributed_state.values.model import ITEMS, Ref, is_value
 from distributed_state.warm.scripts import REWRITE
 from distributed_state.warm.stream import StreamEvent
 
@@ -151,6 +151,7 @@ class _Run:
         tiers = self._tiers
         many = [tiers.keys.of(Ref.parse(text)) for text in texts]
         answers = await tiers.warm.commands([(b"HGETALL", names.record) for names in many])
+        windows = await self._windows(many, answers)
         for names, answer in zip(many, answers, strict=True):
             if names.ref.text not in self._unreadable:
                 try:
@@ -158,9 +159,23 @@ class _Run:
                 except CorruptState as error:
                     self._pass_over(names.ref.text, error)
                     continue
-                if old and not self._dry_run:
+                stale = bool(old) or names in windows
+                if stale and not self._dry_run:
                     await self._replace(names, old)
-                self.done = replace(self.done, copies=self.done.copies + bool(old))
+                self.done = replace(self.done, copies=self.done.copies + stale)
+
+    async def _windows(self, many: Sequence[RecordKeys], records: Sequence[list[bytes]]) -> set[RecordKeys]:
+        """Those of the records of which Redis has an item that is stored otherwise than it would be now."""
+        having = [names for names, record in zip(many, records, strict=True) if ITEMS in record[::2]]
+        answers = await self._tiers.warm.commands([(b"HGETALL", names.items) for names in having]) if having else []
+        found = set()
+        for names, answer in zip(having, answers, strict=True):
+            own = self._tiers.codec_of(names.ref.text)
+            for field, value in zip(answer[::2], answer[1::2], strict=True):
+                frame = value.split(b" ", 2)[-1]
+                if field[:1] == b":" and frame and own.stale(frame, codec.item_name(field[1:])):
+                    found.add(names)
+        return found
 
     def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
         """What is stored otherwise than it would be now: field, bytes, and the bytes that it should be."""
@@ -188,7 +203,7 @@ class _Run:
 
     async def _replace(self, names: RecordKeys, old: list[bytes]) -> None:
         tiers = self._tiers
-        call = (REWRITE, [names.record, names.hydration, names.channel])
+        call = (REWRITE, [names.record, names.hydration, names.channel, names.items])
         arguments = [tiers.epoch(names.partition), tiers.replica, *old]
         answer = (await tiers.warm.scripts([(*call, arguments)]))[0]
         if isinstance(answer, StateError):

@@ -123,7 +123,7 @@ class Archiver:
                 return True
             passed = self._driven.get(partition)
             if passed is None:
-                passed = await self._port.shield(self._drive([partition]))
+                passed = await self._port.drive(self._drive([partition]))
                 later = True
             else:
                 await passed.done.wait()
@@ -149,7 +149,7 @@ class Archiver:
         before = self.archived
         goals = await self._unarchived(wanted)
         while goals:
-            passed = await self._port.shield(self._drive(list(goals)))
+            passed = await self._port.drive(self._drive(list(goals)))
             if not passed.count:
                 passed.refuse()
                 await self._port.sleep(0.01)
@@ -185,7 +185,7 @@ class Archiver:
     async def _drive(self, partitions: Sequence[int]) -> Pass:
         """One pass over those of the partitions that no other caller of this replica archives now.
 
-        To be shielded: who waits for a pass waits for as long as it is noted here.
+        For `Port.drive`: who waits for a pass waits for as long as it is noted here.
         """
         passed = Pass(self._port.signal())
         with self._mutex:

@@ -1,4 +1,4 @@
-"""The three tiers of one event loop, or of all blocking callers of a process. Law: here they are made, and closed.
+"""The three tiers of a process, whatever thread or event loop calls. Law: here they are made, and closed.
 
 Design: section 14.
 """

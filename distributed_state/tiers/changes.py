@@ -14,8 +14,10 @@ from typing import Any
 
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.settings import Settings
+from distributed_state.tiers.item_changes import ItemChanges
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
+from distributed_state.values.items import Item
 from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message
 from distributed_state.values.tags import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
@@ -47,11 +49,12 @@ class Changes:
         self._first: list[tuple[bytes, bytes, bytes]] = []
         self._last: list[tuple[bytes, bytes, bytes]] = []
         self._size = 0
+        self._items: ItemChanges | None = None  # most changes have none
         self._events: list[tuple[bytes, bytes, bytes]] = []
         self.sums: list[str] = []
 
     def __bool__(self) -> bool:
-        return bool(self._fields or self._first or self._last or self._events)
+        return bool(self._fields or self._first or self._last or self._events or self._items)
 
     def copy(self) -> Changes:
         """The same changes, to go on from without touching these."""
@@ -66,6 +69,7 @@ class Changes:
         self._last = list(self._last)
         self._events = list(self._events)
         self.sums = list(self.sums)
+        self._items = None if self._items is None else self._items.copy()
 
     @property
     def fields(self) -> Mapping[bytes, tuple[bytes, bytes, bytes]]:
@@ -173,10 +177,44 @@ class Changes:
         for each in given:
             self.reserved(tag_field(each), b"1")
 
-    def clear(self, *, messages: bool, tags: bool = False) -> None:
-        """Delete all fields, what was set so far in this change included; hide the messages, remove tags if asked."""
-        self._first = [step for step in self._first if step[0] == b"w"]
+    @property
+    def items(self) -> ItemChanges:
+        """What becomes of items."""
+        if self._items is None:
+            self._items = ItemChanges(self._settings, self._codec)
+        return self._items
+
+    def put_item(
+        self,
+        collection: str,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        equals: Item | None = None,
+        keep: bool = False,
+    ) -> None:
+        """Put an item: see `record.items(collection).put`; with `keep` one that is there stays as it is."""
+        self.items.put(
+            collection, key, value, if_absent=if_absent, if_present=if_present, equals=equals, keep=keep
+        )  # fmt: skip
+
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Item | None = None) -> None:
+        """Delete an item; one that is not there is no error, unless it must be."""
+        self.items.delete(collection, key, if_present=if_present, equals=equals)
+
+    def layer(self, version: int) -> None:
+        """Show the items of this version from now on, 0: none; what was put so far in this change is forgotten."""
+        self._items = None
+        self._first = [step for step in self._first if step[0] != b"y"] + [(b"y", b"", b"%d" % version)]
+
+    def clear(self, *, messages: bool, items: bool = False, tags: bool = False) -> None:
+        """Delete all fields, what was set so far in this change included; hide messages, items, tags if asked."""
+        self._first = [step for step in self._first if step[0] != b"c"]
         self._first.append((b"c", TAG if tags else b"", b""))
+        if items:
+            self.layer(0)
         if messages:
             self.wipe()
             self.reserved(SUMMARY, None)  # it says what was in them
@@ -222,7 +260,12 @@ class Changes:
         """The change as it is sent."""
         if not self:
             raise InvalidValue("nothing to change")
-        return Draft(kind, [*self._first, *self._fields.values(), *self._last], [*self._events])
+        draft = Draft(kind, [*self._first, *self._fields.values(), *self._last], [*self._events])
+        if self._items is not None:
+            self._items.into(draft)
+        if not draft.items:
+            draft.items = any(step[0] == b"y" for step in self._first)
+        return draft
 
 
 def added_here(draft: Draft, swap: Swap, now: float) -> bool:

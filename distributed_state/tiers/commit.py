@@ -30,13 +30,15 @@ from distributed_state.tiers import actors, lost_replies
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import added_here
 from distributed_state.tiers.durability import Applied, admit, asked, ensure_durability, ensure_many
+from distributed_state.tiers.items import prove
 from distributed_state.tiers.read import ROUNDS, hydrate, read
+from distributed_state.tiers.read import reach as reach  # as part of a change
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.journal import unpack
-from distributed_state.values.keys import PartitionKeys, RecordKeys
+from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import MEMORY
-from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised
+from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, UnknownItems
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.op_ids import FULL, OpId, Unsure
 from distributed_state.warm.telemetry import observed
@@ -44,7 +46,7 @@ from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
 _REPLACED = 0.05  # seconds until a server that was replaced is asked no more
-Answer = Committed | Cold | Swap | Uninitialised | Unsure
+Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 Sent = tuple[RecordKeys, Draft, OpId, bytes]
 
 
@@ -223,6 +225,8 @@ async def _carry_through(
             draft.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
+        elif isinstance(answer, UnknownItems):
+            draft.proofs = await prove(tiers, names, draft, answer)
         elif isinstance(answer, Unsure):
             done = await lost_replies.resolve(tiers, names, op, answer)
             if done is not None:
@@ -262,7 +266,10 @@ def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committe
     text = names.ref.text
     tiers.familiar.note(text)
     if text in tiers.hot.entries and not lifetime_may_change(draft):
-        tiers.hot.apply(text, done.epoch, done.version, done.applied(draft.steps))
+        applied = done.applied(draft.steps)
+        if draft.items and applied is not None:
+            applied = None if not done.text else applied + done.first_items
+        tiers.hot.apply(text, done.epoch, done.version, applied)
     else:
         tiers.hot.apply(text, done.epoch, done.version, None)
 
@@ -277,7 +284,7 @@ async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, k
     """The sums that the increments of a commit gave; from SQL if Redis does not remember."""
     if done.results is not None:
         results = iter(done.results)
-        fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in draft.steps}
+        fields = {name: b"%d" % next(results) if step in (b"i", b"n") else value for step, name, value in draft.steps}
     else:
         await reach(tiers, names)
         before = done.version + 1
@@ -326,14 +333,3 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
             reraise=True,
         )
         return await retrying(once)
-
-
-async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
-    """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
-    for _ in range(ROUNDS):
-        tail = await tiers.warm.partitions.tail(names)
-        if tail is not None:
-            await tiers.archiver.reach(names.partition, *tail)
-            return
-        await tiers.start(names.partition)
-    raise WarmUnavailable(f"partition {names.partition} does not start")

@@ -64,7 +64,7 @@ class Memory:
         # Plain tuples, as `Remembered` has them.
         self._kept: defaultdict[int, deque[tuple[Any, ...]]] = defaultdict(deque)
         self._mutex = Mutex()
-        self._driving = False
+        self._driving: set[object] = set()  # where
 
     def __len__(self) -> int:
         with self._mutex:
@@ -138,10 +138,11 @@ class Memory:
     async def make_room(self, text: str) -> None:
         """Wait until less is remembered than may be. Raises Backpressure if that lasts for `retry_for` seconds."""
         deadline = self._port.monotonic() + self._wait
+        here = self._port.here()
         problem: StateError | None = None
         while self.bytes >= self.limit:
-            if not self._driving:
-                self._driving = True
+            if here not in self._driving:
+                self._driving.add(here)
                 try:
                     await self._archiver.drain(self.partitions())
                     await self.look()
@@ -149,7 +150,7 @@ class Memory:
                 except StateError as error:
                     problem = error
                 finally:
-                    self._driving = False
+                    self._driving.discard(here)
                 if self.bytes < self.limit:
                     return
             if self._port.monotonic() >= deadline:

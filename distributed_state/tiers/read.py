@@ -13,7 +13,7 @@ from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailabl
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.field_ttl import NEVER
-from distributed_state.values.keys import RecordKeys
+from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.warm.answers import Cold, Uninitialised
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.op_ids import OpId
@@ -188,3 +188,14 @@ async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> Ca
     entry = await _load(tiers, names, None)
     # As everywhere, no step back: what hot knew already must be in it.
     return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
+
+
+async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
+    """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
+    for _ in range(ROUNDS):
+        tail = await tiers.warm.partitions.tail(names)
+        if tail is not None:
+            await tiers.archiver.reach(names.partition, *tail)
+            return
+        await tiers.start(names.partition)
+    raise WarmUnavailable(f"partition {names.partition} does not start")

@@ -69,6 +69,7 @@ class RecordKeys:
     channel: bytes
     lock_channel: bytes
     event_keys: tuple[bytes, bytes, bytes, bytes]
+    items: bytes
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -170,4 +171,5 @@ class Keys:
                 f"{prefix}:relay".encode(),
                 f"{prefix}:lifetimes".encode(),
             ),
+            items=f"{prefix}:i:{ref.text}".encode(),
         )

@@ -35,6 +35,7 @@ SUMMARY = b"#summary"  # of messages that a model is not sent any more
 # some field has or had a deadline; defaults were set
 TIMED = b"#timed"
 INITIALIZED = b"#initialized"
+ITEMS = b"#items"  # since which version it shows items so, and those of which one lie below: see item_window.lua
 RESTORED = b"#restored"  # set by each rollback: the version whose state it is
 LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and until when at all
 # kinds of tombstones that ask for more: to erase the record, with its forks or without
@@ -42,7 +43,22 @@ FORGET = "forget"
 ERASE = "erase"
 REPAIR = "repair"  # of a change that brings SQL a state whole, or leaves out what is lost
 STATE_FIELDS = frozenset(
-    {PHASE, OWNER, DELETED, PARENT, SEGMENTS, START, NEXT, SCHEMA, SUMMARY, TIMED, INITIALIZED, RESTORED, LIFETIME}
+    {
+        PHASE,
+        OWNER,
+        DELETED,
+        PARENT,
+        SEGMENTS,
+        START,
+        NEXT,
+        SCHEMA,
+        SUMMARY,
+        TIMED,
+        INITIALIZED,
+        RESTORED,
+        LIFETIME,
+        ITEMS,
+    }
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 TAG = b"##"  # followed by a tag of the record: see values/tags.py

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from distributed_state.values.items import Item
 from distributed_state.values.model import Message, unescape
 
 
@@ -28,7 +29,8 @@ class Written:
 class Change:
     """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
 
-    `tagged` and `untagged` are pairs of key and text.
+    `items` has by collection and key what was put, None for what was deleted. `tagged`
+    and `untagged` are pairs of key and text.
     """
 
     version: int
@@ -41,6 +43,7 @@ class Change:
     appended: tuple[Message, ...]
     phase: str | None
     label: str | None
+    items: dict[tuple[str, str], Item | None] = field(default_factory=dict)
     tagged: tuple[tuple[str, str], ...] = ()
     untagged: tuple[tuple[str, str], ...] = ()
 
@@ -179,7 +182,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """A process, or an event loop of one, that has this namespace's store open, as it reports itself.
+    """A process that has this namespace's store open, as it reports itself.
 
     `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it reported this, by the server's.
     `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many

@@ -14,6 +14,7 @@ from distributed_state.settings import Settings
 from distributed_state.values import field_ttl
 from distributed_state.values.journal import Step
 from distributed_state.values.levels import Level
+from distributed_state.values.model import ITEMS
 
 
 class Draft:
@@ -23,6 +24,7 @@ class Draft:
     lifetime ('x'); `sent_events` are those that were sent last, with the ones that the beginning of a session adds.
     `lifetime` is what the session has if it begins with this: idle and whole, in ms, 0 for no end. `level`: how hard it
     is kept before it is acknowledged, None: as is asked around it. `preconditions`: the user's, in commit.lua's words.
+    `expected_items` are steps 'A', 'P' and 'M', what must be so of items; `proofs` 'V' and 'G', what SQL has of them.
     """
 
     # Defaults of the class: a dataclass would set each of them, which is what a commit would take longest for.
@@ -36,6 +38,9 @@ class Draft:
     lifetime: tuple[int, int] = (0, 0)
     sent_events: Sequence[Step] = ()
     level: Level | None = None
+    items: bool = False  # whether any step is about items
+    expected_items: Sequence[Step] = ()
+    proofs: Sequence[Step] = ()
     preconditions: Sequence[tuple[bytes, bytes]] = ()
 
     def __init__(self, kind: str, steps: list[Step], events: list[Step] | None = None) -> None:
@@ -71,7 +76,17 @@ class Committed(NamedTuple):
     @property
     def begins(self) -> bool:
         """Whether the record began with this, or began anew."""
-        return self.version == 1 or b"b" in self.text.rpartition(b" ")[2]
+        return self.version == 1 or b"b" in self.said
+
+    @property
+    def said(self) -> bytes:
+        """What else the answer says of the entry: see commit.lua."""
+        return self.text.rpartition(b" ")[2]
+
+    @property
+    def first_items(self) -> list[Step]:
+        """The step that commit.lua adds where a record gets its first items."""
+        return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.said else []
 
     def applied(self, steps: Iterable[Step]) -> list[Step] | None:
         """The steps that were sent as the journal has them; None if the answer does not say what came of them."""
@@ -79,6 +94,7 @@ class Committed(NamedTuple):
             return None
         number = self.first_message
         sums = iter(self.results)
+        said = self.said
         applied = []
         for each in steps:
             step, name, value = each
@@ -93,6 +109,16 @@ class Committed(NamedTuple):
                 number += 1
             elif step == b"w":
                 each = (b"w", b"", b"%d" % self.first_message)
+            elif step == b"n":
+                if not next(sums):
+                    continue
+                each = (b"p", name, value)
+            elif step == b"y":
+                if not self.text:
+                    return None
+                if b"y" not in said:
+                    continue
+                each = (b"s", ITEMS, b"%d %b" % (self.version, value))
             applied.append(each)
         return applied
 
@@ -121,6 +147,14 @@ def committed(text: bytes, trailing: Any = None) -> Committed:
         Committed,
         (int(version), epoch.decode(), int(first), sums, int(offset), time_ms, trailing, int(archived), text),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownItems:
+    """Only SQL knows how items are that a change expects to be so: as of version `needed` or later."""
+
+    epoch: str
+    needed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from distributed_state.settings import Settings
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Loaded, Step
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import LIFETIME
-from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, committed
+from distributed_state.values.model import ITEMS, LIFETIME
+from distributed_state.warm.answers import Cold, Committed, Draft, Swap, Uninitialised, UnknownItems, committed
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.op_ids import OpId, OpIds, Unsure
 from distributed_state.warm.partitions import Partitions
@@ -62,13 +62,13 @@ class Warm(Patience):
             kept_events=settings.kept_events,
         )
         self._constants = (replica,)
-        self._ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
+        self.ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
 
     # Commits
 
     async def commit(
         self, names: RecordKeys, draft: Draft, op: OpId, *, listening: bytes, trailing_call: Call | None = None
-    ) -> Committed | Cold | Swap | Uninitialised | Unsure:
+    ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
         """Send a write, again and again while replies are lost. Raises the server's refusal."""
         events = draft.events
         if draft.creation or draft.deleted != "refuse":
@@ -99,7 +99,7 @@ class Warm(Patience):
     @observed("commit_many", "warm", several)
     async def commit_many(
         self, writes: Sequence[tuple[RecordKeys, Draft, OpId, bytes]]
-    ) -> list[Committed | Cold | Swap | Uninitialised | Unsure | StateError]:
+    ) -> list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError]:
         """Send writes to many records in one round trip; what was refused comes back as its error."""
         for names, draft, op, _ in writes:
             events = events_of(names, draft)
@@ -112,7 +112,7 @@ class Warm(Patience):
         except WarmUnavailable:
             if not answers:
                 raise
-        results: list[Committed | Cold | Swap | Uninitialised | Unsure | StateError] = []
+        results: list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError] = []
         for (names, draft, _, _), answer in zip(writes, answers, strict=True):
             try:
                 results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, answer))
@@ -145,12 +145,16 @@ class Warm(Patience):
         op.sent = arguments
         for step in draft.steps:
             arguments += step
-        if not events:
+        if not events and not draft.items:
             return self._commit, names.commit_keys, arguments
         lives = False
         for event in events:
             arguments += event
             lives = lives or event[0] in (b"x", b"X")
+        if draft.items:
+            # Not remembered with the commit: they change nothing.
+            checks = [word for step in (*draft.proofs, *draft.expected_items) for word in step]
+            return self._commit, (*names.commit_keys, *names.event_keys, names.items), [*arguments, *checks]
         # A key costs the server as much as a word.
         return self._commit, (*names.commit_keys, *names.event_keys[: 4 if lives else 3]), arguments
 
@@ -166,7 +170,7 @@ class Warm(Patience):
 
     def _committed(
         self, names: RecordKeys, draft: Draft, answer: Any, trailing: Any = None
-    ) -> Committed | Cold | Swap | Uninitialised | Unsure:
+    ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
         """Read the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
             done = committed(answer, trailing)
@@ -179,6 +183,8 @@ class Warm(Patience):
             return Cold(answer[1].decode(), answer[2].decode())
         if word == b"swap":
             return Swap(answer[1], answer[2])
+        if word == b"items":
+            return UnknownItems(answer[1].decode(), int(answer[2]))
         if word == b"uninitialised":
             return Uninitialised()
         if word in (b"unsure", b"late"):
@@ -238,7 +244,7 @@ class Warm(Patience):
     def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
         """Keys and arguments of read.lua."""
         known = "" if version is None else version
-        arguments = [epoch, known, f"{self.replica}.{next(self.count)}", self._ttl_ms]
+        arguments = [epoch, known, f"{self.replica}.{next(self.count)}", self.ttl_ms]
         return [names.record, names.hydration, names.meta], arguments
 
     def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
@@ -263,8 +269,10 @@ class Warm(Patience):
             fields += (b"#m%d" % number, data)
         if LIFETIME in state.fields:
             fields += (b"#t", loaded.time_ms)
-        keys = [names.record, names.hydration, names.meta]
-        answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self._ttl_ms, *fields])
+        if ITEMS in state.fields:
+            fields += (b"#kv", state.version)
+        keys = [names.record, names.hydration, names.meta, names.items]
+        answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self.ttl_ms, *fields])
         return int(answer[1]) if answer[0] == b"ok" else 0
 
 

@@ -104,8 +104,8 @@ class Confirming:
         self._patience = patience
         self._wait_ms = max(1, int(settings.timeout * 1000 * _SHARE))
         self._waits: dict[Level, Wait] = {}
-        self._next: dict[tuple[str, Level], _Wave] = {}
-        self._running: dict[tuple[str, Level], _Wave] = {}
+        self._next: dict[tuple[object, str, Level], _Wave] = {}  # by event loop as well
+        self._running: dict[tuple[object, str, Level], _Wave] = {}
 
     async def possible(self, level: Level) -> list[str]:
         """What is missing for a level now, by server. Raises ConfigurationError if it never can be reached here."""
@@ -157,7 +157,7 @@ class Confirming:
     async def _at(self, node: str, level: Level, claims: list[Claim]) -> list[str]:
         if not self._port.suspends:
             return await self._exchange(node, level, claims)  # a thread has a connection for itself
-        key = (node, level)
+        key = (self._port.here(), node, level)
         wave = self._next.get(key)
         if wave is None:
             wave = self._next[key] = _Wave(self._port.signal())
@@ -173,7 +173,7 @@ class Confirming:
             raise WarmUnavailable(wave.lost)
         return wave.results[first : first + len(claims)]
 
-    async def _lead(self, key: tuple[str, Level], wave: _Wave) -> None:
+    async def _lead(self, key: tuple[object, str, Level], wave: _Wave) -> None:
         try:
             await self._port.sleep(0)  # commits that were answered in one turn of the loop go together
             running = self._running.get(key)
@@ -181,7 +181,7 @@ class Confirming:
                 await running.done.wait()
             del self._next[key]
             self._running[key] = wave
-            wave.results = await self._exchange(*key, wave.claims)
+            wave.results = await self._exchange(key[1], key[2], wave.claims)
         except WarmUnavailable as error:
             wave.lost = str(error)
         finally:

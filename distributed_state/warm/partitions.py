@@ -69,7 +69,7 @@ class Partitions:
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
         """Take records out of Redis, if this is still who may recover the partition."""
-        calls = [(DISCARD, [keys.meta, each.record, each.hydration], [token, seen]) for each in records]
+        calls = [(DISCARD, [keys.meta, each.record, each.hydration, each.items], [token, seen]) for each in records]
         answers = await self._patience.scripts(calls)
         for answer in answers:
             if isinstance(answer, StateError):
@@ -166,7 +166,7 @@ class Partitions:
             [
                 (
                     SETTLE,
-                    [names.record, keys.journal, keys.meta],
+                    [names.record, keys.journal, keys.meta, names.items],
                     [epoch, last.offset, last.event, version, self._ttl_ms, messages, recent],
                 )
                 for keys, epoch, last, records in calls

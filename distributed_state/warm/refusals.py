@@ -23,7 +23,7 @@ from distributed_state.warm.answers import Draft
 
 REFUSALS = (
     *("backpressure", "conflict", "deleted", "epoch", "exists"),
-    *("fenced", "forgotten", "locked", "misused", "tags", "toolarge"),
+    *("fenced", "forgotten", "item", "locked", "misused", "tags", "toolarge"),
 )
 
 
@@ -31,6 +31,16 @@ def _shown(name: bytes, raw: bytes | None) -> str:
     # Never what is in a user's field: errors end up in logs.
     known = "nothing" if raw is None else f"{len(raw)} bytes"
     return repr(raw[:40].decode(errors="replace")) if raw is not None and name[:1] == b"#" else known
+
+
+def _expected_item(draft: Draft, name: bytes, version: bytes) -> str:
+    collection, _, key = name.partition(b"\0")
+    wanted = {each: value for step, each, value in draft.expected_items if step == b"M"}.get(name)
+    found = "there is none" if version == b"-" else f"there is one, of version {version.decode()}"
+    what = f"item {key[:80].decode(errors='replace')!r} of {collection.decode(errors='replace')!r}"
+    return f"{what}: {found}" + (
+        f", not the expected one of version {wanted.decode()}" if wanted else ", as was not expected"
+    )
 
 
 def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | None:
@@ -71,6 +81,8 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
         return Conflict(f"{record}: exists already, at version {int(rest[0])}", version=int(rest[0]))
     if word == "conflict":
         return _conflict(record, draft, int(rest[0]), tuple(rest[1:]))
+    if word == "item":
+        return Conflict(f"{record}: {_expected_item(draft, *rest)}")
     if word == "deleted":
         return Deleted(f"{record}: deleted at version {int(rest[0])}")
     if word == "fenced":

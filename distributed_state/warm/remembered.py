@@ -71,7 +71,7 @@ def _steps(sent: Sequence[Any]) -> list[Step]:
 
 def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -> Iterator[Step]:
     """The steps as commit.lua wrote them."""
-    said = done.text.rpartition(b" ")[2]
+    said = done.said
     yield from done.applied(each for each in sent if each[0] not in _BESIDE) or ()
     found = _FIRST_EVENT.search(said)
     number = int(found[1]) if found else 0
@@ -84,6 +84,7 @@ def _written(done: Committed, sent: Sequence[Step], record: bytes, owner: str) -
         elif int(name) or int(value):
             limit = (done.time_ms or 0) + int(value) if int(value) > 0 else 0
             yield b"s", LIFETIME, b"%b %d" % (name, limit)
+    yield from done.first_items
     if b"o" in said:
         yield b"s", OWNER, owner.encode()
 

@@ -9,6 +9,8 @@ from distributed_state.port import Script
 
 COMMIT = Script("commit", living=True)
 READ = Script("read", living=True)
+ITEMS = Script("items", living=True)
+LIST_ITEMS = Script("list_items", living=True)
 UNCHANGED = Script("unchanged", living=True)
 HYDRATE = Script("hydrate", living=True)
 SETTLE = Script("settle", living=True)

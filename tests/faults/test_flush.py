@@ -11,7 +11,7 @@ import pytest
 from below import names, redis_of, tiers, until
 from faces import core
 
-from distributed_state import ColdUnavailable, DurabilityUnknown, Fenced
+from distributed_state import ColdUnavailable, Conflict, DurabilityUnknown, Fenced
 from distributed_state.programs.servers import RedisServer, redis_server
 
 pytestmark = pytest.mark.only(warm="single")
@@ -145,4 +145,27 @@ async def test_a_commit_that_is_lost_before_it_is_archived_is_reported(opener: A
     assert await session.get("n", fresh=True) == 1
     assert await session.set("n", 3) == 2
     assert [change.set["n"] for change in await session.history()] == [1, 3]
+    await opener.close()
+
+
+async def test_items_that_are_lost_are_put_back_by_their_writer(opener: Any, server: RedisServer) -> None:
+    """With the layers that rollbacks began, and what stands in the way of what was put only where there was none."""
+    store = await opener(url=server.url, archiver=False, memory_bytes=2**20)
+    user = store.user("u")
+    items = user.items("x")
+    await items.put_many({"a": 1, "b": 1, "c": 1})
+    await store.archive()
+    await items.put("a", 2)
+    await items.delete("b")
+    assert await items.put_missing({"c": 2, "d": 2}) == {"d"}
+    await user.clear(items=True)
+    await items.put("e", b"\0bytes")
+    flush(store)
+    assert await items.get_many(["a", "e"]) == {"e": b"\0bytes"}
+    page = await items.list()
+    assert [item.key for item in page.items] == ["e"]
+    with pytest.raises(Conflict):
+        await items.put("e", 1, if_absent=True)
+    await user.rollback(version=4)
+    assert await items.get_many(["a", "b", "c", "d", "e"]) == {"a": 2, "c": 1, "d": 2}
     await opener.close()

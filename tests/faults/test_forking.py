@@ -164,6 +164,33 @@ def test_one_asyncio_store_serves_several_loops(redis_url: str, tmp_path: Path, 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+async def test_a_child_that_is_forked_inside_a_running_loop_has_both_faces(
+    redis_url: str, archive_url: str, namespace: str
+) -> None:
+    """Nothing of that loop runs there, though its thread is in the middle of it."""
+    async with AsyncStateStore.open(redis_url, archive=archive_url, namespace=namespace) as store:
+        replica = store.replica
+        await store.session("s").set("n", 1)
+        store.blocking.session("s").set("n", 2)
+
+        def child() -> list[Any]:
+            store.blocking.session("s").set("n", 3)
+            anew = store.replica != replica
+            written = asyncio.run(_set(store, 4))
+            store.blocking.close()
+            return [anew, written]
+
+        assert in_child(child) == [True, 4]
+        assert await store.session("s").get("n", fresh=True) == 4
+        assert await store.session("s").set("n", 5) == 5
+        assert store.replica == replica
+
+
+async def _set(store: AsyncStateStore, value: int) -> int:
+    return await store.session("s").set("n", value)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_child_remembers_nothing_of_its_parents_commits(redis_url: str, archive_url: str, namespace: str) -> None:
     """It could not let go of them, and its parent remembers them; what it commits itself it remembers."""
     with StateStore.open(

@@ -33,6 +33,7 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.records.batch import AsyncBatch
+from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.transaction import AsyncTransaction
 from distributed_state.records.typed import AsyncEdit, AsyncTypedRecord
@@ -40,7 +41,7 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import Batch, StateStore
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.blocking_events import Events
-from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession
+from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
 from distributed_state.tiers.changes import Changes
 from distributed_state.warm.lease import AsyncLease
 
@@ -56,7 +57,7 @@ def count(state: Any, amount: int) -> None:
 STEPS = StateMachine({("p", "begin"): "q"}, initial="p", name="steps")
 STATE = ("goal", "plan_steps", "completed_steps", "iteration", "created_at", "updated_at")
 Case = tuple[Callable[[Any], Awaitable[Any]], list[tuple[str, str | None]]]
-M, P, T, V = "#messages", "#phase", "#tags", "#version"
+M, P, T, V, Q = "#messages", "#phase", "#tags", "#version", "#items"
 
 
 async def _transaction(session: Any) -> None:
@@ -202,6 +203,21 @@ SESSION: dict[str, Case] = {
     ),
 }
 
+# Likewise those of a collection of its items.
+ITEMS: dict[str, Case] = {
+    "get": (lambda s: s.items("x").get("k"), [("read", Q)]),
+    "get_many": (lambda s: s.items("x").get_many(["k"]), [("read", Q)]),
+    "find": (lambda s: s.items("x").find("k", version=1), [("read", Q)]),
+    "find_many": (lambda s: s.items("x").find_many(["k"]), [("read", Q)]),
+    "exists": (lambda s: s.items("x").exists("k"), [("read", Q)]),
+    "list": (lambda s: s.items("x").list(), [("read", Q)]),
+    "put": (lambda s: s.items("x").put("k", 1), [("write", Q)]),
+    "put_many": (lambda s: s.items("x").put_many({"k": 1}, if_absent=True), [("read", Q), ("write", Q)]),
+    "put_missing": (lambda s: s.items("x").put_missing({"k": 1}), [("read", Q), ("write", Q)]),
+    "delete": (lambda s: s.items("x").delete("k"), [("write", Q)]),
+}
+RECORD = SESSION | {f"items.{name}": case for name, case in ITEMS.items()}
+
 
 class Trip(BaseModel):
     """A schema for the record of these tests."""
@@ -244,6 +260,16 @@ async def _announce(store: Any) -> None:
     store.announce(mood="good")
 
 
+async def _index(store: Any) -> None:
+    await store.update_index()
+    await store.remove_index()  # others share the database
+
+
+async def _search(store: Any) -> None:
+    with suppress(ConfigurationError):  # it is off
+        await store.search("nothing")
+
+
 STORE: dict[str, Case] = {
     "get_many": (
         lambda s: s.get_many([s.session("s"), s.session("t")]),
@@ -266,6 +292,9 @@ STORE: dict[str, Case] = {
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
     "repair": (lambda s: s.repair(), [("admin", None)]),
     "compact": (lambda s: s.compact(), [("admin", None)]),
+    "search": (_search, [("read", None)]),
+    "update_index": (_index, [("admin", None), ("admin", None)]),
+    "remove_index": (lambda s: s.remove_index(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
     "run": (
         lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),
@@ -313,6 +342,8 @@ VIEW: dict[str, Case] = {
     "tag": (lambda v: v.tag("k", "v"), [("write", T)]),
     "untag": (lambda v: v.untag("k", "v"), [("write", T)]),
     "phase": (lambda v: v.phase, [("read", P)]),
+    "put_item": (lambda v: v.put_item("x", "k", 1), [("write", Q)]),
+    "delete_item": (lambda v: v.delete_item("x", "k"), [("write", Q)]),
 }
 TURN: dict[str, Case] = {
     "transition": (lambda t: t.transition("begin", machine=STEPS), [("read", P), ("write", P)]),
@@ -344,8 +375,9 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
-    | dict.fromkeys(("hook", "tiers", "all_tiers"), LOCAL),
-    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL),
+    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL),
+    "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL) | {"items": HANDLE},
+    "ITEMS": {"collection": LOCAL},
     "TYPED": {},
     "VIEW": {"version": OPENING},
     "TURN": dict.fromkeys(
@@ -358,8 +390,9 @@ UNASKED: dict[str, dict[str, str]] = {
         WRITING,
     )
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
+    | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
-    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join"), OPENING),
+    "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join", "leave"), OPENING),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING),
     "EDIT": {"finish": WRITING},
@@ -382,6 +415,7 @@ TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {
     "STORE": ((AsyncStateStore, StateStore), STORE),
     "SESSION": ((AsyncSession, Session, AsyncRecord, Record), SESSION),
     "TYPED": ((AsyncTypedSession, TypedSession, AsyncTypedRecord, TypedRecord), TYPED),
+    "ITEMS": ((AsyncItems, Items), ITEMS),
     "VIEW": ((Transaction,), VIEW),
     "TURN": ((AsyncTurn, Turn), TURN),
     "BATCH": ((AsyncBatch, Batch), {}),
@@ -464,10 +498,10 @@ def new(store: Any, session: Any) -> Any:
     return New()
 
 
-@pytest.mark.parametrize("name", SESSION)
+@pytest.mark.parametrize("name", RECORD)
 async def test_a_record_asks_for_what_it_does(opener: Any, name: str) -> None:
     store, rules = await guarded(opener)
-    call, expected = SESSION[name]
+    call, expected = RECORD[name]
     await call(new(store, store.session("s", user="u", actor="a")))
     distinct = list(dict.fromkeys(rules.told()))
     assert distinct == expected
@@ -476,12 +510,12 @@ async def test_a_record_asks_for_what_it_does(opener: Any, name: str) -> None:
         assert request.id in ("s", "f", "new")
 
 
-@pytest.mark.parametrize("name", SESSION)
+@pytest.mark.parametrize("name", RECORD)
 async def test_a_denied_record_does_nothing(opener: Any, name: str) -> None:
     """Each of the things asked for is denied in turn; of the first nothing reaches the server."""
     store, rules = await guarded(opener)
     session = store.session("s", user="u", actor="a")
-    call, expected = SESSION[name]
+    call, expected = RECORD[name]
     for action, field in expected:
         rules.allow = lambda request, denied=(action, field): (request.action, request.field) != denied
         with pytest.raises(AccessDenied):

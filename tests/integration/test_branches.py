@@ -131,6 +131,56 @@ def evict(store: Any, *ids: str) -> None:
             client.delete(names(store, id).record)
 
 
+async def items_of(store: Any, id: str) -> dict[str, Any]:
+    page = await store.session(id).items("x").list()
+    return {item.key: item.value for item in page.items}
+
+
+@pytest.mark.parametrize("last", [2, 3, 4, 5, 6])
+async def test_a_branch_is_forked_with_its_items(opener: Any, last: int) -> None:
+    """Those of the record below, and its own upon them, also of what it cleared on the way."""
+    store = await opener(**QUIET)
+    session = store.session("s")
+    items = session.items("x")
+    await items.put_many({"a": 1, "b": 1})
+    shown = {2: {"a": 2, "b": 1}, 3: {"a": 2}, 4: {"a": 2, "c": b"\0bytes"}, 5: {}, 6: {"d": 2}}
+
+    async def work() -> None:
+        await items.put("a", 2)
+        await items.delete("b")
+        await items.put("c", b"\0bytes")
+        await session.clear(items=True)
+        await items.put("d", 2)
+
+    lost = await lose(store, "s", work)
+    await items.put("a", 3)
+    await keep(store, lost, lost.only(*range(2, last + 1)))
+    (branch,) = await session.branches()
+    await session.fork("f", branch=branch.id)
+    await session.erase()
+    assert await items_of(store, "f") == shown[last]
+
+
+async def test_what_a_branch_brought_back_is_in_its_fork(opener: Any) -> None:
+    store = await opener(**QUIET)
+    session = store.session("s")
+    items = session.items("x")
+    await items.put_many({"a": 1, "b": 1})
+    await items.put("a", 2)
+
+    async def work() -> None:
+        await session.rollback(version=1)
+        await items.put("c", 4)
+
+    lost = await lose(store, "s", work)
+    await items.delete("b")
+    await keep(store, lost)
+    (branch,) = await session.branches()
+    await session.fork("f", branch=branch.id)
+    assert await items_of(store, "f") == {"a": 1, "b": 1, "c": 4}
+    assert await items_of(store, "s") == {"a": 2}
+
+
 async def test_messages_that_were_taken_back_on_a_branch_stay_so_in_its_fork(opener: Any) -> None:
     store = await opener(**QUIET)
     session = store.session("s")

@@ -16,7 +16,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.errors import InvalidValue, UnknownStep
 from distributed_state.values import codec
 from distributed_state.values.journal import KINDS, State, pack, unpack
-from distributed_state.values.model import OWNER, PARENT
+from distributed_state.values.model import ITEMS, OWNER, PARENT
 from tests.integration.test_compaction import compact
 from tests.journals import Journal, Step, put, rows
 
@@ -78,6 +78,12 @@ class Model:
     def fork(self, source: str, record: str, version: int) -> None:
         entry = self.journal.fork(source, record, version)
         self._note(record, entry.version, entry.data, self.past[source][version])
+
+    def layer(self, record: str, shown: int, *steps: Step) -> None:
+        """From now on it shows the items of this version, and what these steps put upon them; 0: none."""
+        version = self.journal.states[record].version + 1
+        entry = self.journal.commit(record, (b"s", ITEMS, b"%d %d" % (version, shown)), *steps)
+        self._note(record, entry.version, entry.data, self.past[record][shown] if shown else {})
 
     def check(self, most: int = 99) -> None:
         """Compare the versions that can be read, of each record so many at most, and the histories."""
@@ -271,6 +277,44 @@ def test_a_deleted_item_leaves_nothing_behind(model: Model) -> None:
     model.check()
     model.journal.store.purge(LATER)
     assert kept(model.journal.store) == []
+    model.check()
+
+
+def test_what_a_rollback_brings_back_lies_below_what_is_put_from_then_on(model: Model) -> None:
+    fill(model, commits=2)
+    model.commit(A, put_item(b"b", b"b"))
+    model.layer(A, 1)
+    model.commit(A, put_item(b"c", b"c"))
+    model.commit(A, delete_item(b"a"))
+    model.layer(A, 5, put_item(b"d", b"d"))
+    model.layer(A, 2)
+    model.fork(A, B, 7)
+    model.layer(A, 0)
+    model.commit(A, put_item(b"e", b"e"))
+    model.journal.flush()
+    model.check()
+    model.journal.store.purge(0, keep=3)
+    model.check()
+    model.journal.store.purge(LATER)
+    model.check()
+    assert [row[0] for row in kept(model.journal.store)] == [b"a", b"c", b"d", b"e"], (
+        "what the fork shows, and the last"
+    )
+    erase(model.journal.store, A)
+    del model.past[A]
+    model.check()
+
+
+def test_what_was_cleared_goes_with_a_purge(model: Model) -> None:
+    fill(model, commits=3)
+    model.layer(A, 0)
+    model.commit(A, put_item(b"b", b"b"))
+    model.commit(A, put("k", "1"))
+    model.journal.flush()
+    model.journal.store.purge(0, keep=2)
+    model.check()
+    model.journal.store.purge(LATER)
+    assert [row[:2] for row in kept(model.journal.store)] == [(b"b", 5)]
     model.check()
 
 
@@ -552,13 +596,17 @@ def act(model: Model, chance: random.Random) -> None:
         return
     journal.flush()  # as whoever forks has it archived first
     record = chance.choice(names)
-    if kind < 0.82 and len(names) < 9:
+    if kind < 0.76:
+        shown = chance.choice([0, chance.randint(store.oldest(record), max(model.past[record]))])
+        steps = [put_item(KEYS[0], b"upon it %d" % journal.now)] if chance.random() < 0.3 else []
+        model.layer(record, shown, *steps)
+    elif kind < 0.84 and len(names) < 9:
         version = chance.randint(store.oldest(record), max(model.past[record]))
         model.fork(record, f"session:{len(journal.states)}", version)
-    elif kind < 0.84:
+    elif kind < 0.86:
         erase(store, record)
         del model.past[record]
-    elif kind < 0.86:
+    elif kind < 0.88:
         journal.delete(record)
         journal.flush()
         model.past[record][max(model.past[record]) + 1] = model.past[record][max(model.past[record])]
@@ -592,5 +640,11 @@ def test_random_schedules_read_as_the_model_says(model: Model, seed: int) -> Non
     store.purge(LATER)
     model.check()
     newest = model.past[left][max(model.past[left])]
-    assert {(row.collection, row.key): row.data for row in rows(store, tables.items)} == newest
-    assert rows(store, tables.layers) == []
+    left_rows = {
+        (row.collection, row.key): row.data for row in sorted(rows(store, tables.items), key=lambda r: r.version)
+    }
+    if any(row.last < 2**63 - 1 for row in rows(store, tables.layers)):
+        # What lies below an own layer stays, also where something was put upon it; and that it was deleted there.
+        left_rows = {name: data for name, data in left_rows.items() if name in newest}
+    assert left_rows == newest
+    assert [row for row in rows(store, tables.layers) if row.source != left] == []

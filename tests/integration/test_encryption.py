@@ -346,9 +346,9 @@ def _with(store: Any, keys: KeyRing | None, **options: Any) -> Any:
     namespace = inner.settings.namespace
     root = Codec(namespace, "") if keys is None else Sealed(Encryption(keys, **options), namespace, "")
     inner._context.codec_of = root.of
-    for home in inner.all_tiers():
-        home.codec_of = home.warm.codec_of = root.of
-        home.hot.clear()
+    home = inner.tiers()
+    home.codec_of = home.warm.codec_of = root.of
+    home.hot.clear()
     return store
 
 

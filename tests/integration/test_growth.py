@@ -26,6 +26,7 @@ from deploy.load.curves.first_writes import first_writes
 from deploy.load.curves.forgetting import forgetting
 from deploy.load.curves.holders import Held, holders
 from deploy.load.curves.idle import idle, resting
+from deploy.load.curves.many_items import many_items
 from deploy.load.curves.picture import placed
 from deploy.load.curves.purging import compacting, purging
 from deploy.load.curves.reads import Archive, reads
@@ -129,6 +130,16 @@ def test_events_to_many_connections_are_measured(measure: Callable[..., Curve]) 
     curve = measure([2, 4], lambda _: None, rate=200, seconds=1.0)
     assert len(curve.costs) == 2
     assert min(curve.costs) > 0
+
+
+def test_what_items_cost_is_measured() -> None:
+    """Whatever else the record holds: one script, and no item that was not asked for."""
+    puts, guarded, gets, *times, read = many_items([10, 600], lambda _: None)
+    assert puts.reached
+    assert guarded.reached
+    assert gets.reached
+    assert read.reached
+    assert all(min(curve.costs) > 0 for curve in times)
 
 
 @pytest.mark.wide

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.asyncio import AsyncioPort
 from distributed_state.port.background import finish
-from distributed_state.port.blocking import BlockingPort
 from distributed_state.port.connections import Connections
+from distributed_state.port.shared import SharedPort
 
 PING = [(b"PING",)]
 TIMEOUT = 20.0  # seconds, after which a connection would be given up anyway
@@ -41,7 +40,7 @@ def switch(connections: Connections, other: str) -> str:
 
 def left_by_a_thread(connections: Connections, to: str) -> bool:
     """Whether a thread whose connection is not ready is told that the keys are with this server."""
-    port = BlockingPort(connections)
+    port = SharedPort(connections)
     told = threading.Event()
 
     def ask() -> None:
@@ -66,7 +65,7 @@ def left_by_a_thread(connections: Connections, to: str) -> bool:
 
 async def left_by_a_task(connections: Connections, to: str) -> bool:
     """The same of a task."""
-    port = AsyncioPort(connections)
+    port = SharedPort(connections)
     node = connections.topology.only
     assert node is not None
     asking = asyncio.ensure_future(port.exchange_with(node, PING))

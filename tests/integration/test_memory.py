@@ -13,7 +13,7 @@ from below import redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
 
-from distributed_state import Backpressure, ColdUnavailable, Encryption, KeyRing
+from distributed_state import Backpressure, ColdUnavailable, Encryption, KeyRing, PutItem
 from distributed_state.values.journal import JournalEntry, pack_entries, unpack, unpack_entries
 from distributed_state.values.model import OWNER, escape
 from distributed_state.warm.scripts import COMMIT, EMIT
@@ -49,7 +49,25 @@ def remembered(store: Any) -> list[JournalEntry]:
     return [replace(entry, total_bytes=0) for entry in found]
 
 
+async def every_commit_of_items(store: Any) -> None:
+    user = store.user("items")
+    items = user.items("x")
+    await user.write(set={"a": 1}, items=[PutItem(collection="x", key="a", value=b"\1")])
+    await items.put_missing({"a": 2, "b": 2})
+    await items.put("a", 3, if_present=True)
+    await items.delete("b", "none")
+    await user.clear(items=True)
+    await items.put("a", 4)
+    await user.rollback(version=3)
+    session = store.session("items", user="u2")
+    await session.clear(items=True)  # it never had any
+    await session.write(append=[message("x")], items=[PutItem(collection="x", key="a", value=1)])
+    await session.fork("items forked")
+    await store.delete("items")
+
+
 async def every_kind_of_commit(store: Any, *, encrypted: bool = False) -> None:
+    await every_commit_of_items(store)
     session = store.session("s", user="u1", idle=1000, lifetime=5000)
     await session.write(set={"a": 1, "b": "x"}, append=[message("first")], phase="planning")
     await session.set("a", {"deep": [1, None]})
@@ -102,7 +120,7 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
     for event, entry in found.items():
         assert entry == written[event]
     steps = {op.kind for entry in written.values() for op in unpack(entry.data)}
-    assert steps == {b"s", b"d", b"c", b"w", b"m", b"l", b"e"}
+    assert steps == {b"s", b"d", b"c", b"w", b"m", b"l", b"e", b"p", b"q"}
     assert sum(op.name == OWNER for entry in written.values() for op in unpack(entry.data)) >= 2
     assert max(entry.token for entry in written.values()) > 0
     assert {entry.actor for entry in written.values()} >= {"", escape("support:ada\n")}

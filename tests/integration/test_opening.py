@@ -24,12 +24,11 @@ import pytest
 from below import ROOT, everything_in_sql
 from faces import Blocking, in_thread
 
-import distributed_state.port.asyncio as asyncio_face
-import distributed_state.port.blocking as blocking_face
 from distributed_state import AsyncStateStore, StateStore, WarmUnavailable
 from distributed_state.cold import schema
 from distributed_state.cold.engine import Database
 from distributed_state.cold.tables import HEAD, metadata
+from distributed_state.port.shared import SharedPort
 
 TABLES = {*metadata.tables, "alembic_version"}
 
@@ -195,13 +194,11 @@ def test_an_interrupted_opening_leaves_nothing_open(slowly: Any, tmp_path: Path)
 async def test_an_opening_that_fails_at_its_last_step_leaves_nothing_open(
     face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = {"asyncio": asyncio_face.AsyncioPort, "blocking": blocking_face.BlockingPort}[face]
-
     async def fail(_: Any) -> None:
         raise WarmUnavailable("gone again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "open", fail)
+        patched.setattr(SharedPort, "open", fail)
         with pytest.raises(WarmUnavailable, match="gone again"):
             await opened(face, archive=f"sqlite:///{tmp_path}/a.db")
     assert open_files(tmp_path) == []

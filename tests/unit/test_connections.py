@@ -17,7 +17,7 @@ from distributed_state.port import Script, sockets
 from distributed_state.port import pipe as pipe_module
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import Packer
-from distributed_state.port.pipe import Pipe, PipeWire
+from distributed_state.port.pipe import Pipe
 from distributed_state.port.sockets import Socket, SocketWire
 
 pack = Packer().pack
@@ -359,38 +359,6 @@ async def test_answers_out_of_order_end_it(said: bytes) -> None:
             await waiting
         await asyncio.sleep(0)
         assert pipe.broken is not None
-
-
-async def test_a_wire_of_a_loop_is_as_one_of_a_thread() -> None:
-    ours, server = socket.socketpair()
-    with server:
-        wire = PipeWire(Streams(*await asyncio.open_connection(sock=ours)), "place")
-        wire.post(b"SSUBSCRIBE", b"c")
-        server.sendall(b"-MOVED 7 h:1\r\n*3\r\n$10\r\nssubscribe\r\n$1\r\nc\r\n:1\r\n+PONG\r\n")
-        found = [await wire.receive() for _ in range(3)]
-        assert found == [[b"error", b"MOVED 7 h:1"], [b"ssubscribe", b"c", 1], [b"PONG"]]
-        receiving = asyncio.ensure_future(wire.receive())
-        await asyncio.sleep(0)
-        wire.close()
-        with pytest.raises(WarmUnavailable, match="closed"):
-            await receiving
-
-
-async def test_a_wire_that_nobody_reads_leaves_the_rest_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which has a bound of its own: here it would grow without one."""
-    monkeypatch.setattr(pipe_module, "_MOST", 10)
-    ours, server = socket.socketpair()
-    with server:
-        wire = PipeWire(Streams(*await asyncio.open_connection(sock=ours)), "place")
-        server.sendall(b"+1\r\n" * 10)
-        while wire._reading.is_reading():  # type: ignore[attr-defined]  # asyncio's transports have it
-            await asyncio.sleep(0)
-        server.sendall(b"+2\r\n" * 10)
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert len(wire._arrived) == 10
-        assert [await wire.receive() for _ in range(20)] == [[b"1"]] * 10 + [[b"2"]] * 10
-        wire.close()
 
 
 def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from distributed_state import ConfigurationError, WarmUnavailable
 from distributed_state.port.blocking import finish
 from distributed_state.port.embedded import EmbeddedServer, encode
 from distributed_state.port.embedded_client import EmbeddedClient, compiled
-from distributed_state.port.embedded_wires import AsyncioEmbeddedWire, BlockingEmbeddedWire
+from distributed_state.port.embedded_wires import EmbeddedWire
 from distributed_state.port.errors import ReplyError
 
 NEXT = b"""
@@ -238,7 +237,7 @@ def test_another_fakeredis_is_refused_with_what_to_do(name: str, monkeypatch: py
 
 def test_the_blocking_wire_waits_for_others_and_ends_when_closed(server: EmbeddedServer) -> None:
     asked = False
-    wire = BlockingEmbeddedWire(server, lambda: asked)
+    wire = EmbeddedWire(server, lambda: asked)
     wire.post(b"SSUBSCRIBE", b"c")
     assert finish(wire.receive()) == [b"ssubscribe", b"c", 1]
     with ThreadPoolExecutor(1) as threads:
@@ -251,26 +250,6 @@ def test_the_blocking_wire_waits_for_others_and_ends_when_closed(server: Embedde
             waiting.result(10)
         with pytest.raises(WarmUnavailable, match="the link is closed"):
             finish(wire.receive())
-        wire, asked = BlockingEmbeddedWire(server, lambda: asked), True
+        wire, asked = EmbeddedWire(server, lambda: asked), True
         with pytest.raises(WarmUnavailable, match="the link is closed"):
             threads.submit(lambda: finish(wire.receive())).result(10)
-
-
-async def test_the_asyncio_wire_waits_for_others_and_ends_when_closed(server: EmbeddedServer) -> None:
-    asyncio.get_running_loop().set_debug(True)  # refuses what another thread may not call
-    wire = AsyncioEmbeddedWire(server)
-    wire.post(b"SSUBSCRIBE", b"c")
-    assert await wire.receive() == [b"ssubscribe", b"c", 1]
-    waiting = asyncio.create_task(wire.receive())
-    await asyncio.sleep(0)
-    await asyncio.to_thread(server.exchange, [(b"SPUBLISH", b"c", b"x")])
-    assert await asyncio.wait_for(waiting, 10) == [b"smessage", b"c", b"x"]
-    waiting = asyncio.create_task(wire.receive())
-    await asyncio.sleep(0)
-    wire.close()
-    for _ in range(2):
-        with pytest.raises(WarmUnavailable, match="the link is closed"):
-            await waiting
-        waiting = asyncio.create_task(wire.receive())
-    with pytest.raises(WarmUnavailable, match="the link is closed"):
-        await waiting

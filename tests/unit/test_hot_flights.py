@@ -17,7 +17,7 @@ from distributed_state.values.freshness import Freshness
 
 @pytest.fixture
 def hot() -> Hot:
-    port: Any = SimpleNamespace(monotonic=monotonic, mutex=threading.Lock, signal=threading.Event)
+    port: Any = SimpleNamespace(monotonic=monotonic, mutex=threading.Lock, signal=threading.Event, here=bool)
     return Hot(port, entries=10, size=10_000, recent=3, evicted=lambda text: None)
 
 

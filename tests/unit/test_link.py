@@ -14,7 +14,7 @@ import pytest
 from slots import slot
 
 from distributed_state.errors import WarmUnavailable
-from distributed_state.port.asyncio import AsyncioJob
+from distributed_state.port.shared import LoopJob
 from distributed_state.values.freshness import Freshness
 from distributed_state.values.keys import Keys
 from distributed_state.warm import node_channels, node_link
@@ -157,8 +157,8 @@ class Cluster:
         while self.now < end:
             await asyncio.sleep(0)
 
-    def spawn(self, job: Any, name: str) -> AsyncioJob:
-        return AsyncioJob(job, name)
+    def spawn(self, job: Any, name: str) -> LoopJob:
+        return LoopJob(asyncio.get_running_loop(), job, name)
 
     def signal(self) -> Signal:
         return Signal(self)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 
 from distributed_state.errors import ConfigurationError, WarmUnavailable
-from distributed_state.port import Script, Words, topology
+from distributed_state.port import Script, Words, callers, topology
 from distributed_state.port.addresses import read_address
-from distributed_state.port.asyncio import AsyncioPort
-from distributed_state.port.blocking import BlockingPort
 from distributed_state.port.errors import ReplyError
 from distributed_state.port.lives import Packer
 from distributed_state.port.routing import Router
+from distributed_state.port.shared import SharedPort
 from distributed_state.port.topology import SLOTS, Topology, slot_of
 
 A, B, C = "h:1", "h:2", "h:3"
@@ -48,17 +48,17 @@ class Played(Router):
         self.said: list[dict[str, list[Words]]] = []
         self.looks = 0
 
-    async def _look(self) -> None:
+    async def look(self) -> None:
         self.looks += 1
         self._topology.look()
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        found = (await self._exchange_with_all({node: list(commands)}))[node]
+        found = (await self.exchange_with_all({node: list(commands)}))[node]
         if isinstance(found, WarmUnavailable):
             raise found
         return found
 
-    async def _exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
+    async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         self.said.append({node: list(commands) for node, commands in groups.items()})
         found: dict[str, list[Any] | WarmUnavailable] = {}
         for node, commands in groups.items():
@@ -288,14 +288,15 @@ class Refusing(Connections):
         return self.connect(node)
 
 
-@pytest.mark.parametrize("face", [AsyncioPort, BlockingPort])
+@pytest.mark.parametrize("face", [nullcontext, callers.blocking])
 async def test_of_several_servers_one_that_refuses_the_login_is_an_error_as_of_one(face: Any) -> None:
-    port = face(Refusing())
-    with pytest.raises(ConfigurationError, match="refused user name"):
-        await port.exchange([get(A), get(B), get(C)])
-    with pytest.raises(WarmUnavailable):
-        await port.exchange([get(A)])
-    await port.close()
+    port = SharedPort(Refusing())  # type: ignore[arg-type]  # played
+    with face():
+        with pytest.raises(ConfigurationError, match="refused user name"):
+            await port.exchange([get(A), get(B), get(C)])
+        with pytest.raises(WarmUnavailable):
+            await port.exchange([get(A)])
+        await port.close()
 
 
 class Stale:
@@ -313,14 +314,13 @@ class Stale:
 
 async def test_with_one_connection_that_turns_out_to_be_lost_all_free_ones_are_closed() -> None:
     """Each of them would cost a caller an attempt and a pause."""
-    port = BlockingPort(Refusing())  # type: ignore[arg-type]  # played
+    port = SharedPort(Refusing())  # type: ignore[arg-type]  # played
     free = [Stale() for _ in range(3)]
     port._free[A] = free.copy()  # type: ignore[assignment]
     port._free[B] = [Stale()]  # type: ignore[list-item]
-    found = port._exchange_with_all({A: [get(A)], B: [get(B)]})
-    with pytest.raises(StopIteration) as done:
-        found.send(None)
-    assert all(isinstance(each, WarmUnavailable) for each in done.value.value.values())
+    with callers.blocking():
+        found = await port.exchange_with_all({A: [get(A)], B: [get(B)]})
+    assert all(isinstance(each, WarmUnavailable) for each in found.values())
     assert port._free[A] == []
     assert [each.closed for each in free[:2]] == [True, True]
     await port.close()

@@ -1,7 +1,7 @@
 --[[
   Change one record: every check first, then every write, because a script does not roll back.
-  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  relay_channel  lifetimes
-        the last four only if there are steps 'e', 'E', 'x' or 'X', the last one only for 'x' or 'X'
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  relay_channel  lifetimes  items
+        the last five only if there are steps 'e', 'E', 'x' or 'X', or of items; lifetimes only for 'x' or 'X', or those
   ARGV  life            of the connection: see port/lives.py
         replica         part of the op id: see below
         epoch           '' = whichever it is
@@ -18,22 +18,29 @@
                         deadline is absent, '+' .. raw value | '+' (it is there) | '!' (it is not)
         then triples: step, name, value (steps as in model.Op, and 'x': how long the record lives from now on, idle and
         at all in ms, 0 for no end; 'E', 'X': an event, a lifetime, only if the record begins with this)
+        of items, by name: 'p' put, 'q' delete, 'n' put if there is none, else pass over; 'A', 'P', 'M': it must be absent,
+        present, of this version; 'V', 'G': of an item and of a collection what SQL was seen to have, 'epoch version'
+        and the item's version, the greatest key with '=' before it, or '-'; 'y': a new layer begins, below which lie the
+        items of this version, '0' = none: see item_window.lua
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset said'
           one text, because each element of an answer costs as much as a step: the first message's number, the sums of
-          increments joined by ',', the journal's offset, the server's time; how far the journal is archived; what else
-          its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'e' and the
-          number of the first event. From the time on all is missing if it was applied before
+          increments joined by ',' (among them of each 'n' 1 or 0, whether it was put), the journal's offset, the
+          server's time; how far the journal is archived; what else
+          its writer needs to know the entry: 'o' the owner was set, 'b' a deleted record began anew, 'y' a layer of
+          items began, 'i' the record's first items, 'e' and the number of the first event. From the time on all is
+          missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
-        | {'forgotten'} | {'misused', version}
+        | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
+        | {'items', epoch, needed}   what SQL has of the items is to be read, and sent along
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
           applied before SQL knows
         | {'unsure', ms, epoch}   if it was applied, then before the record came back from SQL, which knows
         | {'late', ms, epoch}     op ids are not kept for that long
         both with the server's clock; nothing was changed
 ]]
-local record, lock, hydration, journal, meta, channel, events, events_channel, relay_channel, lifetimes = unpack(KEYS)
+local record, lock, hydration, journal, meta, channel, events, events_channel, relay_channel, lifetimes, items = unpack(KEYS)
 -- All are texts. Arithmetic makes a number of one where it is needed, which costs half of what tonumber() does.
 local life, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
@@ -173,7 +180,137 @@ local last_message, results, lives = first_message, '', head[6]
 local change, changes, gone, event, last_event, relay, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
 local tagged, tagging -- how many tags more there will be, and whether one is new
-local fields, n = {'#v', '', '#ops', '', '', '', '', ''}, 4
+local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
+-- Of a change of items: what the journal has of a step, false if nothing; the step that notes the record's first item, nil
+-- if this is not it; and what is written. `public` is what is published: of items only the names.
+local item_step, begin_items, put_items, public
+if items then
+  public = {}
+  local absent = not version
+  -- @include byte_order
+  -- @include item_window
+  -- The items that are named, as they are, and whether what is expected of them is so. `held` is what the window has of
+  -- each, `known` the versions of those of which something is expected; `begins`: the change itself begins a layer, as a
+  -- fork does.
+  local held, known, begins = {}, {}, false
+  do
+    local names, fields = {}, {}
+    for i = first_step, #words, 3 do
+      local step, name, value = words[i], words[i + 1], words[i + 2]
+      if step == 'V' or step == 'G' then
+        -- What SQL said, if that is not overtaken: all that is not here is in it, and the layer's beginning.
+        local of, archived, proof = string.match(value, '^(%S+) (%d+) (.*)$')
+        if of == epoch and archived - needed >= 0 then
+          if step == 'V' then proofs[name] = proof elseif not top(name) then greatest[name] = proof end
+        end
+      elseif step == 's' and name == '#items' then
+        begins = true
+      elseif string.find('pqnAPM', step, 1, true) and held[name] == nil then
+        held[name] = false
+        names[#names + 1], fields[#fields + 1] = name, ':' .. name
+      end
+    end
+    if window and fields[1] then
+      local found = call('HMGET', items, unpack(fields))
+      for i, name in ipairs(names) do held[name] = found[i] end
+    end
+    local unknown = false
+    for i = first_step, #words, 3 do
+      local step, name, value = words[i], words[i + 1], words[i + 2]
+      if step == 'A' or step == 'P' or step == 'M' or step == 'n' then
+        local is = stamp(name, held[name])
+        if not is then
+          unknown = true
+        elseif step == 'A' and is ~= '-' or step == 'P' and is == '-' or step == 'M' and is ~= value then
+          return {'item', name, is}
+        end
+        known[name] = is
+      end
+    end
+    if unknown then return {'items', epoch, format('%d', needed)} end
+  end
+  -- Puts and deletions, as pairs; and the version whose items lie below a new layer, '' = none begins.
+  local puts, reset = {}, ''
+  item_step = function(step, name, value)
+    if step == 'p' or step == 'q' or step == 'n' then
+      if step == 'n' then
+        local free = known[name] == '-'
+        results = (results == '' and '' or results .. ',') .. (free and '1' or '0')
+        if not free then return false end
+        step = 'p'
+      end
+      puts[#puts + 1], puts[#puts + 2] = name, value
+      return step, name, value
+    end
+    if step ~= 'y' then return not string.find('APMVG', step, 1, true) and step, name, value end
+    if since == '' then return false end
+    reset, said = value, said .. 'y'
+    value = format('%d', (version or 0) + 1) .. ' ' .. value
+    n = n + 2
+    fields[n - 1], fields[n] = '#items', value
+    gone = gone or {}
+    gone[#gone + 1] = '#kv'
+    step, name = 's', '#items'
+    return step, name, value
+  end
+  begin_items = function()
+    if since ~= '' or begins or not puts[1] then return nil end
+    said = said .. 'i'
+    local first = format('%d', (version or 0) + 1)
+    n = n + 2
+    fields[n - 1], fields[n] = '#items', first
+    return 's6:' .. #first .. ':#items' .. first
+  end
+  put_items = function()
+    if not puts[1] then
+      if reset ~= '' then call('DEL', items) end
+      return
+    end
+    local number, count, size, put, m, left = 0, 0, 0, {}, 0, {}
+    if window and reset == '' then
+      number, count, size = window[2] + 0, window[4] + 0, window[5] + 0
+    else
+      -- Only if there is one: whatever is written first, a full Redis refuses or lets the rest be done.
+      if reset ~= '' or call('EXISTS', items) == 1 then call('DEL', items) end
+      held = {}
+      put, m = {'#e', epoch, '#d', '1', '#f', reset ~= '' and version or format('%d', needed)}, 6
+      if reset == '' and (begins or not bare) or reset ~= '' and reset ~= '0' then
+        m = 8
+        put[7], put[8] = '#u', '1'
+      end
+    end
+    for i = 1, #puts, 2 do
+      local name, before = puts[i], held[puts[i]]
+      if before then
+        left[#left + 1] = 'k' .. string.match(before, '^%d+')
+        count, size = count - 1, size - #before - #name
+      end
+      number, count = number + 1, count + 1
+      local digits = format('%d', number)
+      local entry = digits .. ' ' .. version .. ' ' .. puts[i + 1]
+      size = size + #entry + #name
+      m = m + 4
+      put[m - 3], put[m - 2] = ':' .. name, entry
+      put[m - 1], put[m] = 'k' .. digits, version .. ' ' .. format('%d', #entry + #name) .. ' ' .. name
+    end
+    if reset == '' then
+      for collection, key in pairs(greatest) do
+        if key then
+          m = m + 2
+          put[m - 1], put[m] = '#h' .. collection, key
+        end
+      end
+    end
+    if left[1] then call('HDEL', items, unpack(left)) end
+    m = m + 6
+    put[m - 5], put[m - 4], put[m - 3], put[m - 2] = '#n', format('%d', number), '#c', format('%d', count)
+    put[m - 1], put[m] = '#b', format('%d', size)
+    call('HSET', items, unpack(put, 1, m))
+    call('PERSIST', items)
+    n = n + 2
+    fields[n - 1], fields[n] = '#kv', version
+  end
+end
 for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
@@ -253,9 +390,12 @@ for i = first_step, #words, 3 do
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
+  elseif items then
+    step, name, value = item_step(step, name, value)
   end
-  if step ~= 'E' and step ~= 'x' and step ~= 'X' then
+  if step and step ~= 'E' and step ~= 'x' and step ~= 'X' then
     local piece = step .. format('%d:%d:', #name, #value) .. name .. value
+    if public then public[#public + 1] = step == 'p' and 'p' .. #name .. ':0:' .. name or piece end
     if not change then
       change = piece
     else
@@ -273,13 +413,18 @@ if tagging and call('HLEN', record) + tagged > 256 then
 end
 if growth > 0 and size + growth > record_bytes then return {'toolarge', format('%d', size + growth)} end
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
-local said = ''
+local begun = items and begin_items()
+if begun then
+  changes = changes or {change}
+  changes[#changes + 1], public[#public + 1] = begun, begun
+end
 if owner ~= '' and not call('HGET', record, '#owner') then
-  said = 'o'
+  said = said .. 'o'
   n = n + 2
   fields[n - 1], fields[n] = '#owner', owner
   changes = changes or {change}
   changes[#changes + 1] = 's6:' .. #owner .. ':#owner' .. owner
+  if public then public[#public + 1] = changes[#changes] end
 end
 
 version = format('%d', (version or 0) + 1)
@@ -301,6 +446,7 @@ end
 
 -- From here on only writes.
 if look == math.huge then call('ZREM', lifetimes, text) elseif look then call('ZADD', lifetimes, format('%d', look), text) end
+if items then put_items() end
 for i = 1, gone and #gone or 0, 7000 do call('HDEL', record, unpack(gone, i, math.min(i + 6999, #gone))) end
 fields[2], fields[4] = version, noted
 if growth ~= 0 or not head[5] then
@@ -341,8 +487,9 @@ if head[3] then said = 'b' .. said end
 -- The writer needs no message. Whether it listens only the server knows: its link may have ended without a word.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
-  local small = #data <= publish_bytes
-  call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and data or ''))
+  local shown = public and table.concat(public) or data
+  local small = #shown <= publish_bytes
+  call('SPUBLISH', channel, epoch .. ' ' .. version .. ' ' .. replica .. ' ' .. (small and '+' or '-') .. (small and shown or ''))
 end
 return 'ok ' .. version .. ' ' .. epoch .. ' ' .. first_message .. ' ' .. results .. ' ' .. offset .. ' ' .. now[1] .. ' ' .. now[2]
   .. ' ' .. archived_offset .. ' ' .. said

@@ -1,11 +1,11 @@
 --[[
   Put an archived record back, if nothing happened to it since the token was left. The op ids of its commits stay in SQL;
   from now on they are noted here again, as in commit.lua.
-  KEYS  record  hydration  meta
+  KEYS  record  hydration  meta  items
   ARGV  life (of the connection: see port/lives.py), epoch, token, ttl_ms, then field, value, ...
   Returns {'ok', ms of the server's clock} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
 ]]
-local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
+local record, hydration, meta, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local life, epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- @include clock
 -- @include epoch
@@ -14,7 +14,8 @@ if not current then return {'uninitialised'} end
 if current ~= epoch then return {'epoch', current} end
 if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
-redis.call('DEL', hydration)
+-- A window of items that outlived the record goes too: SQL may be older than that.
+redis.call('DEL', hydration, items)
 for i = 5, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
 redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')
 redis.call('PEXPIRE', record, ttl_ms)

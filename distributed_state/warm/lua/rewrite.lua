@@ -1,11 +1,11 @@
 --[[
   Store values of a record in another form, each only if it still is what was found. The record's version stays.
-  KEYS  record  hydration  channel
+  KEYS  record  hydration  channel  items
   ARGV  epoch  replica
         then triples: field, the bytes that were found, the bytes to store, '' to drop the field
   Returns {'ok', 1 if some of the record is not archived yet} | {'absent'}
 ]]
-local record, hydration, channel = KEYS[1], KEYS[2], KEYS[3]
+local record, hydration, channel, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local epoch, replica = ARGV[1], ARGV[2]
 -- The token goes in any case: whoever read SQL before must not bring back what he read.
 redis.call('DEL', hydration)
@@ -17,6 +17,8 @@ for i = 3, #ARGV, 3 do
     if again == '' then redis.call('HDEL', record, name) else redis.call('HSET', record, name, again) end
   end
 end
+-- Items are read from SQL then, as they are stored there. What is not archived yet stays.
+if redis.call('PTTL', items) >= 0 then redis.call('DEL', items) end
 -- As a change after the present one, so that it is a gap: what is kept hot is read anew.
 redis.call('SPUBLISH', channel, epoch .. ' ' .. string.format('%d', version + 1) .. ' ' .. replica .. ' -')
-return {'ok', redis.call('PTTL', record) == -1 and 1 or 0}
+return {'ok', (redis.call('PTTL', record) == -1 or redis.call('EXISTS', items) == 1) and 1 or 0}

@@ -1,0 +1,231 @@
+"""The port of a store, for blocking code and the tasks of any event loop. Law: only a caller's own work suspends.
+
+The store's background work runs in threads, so it outlives every loop. A task exchanges with Redis over a connection of
+its own loop; what it waits for may be done, and what it does waited for, in any other thread.
+
+Design: section 16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Any, TypeVar
+
+from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
+from distributed_state.port import Guard, Job, Words, background, callers
+from distributed_state.port.asyncio import AsyncioGuard, AsyncioPort, complete, shield
+from distributed_state.port.background import JOINED, BlockingJob, finish
+from distributed_state.port.blocking import BlockingGuard, BlockingPort
+from distributed_state.port.connections import Connections
+from distributed_state.port.pools import Pools
+from distributed_state.port.waking import SharedSignal
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class SharedPort(BlockingPort):
+    """What blocking code asks of the outside, and for each event loop whose tasks call what these do."""
+
+    monotonic = staticmethod(time.monotonic)
+    wall = staticmethod(time.time)
+
+    def __init__(self, connections: Connections) -> None:
+        super().__init__(connections)
+        self._pools = Pools()
+        self._loops: dict[asyncio.AbstractEventLoop, AsyncioPort] = {}
+        self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
+        self._meeting = threading.Lock()
+
+    async def open(self) -> None:
+        await self.command(b"PING")
+
+    async def close(self) -> None:
+        with self._meeting:
+            self.closed = True
+        for loop, port in list(self._loops.items()):
+            port.forget()  # at once: one that does not run closes its connections when it ends
+            if loop is callers.running() or loop.is_closed():
+                self._part(loop)
+            else:
+                with suppress(RuntimeError):  # it was closed just now
+                    loop.call_soon_threadsafe(self._part, loop)
+        self.shut()
+        ending = self._pools.close()
+        await background.join(ending, self._connections.timeout)
+        if ending.is_alive():
+            log.warning("closed while SQL did not answer")
+
+    def abandon(self) -> None:
+        """After fork() nothing of the parent's can be used or closed."""
+        super().abandon()
+        ports = list(self._loops.values())
+        self._loops.clear()
+        for port in ports:
+            port.abandon()
+        for loop in list(self._keepers):
+            self._part(loop)  # so that it does not ask the parent's loop to end it
+
+    # The loops that call
+
+    def _tasks(self) -> AsyncioPort | None:
+        """What the calling task's loop has here; None for blocking code."""
+        loop = callers.loop()
+        return None if loop is None else self._loops.get(loop) or self._meet(loop)
+
+    def _meet(self, loop: asyncio.AbstractEventLoop) -> AsyncioPort:
+        for ended in [each for each in list(self._loops) if each.is_closed()]:
+            self._part(ended)  # whoever closed it had not shut its generators down
+        with self._meeting:
+            if self.closed:
+                raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
+            port = self._loops[loop] = AsyncioPort(self._connections, self._pools)
+        # A loop that ends closes its generators when all tasks have ended, which may release their locks to the last.
+        keeper = self._keepers[loop] = self._keep(loop)
+        with suppress(StopIteration):
+            keeper.asend(None).send(None)
+        return port
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._keepers.pop(loop, None)
+            port = self._loops.pop(loop, None)
+            if port is not None:
+                with suppress(RuntimeError):  # the loop is closed
+                    port.leave()
+
+    def _part(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Close what belongs to a loop, in its thread, unless it is closed."""
+        keeper = self._keepers.pop(loop, None)
+        if keeper is not None:
+            with suppress(StopIteration):
+                keeper.aclose().send(None)
+
+    # What is done as suits the caller
+
+    @property
+    def suspends(self) -> bool:
+        return callers.loop() is not None
+
+    def here(self) -> object:
+        return callers.loop()
+
+    def owner(self) -> object:
+        # A task is its own also where it calls a blocking method.
+        loop = callers.running()
+        return (None if loop is None else asyncio.current_task(loop)) or threading.current_thread()
+
+    def exchange_with(self, node: str, commands: Sequence[Words]) -> Coroutine[Any, Any, list[Any]]:
+        tasks = self._tasks()
+        return super().exchange_with(node, commands) if tasks is None else tasks.exchange_with(node, commands)
+
+    def exchange_apart(self, node: str, commands: Sequence[Words]) -> Coroutine[Any, Any, list[Any]]:
+        tasks = self._tasks()
+        return super().exchange_apart(node, commands) if tasks is None else tasks.exchange_apart(node, commands)
+
+    def exchange_with_all(
+        self, groups: dict[str, list[Words]]
+    ) -> Coroutine[Any, Any, dict[str, list[Any] | WarmUnavailable]]:
+        tasks = self._tasks()
+        return super().exchange_with_all(groups) if tasks is None else tasks.exchange_with_all(groups)
+
+    def look(self) -> Coroutine[Any, Any, None]:
+        tasks = self._tasks()
+        return super().look() if tasks is None else tasks.look()
+
+    def sleep(self, seconds: float) -> Coroutine[Any, Any, None]:
+        return super().sleep(seconds) if callers.loop() is None else asyncio.sleep(seconds)
+
+    async def sql(self, call: Callable[..., T], *arguments: Any) -> T:
+        loop = callers.loop()
+        if loop is None:
+            return await super().sql(call, *arguments)
+        try:
+            found = loop.run_in_executor(self._pools.sql, call, *arguments)
+        except RuntimeError as error:
+            raise ColdUnavailable("the store was closed meanwhile") from error
+        return await found
+
+    async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        loop = callers.loop()
+        if loop is None:
+            return call(*arguments)
+        return await loop.run_in_executor(self._pools.handlers, partial(copy_context().run, call, *arguments))
+
+    def complete(self, work: Awaitable[T]) -> Coroutine[Any, Any, T]:
+        return super().complete(work) if callers.loop() is None else complete(work)
+
+    def shield(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return super().shield(work) if callers.loop() is None else shield(work, self._connections.timeout)
+
+    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = callers.loop()
+        if loop is None:
+            return await super().shield(work)
+        # Not in a task: who waits for the work may be blocking code that holds this loop up.
+        try:
+            found = loop.run_in_executor(self._pools.work, copy_context().run, finish, work)
+        except RuntimeError as error:
+            work.close()
+            raise WarmUnavailable("the store was closed meanwhile") from error
+        return await shield(found, self._connections.timeout)
+
+    def guard(self) -> Guard:
+        return BlockingGuard() if callers.loop() is None else AsyncioGuard()
+
+    # What any caller may wait for
+
+    def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
+        return BlockingJob(job, name)
+
+    def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
+        loop = callers.loop()
+        return BlockingJob(job, name) if loop is None else LoopJob(loop, job, name)
+
+    def mutex(self) -> threading.Lock:
+        return threading.Lock()
+
+    def signal(self) -> SharedSignal:
+        return SharedSignal()
+
+
+class LoopJob:
+    """A task of one event loop, which any caller may stop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, job: Callable[[], Coroutine[Any, Any, None]], name: str
+    ) -> None:
+        self._name = name
+        self._loop = loop
+        self._ended = SharedSignal()
+        self._task = loop.create_task(self._run(job), name=name)
+        self._task.add_done_callback(lambda _: self._ended.set())
+
+    async def _run(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        try:
+            await job()
+        except StateError as error:
+            log.error("%s ended: %s", self._name, error)
+
+    async def stop(self) -> None:
+        """Cancel it, and wait for its end unless that waits for the caller."""
+        try:
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        except RuntimeError:
+            return  # its loop is closed
+        if callers.running() is not self._loop:
+            waits = self._loop.is_running()
+        else:
+            # Blocking code holds its own loop up.
+            waits = callers.loop() is self._loop and asyncio.current_task() is not self._task
+        if waits:
+            await self._ended.wait(JOINED)

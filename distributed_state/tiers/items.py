@@ -1,0 +1,181 @@
+"""Items across the tiers: Redis first, then SQL as of the version that Redis said. Law: never fewer than there are.
+
+Redis has the newest items of a record, and all that are not archived. What it does not have is in SQL, or there is
+none. So SQL is asked second: what leaves Redis in between is archived by then. If it is away: ColdUnavailable.
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from distributed_state.cold.item_reading import FoundItems, FoundPage, ItemRow, Range
+from distributed_state.errors import WarmUnavailable
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.read import ROUNDS, reach
+from distributed_state.values.journal import Step, item_of, unpack
+from distributed_state.values.keys import RecordKeys
+from distributed_state.warm import items as warm_items
+from distributed_state.warm.answers import Cold, Committed, Draft, Uninitialised, UnknownItems
+from distributed_state.warm.items import Held, Listed, Window
+
+PAGE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some items of a range in order; `upto`: behind this key there may be more, None: that is all."""
+
+    epoch: str
+    items: list[tuple[bytes, ItemRow]]
+    upto: bytes | None
+
+
+async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tuple[str, dict[bytes, ItemRow]]:
+    """Those of these items that there are, by collection, NUL and key, and the epoch under which that is so."""
+    text = names.ref.text
+    for _ in range(ROUNDS):
+        answer = await warm_items.read(tiers.warm, names, wanted)
+        if isinstance(answer, Uninitialised):
+            await tiers.start(names.partition)
+            continue
+        tiers.see(names.partition, answer.epoch)
+        if isinstance(answer, Cold):
+            found = await tiers.port.sql(partial(tiers.cold.items, text, None, wanted))
+            return answer.epoch, _present(found.rows) if found else {}
+        rows = {name: _own(text, held) for name, held in answer.items.items() if held is not None}
+        lacking = [name for name in wanted if name not in answer.items]
+        if lacking:
+            found = await tiers.port.sql(partial(tiers.cold.items, text, answer.version, lacking))
+            if not await _holds(tiers, names, answer, found):
+                continue
+            assert found is not None
+            rows |= found.rows
+        return answer.epoch, _present(rows)
+    raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
+
+
+async def _holds(tiers: Tiers, names: RecordKeys, window: Window, found: FoundItems | FoundPage | None) -> bool:
+    """Whether what SQL said goes with what Redis said: nothing was purged, and SQL knows the present layer."""
+    if found is not None and found.archived < window.since:
+        await reach(tiers, names)
+        return False
+    return found is not None
+
+
+def _own(text: str, held: Held) -> ItemRow:
+    return ItemRow(text, held.version, held.frame)
+
+
+def _present(rows: dict[bytes, ItemRow]) -> dict[bytes, ItemRow]:
+    return {name: row for name, row in rows.items() if row.frame}
+
+
+async def read_at(
+    tiers: Tiers, names: RecordKeys, version: int, wanted: Sequence[bytes]
+) -> tuple[str, dict[bytes, ItemRow]]:
+    """The same as of a version. Raises NotFound if the record cannot be read there."""
+    await reach(tiers, names)
+    epoch = tiers.epoch(names.partition)
+    found = await tiers.port.sql(partial(tiers.cold.items, names.ref.text, version, wanted, exact=True))
+    return epoch, _present(found.rows) if found else {}
+
+
+async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Listing:
+    """The first items of a range, `limit` at most and about a megabyte; what is upon each other counts as it is."""
+    text = names.ref.text
+    for _ in range(ROUNDS):
+        answer = await warm_items.listed(
+            tiers.warm, names, wanted.collection, wanted.prefix, wanted.after, wanted.before,
+            reverse=wanted.reverse, limit=limit, size=PAGE_BYTES,
+        )  # fmt: skip
+        if isinstance(answer, Uninitialised):
+            await tiers.start(names.partition)
+            continue
+        tiers.see(names.partition, answer.epoch)
+        if isinstance(answer, Cold):
+            found = await tiers.port.sql(partial(tiers.cold.list_items, text, None, wanted, limit, PAGE_BYTES))
+            if found is None:
+                continue
+            return _of_sql(answer.epoch, found)
+        mine = [(key, _own(text, held)) for key, held in answer.items.items()]
+        if answer.whole:
+            return Listing(answer.epoch, [row for row in mine if row[1].frame], mine[-1][0] if answer.more else None)
+        asked = partial(tiers.cold.list_items, text, answer.version, wanted, limit, PAGE_BYTES, frozenset(answer.items))
+        found = await tiers.port.sql(asked)
+        if await _holds(tiers, names, answer, found):
+            assert found is not None
+            return _merged(answer, mine, found, limit, reverse=wanted.reverse)
+    raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be listed")
+
+
+async def page_at(tiers: Tiers, names: RecordKeys, version: int, wanted: Range, limit: int) -> Listing:
+    """The same as of a version. Raises NotFound if the record cannot be read there."""
+    await reach(tiers, names)
+    epoch = tiers.epoch(names.partition)
+    asked = partial(tiers.cold.list_items, names.ref.text, version, wanted, limit, PAGE_BYTES, exact=True)
+    found = await tiers.port.sql(asked)
+    return _of_sql(epoch, found) if found else Listing(epoch, [], None)
+
+
+def _of_sql(epoch: str, found: FoundPage) -> Listing:
+    return Listing(epoch, found.rows, found.rows[-1][0] if found.more else None)
+
+
+def _merged(
+    listed: Listed, mine: Sequence[tuple[bytes, ItemRow]], found: FoundPage, limit: int, *, reverse: bool
+) -> Listing:
+    """Both in one order, as far as either was read."""
+    ends = [rows[-1][0] for rows, goes_on in ((mine, listed.more), (found.rows, found.more)) if goes_on]
+    end = (max(ends) if reverse else min(ends)) if ends else None
+    rows = sorted([*mine, *found.rows], key=lambda row: row[0], reverse=reverse)
+    chosen: list[tuple[bytes, ItemRow]] = []
+    size = 0
+    for key, row in rows:
+        if end is not None and (key < end if reverse else key > end):
+            break
+        if not row.frame:
+            continue
+        if len(chosen) == limit or (chosen and size + len(row.frame) > PAGE_BYTES):
+            return Listing(listed.epoch, chosen, chosen[-1][0])
+        size += len(row.frame)
+        chosen.append((key, row))
+    return Listing(listed.epoch, chosen, end)
+
+
+def stamp(row: ItemRow | None, text: str) -> bytes:
+    """What names an item's state to commit.lua: its version; with who wrote it, if that is another record."""
+    if row is None or not row.frame:
+        return b"-"
+    return b"%d" % row.version if row.source == text else f"{row.version}@{row.source}".encode()
+
+
+async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Step]:
+    """What SQL has of the items that a change expects to be so, for commit.lua; it says whether that still holds."""
+    text = names.ref.text
+    wanted = [name for step, name, _ in (*draft.expected_items, *draft.steps) if step in (b"A", b"P", b"M", b"n")]
+    collections = {item_of(name)[0] for name in wanted}
+    for _ in range(ROUNDS):
+        found = await tiers.port.sql(partial(tiers.cold.items, text, None, wanted, collections))
+        if found is not None and found.archived >= asked.needed:
+            break
+        await reach(tiers, names)
+    else:
+        raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
+    place = b"%b %d " % (asked.epoch.encode(), found.archived)
+    proofs: list[Step] = [(b"V", name, place + stamp(found.rows.get(name), text)) for name in dict.fromkeys(wanted)]
+    return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
+
+
+async def put_of(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed) -> list[bytes]:
+    """Which of a change's items were put; from SQL if Redis does not remember what became of those it might keep."""
+    if done.results is not None:
+        results = iter(done.results)
+        flags = [next(results) if step in (b"i", b"n") else 1 for step, _, _ in draft.steps]
+        return [name for (step, name, _), put in zip(draft.steps, flags, strict=True) if put and step in (b"p", b"n")]
+    await reach(tiers, names)
+    asked = partial(tiers.cold.history, names.ref.text, after=done.version - 1, before=done.version + 1)
+    return [name for row in await tiers.port.sql(asked) for step, name, _ in unpack(row.data) if step == b"p"]

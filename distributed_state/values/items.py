@@ -1,0 +1,93 @@
+"""Items as users name, change and get them. Law: an item is a value under a collection and a key, both text.
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.values.journal import COLLECTION_BYTES, KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item as it was read: its value, and `version`, the one of the record that put it.
+
+    `origin` is the text of the record that put it, where this one was forked from that and shows it. An item can be
+    what a change expects to find (`equals=`): exactly this one, put by that commit.
+    """
+
+    key: str
+    value: Any
+    version: int
+    origin: str
+    epoch: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPage:
+    """Some items, in the order of their keys' bytes. `next`: where to go on; None: that was all.
+
+    The next page has `after=page.next`, and in reverse order `before=page.next`. A page may be empty and not the last.
+    """
+
+    items: tuple[Item, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutItem:
+    """An item to be put, for `write(items=[...])`, with what must be so of it, as in `record.items(...).put`."""
+
+    collection: str
+    key: str
+    value: Any
+    if_absent: bool = False
+    if_present: bool = False
+    equals: Any = None
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteItem:
+    """An item to be deleted, for `write(items=[...])`. One that is not there is no error, unless it must be."""
+
+    collection: str
+    key: str
+    if_present: bool = False
+    equals: Any = None
+
+
+def encode_collection(collection: str) -> bytes:
+    """The bytes of a collection's name. Raises InvalidValue."""
+    if not isinstance(collection, str) or not collection or "\0" in collection:
+        raise InvalidValue(
+            f"a collection is a str of 1 to {COLLECTION_BYTES} bytes without NUL, not {collection!r:.80}"
+        )
+    data = collection.encode("utf-8", "surrogatepass")
+    if len(data) > COLLECTION_BYTES:
+        raise TooLarge(f"a collection's name of {len(data)} bytes is longer than {COLLECTION_BYTES}")
+    return data
+
+
+def encode_item_key(key: str, what: str = "an item's key") -> bytes:
+    """The bytes of an item's key, which may be any text, or what it begins with. Raises InvalidValue."""
+    if not isinstance(key, str):
+        raise InvalidValue(f"{what} is a str, not {key!r:.80}")
+    data = key.encode("utf-8", "surrogatepass")
+    if len(data) > KEY_BYTES:
+        raise TooLarge(f"{what} of {len(data)} bytes is longer than {KEY_BYTES}")
+    return data
+
+
+def name_of(collection: str, key: str) -> bytes:
+    """What an item is called in the journal."""
+    return encode_collection(collection) + b"\0" + encode_item_key(key)
+
+
+def stamp_of(item: Item, record: str) -> bytes:
+    """What names an item's state to the server: its version; with who put it, if that was another record."""
+    return f"{item.version}".encode() if item.origin in ("", record) else f"{item.version}@{item.origin}".encode()

@@ -1,0 +1,42 @@
+--[[
+  The window of a record's items: the newest of them, in a hash beside the record's. What is not in it is in SQL, so it may
+  be evicted for itself. Its fields: ':' and a name = 'number version ' and the frame, an empty one of a deleted item; 'k'
+  and a number = 'version size ' and the name, the log by which items leave it; '#e' epoch, '#n' the last number, '#d' the
+  first that may be left, '#c' how many items, '#b' their bytes, '#f' the floor: each item changed above this version is
+  here; '#u' below lie items that it never had; '#h' and a collection = '=' and the greatest key below, '-' if there is
+  none. A name is collection, NUL and key.
+  Expects  byte_order; call, record, items, epoch; absent (whether the record is)
+  Defines  since    since which version the present layer holds, '' if the record never had items
+           bare     whether nothing was put in that layer, and none lies below
+           window   the head of the window, nil if it is not here
+           needed   who says what SQL has of items must have read it at this version at least, a number
+           proofs, greatest       what SQL was seen to have, by name and by collection; the caller adds to them
+           top(collection)        the greatest key below
+           stamp(name, held)      the version of an item, '-' if there is none, nil if only SQL knows
+]]
+local about = absent and {} or call('HMGET', record, '#items', '#kv')
+local since, base = string.match(about[1] or '', '^(%d*) ?(%d*)')
+local window = since ~= '' and call('HMGET', items, '#e', '#n', '#d', '#c', '#b', '#f', '#u')
+if window and window[1] ~= epoch then window = nil end
+local needed = math.max((window and window[6] or about[2] or 0) + 0, (since ~= '' and since or 0) + 0)
+local bare = since == '' or base == '0' and not about[2]
+local proofs, greatest = {}, {}
+local function top(collection)
+  if window and not greatest[collection] then greatest[collection] = call('HGET', items, '#h' .. collection) end
+  return greatest[collection]
+end
+local function stamp(name, held)
+  if held then
+    local version, frame = string.match(held, '^%d+ (%d+) ()')
+    return #held >= frame and version or '-'
+  end
+  if bare then return '-' end
+  local middle = string.find(name, '\0', 1, true)
+  local highest = top(string.sub(name, 1, middle - 1))
+  if highest then
+    if highest == '-' or behind(string.sub(name, middle + 1), string.sub(highest, 2)) then return '-' end
+  elseif window and not window[7] then
+    return '-'
+  end
+  return proofs[name]
+end

@@ -1,0 +1,40 @@
+--[[
+  Read items of a record, those of which Redis knows how they are.
+  KEYS  record  items  meta
+  ARGV  life    of the connection: see port/lives.py
+        ttl_ms  a TTL that exists is extended to this when a tenth of it is gone
+        then names
+  Returns {'ok', epoch, version, since, item, ...}   as in item_window.lua; an item is 'version ' and its frame, '-' if
+          there is none, '' if only SQL knows
+        | {'cold', epoch} | {'uninitialised'}
+]]
+local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
+local life, ttl_ms = ARGV[1], ARGV[2]
+local call = redis.call
+-- @include clock
+-- @include epoch
+-- @include same_data
+if not current then return {'uninitialised'} end
+local version, epoch, absent = call('HGET', record, '#v'), current, false
+if not version then return {'cold', epoch} end
+-- @include byte_order
+-- @include item_window
+local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
+if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end
+if window_lasts >= 0 and window_lasts < ttl_ms * 0.9 then call('PEXPIRE', items, ttl_ms, 'XX') end
+local answer, held = {}, {}
+if window then
+  local names = {}
+  for i = 3, #ARGV do names[#names + 1] = ':' .. ARGV[i] end
+  held = call('HMGET', items, unpack(names))
+end
+for i = 3, #ARGV do
+  local found = held[i - 2]
+  local known = stamp(ARGV[i], found)
+  if known and known ~= '-' then
+    answer[#answer + 1] = string.match(found, '^%d+ (.*)$')
+  else
+    answer[#answer + 1] = known or ''
+  end
+end
+return {'ok', epoch, version, since, unpack(answer)}

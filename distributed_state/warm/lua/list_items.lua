@@ -1,0 +1,81 @@
+--[[
+  Read what Redis has of a collection of a record's items, in the order of their keys, deleted ones too.
+  KEYS  record  items  meta
+  ARGV  life    of the connection: see port/lives.py
+        ttl_ms  as in items.lua
+        collection, prefix
+        after, before    '=' and a key, which is left out; '' = no bound
+        reverse          '1' = the greatest key first
+        limit, bytes     how many at most, and of which size: the first comes whatever it is
+  Returns {'ok', epoch, version, since, whole, more, key, 'version ' and the frame, ...}
+          whole '1' = SQL knows no other ones; more '1' = there are more here, behind the last
+        | {'cold', epoch} | {'uninitialised'}
+]]
+local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
+local life, ttl_ms, collection, prefix, after, before, reverse, limit, bytes = unpack(ARGV, 1, 9)
+local call = redis.call
+-- @include clock
+-- @include epoch
+-- @include same_data
+if not current then return {'uninitialised'} end
+local version, epoch, absent = call('HGET', record, '#v'), current, false
+if not version then return {'cold', epoch} end
+-- @include byte_order
+-- @include item_window
+local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
+if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end
+if window_lasts >= 0 and window_lasts < ttl_ms * 0.9 then call('PEXPIRE', items, ttl_ms, 'XX') end
+local keys, start = {}, ':' .. collection .. '\0'
+if window then
+  -- Bounded by the window, and by what of the partition may be unarchived. Of those in the range the first `limit` are
+  -- kept in order, and one more; as numbers of six bytes each keys are compared much faster.
+  local ranks = {}
+  local function rank(key)
+    local numbers = {}
+    for at = 1, #key, 6 do
+      local a, b, c, d, e, f = string.byte(key, at, at + 5)
+      numbers[#numbers + 1] = ((((a * 256 + (b or 0)) * 256 + (c or 0)) * 256 + (d or 0)) * 256 + (e or 0)) * 256 + (f or 0)
+    end
+    return numbers
+  end
+  local function earlier(a, one, b)
+    local other = ranks[b]
+    for i = 1, math.min(#one, #other) do
+      if one[i] ~= other[i] then return (one[i] < other[i]) ~= (reverse == '1') end
+    end
+    return (#a < #b) ~= (reverse == '1')
+  end
+  for _, field in ipairs(call('HKEYS', items)) do
+    if string.sub(field, 1, #start) == start then
+      local key = string.sub(field, #start + 1)
+      if string.sub(key, 1, #prefix) == prefix and (after == '' or behind(key, string.sub(after, 2)))
+        and (before == '' or behind(string.sub(before, 2), key)) then
+        local numbers = rank(key)
+        local low, high = 1, #keys + 1
+        if #keys <= limit + 0 or earlier(key, numbers, keys[#keys]) then
+          while low < high do
+            local middle = math.floor((low + high) / 2)
+            if earlier(key, numbers, keys[middle]) then high = middle else low = middle + 1 end
+          end
+          table.insert(keys, low, key)
+          ranks[key] = numbers
+          if #keys > limit + 1 then keys[#keys] = nil end
+        end
+      end
+    end
+  end
+end
+local highest = top(collection)
+local whole = bare or highest == '-' or (not highest and window and not window[7])
+local answer, size, more = {}, 0, ''
+for i, key in ipairs(keys) do
+  if i > limit + 0 or i > 1 and size > bytes + 0 then
+    more = '1'
+    break
+  end
+  local held = string.match(call('HGET', items, start .. key), '^%d+ (.*)$')
+  size = size + #held
+  answer[#answer + 1] = key
+  answer[#answer + 1] = held
+end
+return {'ok', epoch, version, since, whole and '1' or '', more, unpack(answer)}

@@ -1,0 +1,379 @@
+"""Both faces of one open store: one replica, whatever thread or event loop calls."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any
+
+import pytest
+from below import names, redis_of, tiers, until
+from faces import core
+
+from distributed_state import AsyncStateStore, Locked, LockTimeout, StateStore, WarmUnavailable
+from distributed_state.port import callers
+from distributed_state.port.shared import SharedPort
+
+
+def faces(store: Any) -> tuple[AsyncStateStore, StateStore]:
+    aio: AsyncStateStore = core(store)
+    return aio, aio.blocking
+
+
+def in_loop_of_its_own(work: Callable[[], Coroutine[Any, Any, Any]]) -> threading.Thread:
+    thread = threading.Thread(target=lambda: asyncio.run(work()))
+    thread.start()
+    return thread
+
+
+async def test_each_face_names_the_other(store: Any) -> None:
+    aio, blocking = faces(store)
+    assert aio.aio is aio
+    assert aio.blocking is blocking
+    assert blocking.blocking is blocking
+    assert blocking.aio is aio
+    assert isinstance(blocking, StateStore)
+
+
+async def test_what_one_face_writes_the_other_reads_from_the_same_cache(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without asking any server, and neither through another thread nor another task."""
+    aio, blocking = faces(store)
+    await aio.session("s").set("a", 1)
+    assert await aio.session("s").get("a") == 1
+    blocking.session("s").set("a", 2)  # inside the running loop
+    text = names(store, "s").ref.text
+
+    async def hot() -> Any:
+        return await aio.session("s").get("a") == 2 and tiers(store).hot.get(text)
+
+    await until(hot)
+
+    async def fail(*_: Any) -> Any:
+        raise WarmUnavailable("asked")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedPort, "exchange", fail)
+        reading = aio.session("s").get("a")
+        with pytest.raises(StopIteration) as done:
+            reading.send(None)  # it ends before it ever suspends
+        assert done.value.value == blocking.session("s").get("a") == 2
+        with pytest.raises(WarmUnavailable, match="asked"):  # the control: what is not hot is asked for
+            await aio.session("other").get("a")
+
+
+async def test_both_are_one_replica(store: Any) -> None:
+    aio, blocking = faces(store)
+    await aio.session("a").set("n", 1)
+    await asyncio.to_thread(blocking.session("b").set, "n", 1)
+    in_loop_of_its_own(lambda: aio.session("c").set("n", 1)).join()
+    assert [each.id for each in await aio.replicas()] == [aio.replica]
+    assert aio.replica == blocking.replica
+    assert [each.id for each in blocking.replicas()] == [aio.replica]
+
+
+async def test_a_lock_is_its_tasks_on_both_faces_and_nobody_elses(store: Any) -> None:
+    aio, blocking = faces(store)
+    theirs = blocking.session("s")
+
+    async def another_task() -> None:
+        with pytest.raises(LockTimeout), theirs.lock(wait=0):  # in the same thread, and with its parent's context
+            pass
+
+    async with aio.session("s").lock() as lease:
+        theirs.set("a", 1)
+        with theirs.lock() as inner:
+            assert inner.token == lease.token
+            await aio.session("s").set("a", 2)
+        await asyncio.create_task(another_task())
+        with pytest.raises(Locked):
+            await asyncio.to_thread(lambda: threading_set(theirs))
+    assert await asyncio.to_thread(lambda: threading_set(theirs)) == 3
+
+
+def threading_set(session: Any) -> Any:
+    """Write from a thread that has no part of the caller's context."""
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            found.append(session.set("a", 3))
+        except Locked as error:
+            found.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+async def test_a_task_and_a_thread_wake_each_other(store: Any) -> None:
+    """While a task waits for a lock, its loop runs on, or nobody would let the thread give it back."""
+    aio, blocking = faces(store)
+    held, leave = threading.Event(), threading.Event()
+
+    def holder() -> None:
+        with blocking.session("s").lock():
+            held.set()
+            assert leave.wait(10)
+
+    thread = threading.Thread(target=holder)
+    thread.start()
+    await asyncio.to_thread(held.wait)
+    waiting = asyncio.create_task(aio.session("s").lock(wait=20).acquire())
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    leave.set()
+    lease = await waiting
+    thread.join()
+    second = asyncio.create_task(asyncio.to_thread(lambda: blocking.session("s").lock(wait=20).acquire().release()))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    await lease.release()
+    await second
+
+
+def spied(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each read that comes from now on leads its load, or waits for another's."""
+    hot, leads = tiers(store).hot, list[bool]()
+    take_off = hot.take_off
+
+    def spy(*args: Any, **named: Any) -> Any:
+        found = take_off(*args, **named)
+        leads.append(found[1])
+        return found
+
+    monkeypatch.setattr(hot, "take_off", spy)
+    return leads
+
+
+@pytest.mark.only(warm="real")
+async def test_blocking_code_waits_for_nothing_that_a_task_of_the_loop_it_holds_up_has_to_do(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aio, blocking = faces(store)
+    await aio.session("s").set("a", 1)
+    tiers(store).hot.forget(names(store, "s").ref.text)
+    leads = spied(store, monkeypatch)
+    loading = asyncio.create_task(aio.session("s").get("a"))
+    await asyncio.sleep(0)
+    assert leads == [True]
+    assert not loading.done()
+    assert blocking.session("s").get("a") == 1
+    assert leads[1], "it would wait for a task that cannot go on"
+    assert await loading == 1
+
+
+@pytest.mark.only(warm="real")
+async def test_if_all_waited_together_it_would(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    aio, blocking = faces(store)
+    await aio.session("s").set("a", 1)
+    tiers(store).hot.forget(names(store, "s").ref.text)
+    leads = spied(store, monkeypatch)
+    monkeypatch.setattr(SharedPort, "here", lambda self: None)
+    monkeypatch.setattr("distributed_state.tiers.read._FLIGHT_SECONDS", 0.1)
+    loading = asyncio.create_task(aio.session("s").get("a"))
+    await asyncio.sleep(0)
+    assert leads == [True]
+    assert not loading.done()
+    assert blocking.session("s").get("a") == 1
+    assert not leads[1]
+    await loading
+
+
+async def test_loops_and_threads_work_at_once(store: Any) -> None:
+    aio, blocking = faces(store)
+
+    async def tasks(me: int) -> None:
+        async def one(n: int) -> None:
+            await aio.session("all").increment("n")
+            await aio.session(f"{me}-{n}").set("a", n)
+            if n % 3 == 0:
+                blocking.session("all").increment("n")
+                assert blocking.session(f"{me}-{n}").get("a") == n
+
+        await asyncio.gather(*map(one, range(10)))
+
+    def thread(me: int) -> None:
+        for n in range(10):
+            blocking.session("all").increment("n")
+            blocking.session(f"{me}-{n}").set("a", n)
+
+    working = [in_loop_of_its_own(lambda me=me: tasks(me)) for me in range(3)]  # type: ignore[misc]
+    working += [threading.Thread(target=thread, args=(me,)) for me in range(3, 6)]
+    for each in working[3:]:
+        each.start()
+    await tasks(6)
+    for each in working:
+        await asyncio.to_thread(each.join)
+    assert await aio.session("all").get("n", fresh=True) == 4 * 14 + 3 * 10
+    assert blocking.session("5-9").get("a") == 9
+
+
+async def test_who_acts_is_noted_on_both_faces(store: Any) -> None:
+    aio, blocking = faces(store)
+    with aio.acting_as("anna"):
+        await aio.session("s").set("a", 1)
+        blocking.session("s").set("a", 2)
+    assert [change.actor for change in await aio.session("s").history()] == ["anna", "anna"]
+
+
+# Events
+
+
+async def test_a_handler_runs_where_it_was_given(store: Any) -> None:
+    """In a task of that loop, or in a thread; each hears an event once, as one replica does."""
+    aio, blocking = faces(store)
+    loop, heard = asyncio.get_running_loop(), list[Any]()
+
+    async def awaited(event: Any) -> None:
+        heard.append(("task", asyncio.get_running_loop() is loop, event.data["n"]))
+
+    def plain(event: Any) -> None:
+        heard.append(("thread", callers.running() is None, event.data["n"]))
+
+    aio.on("a", awaited)
+    blocking.on("a", plain)
+    await aio.ready()
+    blocking.emit("a", {"n": 1})
+    await aio.emit("a", {"n": 2})
+    await until(lambda: len(heard) >= 4)
+    assert sorted(heard) == [("task", True, 1), ("task", True, 2), ("thread", True, 1), ("thread", True, 2)]
+    await aio.off(plain)
+    await asyncio.to_thread(blocking.off, awaited)  # from a thread a task is ended, too
+    assert tiers(store).handlings == []
+
+
+async def test_a_handler_ends_with_its_loop_and_the_others_go_on(store: Any) -> None:
+    aio, blocking = faces(store)
+    heard: list[str] = []
+
+    async def listen() -> None:
+        @aio.on("a")
+        async def ends(event: Any) -> None:
+            heard.append("task")
+
+        await aio.ready()
+        await aio.emit("a")
+        await until(lambda: "task" in heard)
+
+    @blocking.on("a")
+    def stays(event: Any) -> None:
+        heard.append("thread")
+
+    await aio.ready()
+    await asyncio.to_thread(lambda: asyncio.run(listen()))
+    await until(lambda: heard.count("thread") == 1)
+    assert [each.handler for each in tiers(store).handlings] == [stays]
+    await aio.emit("a")
+    await until(lambda: heard.count("thread") == 2)
+    assert heard.count("task") == 1
+
+
+# The end
+
+
+async def write_and_leave(aio: AsyncStateStore) -> None:
+    """In a loop of its own; the lock is given back while the loop ends."""
+    await aio.session("s").lock().acquire()
+    asyncio.create_task(under_lock(aio), name="cancelled when the loop ends")  # noqa: RUF006 - as users do
+    await asyncio.sleep(0.05)
+
+
+async def under_lock(aio: AsyncStateStore) -> None:
+    async with aio.session("t").lock():
+        await asyncio.sleep(60)
+
+
+async def test_a_loop_that_ends_leaves_nothing_behind(store: Any) -> None:
+    aio, _ = faces(store)
+    port: Any = tiers(store).port
+    await aio.session("x").set("a", 1)
+    assert len(port._loops) == 1
+    await asyncio.to_thread(lambda: asyncio.run(write_and_leave(aio)))
+    gc.collect()  # warnings are errors
+    assert list(port._loops) == list(port._keepers) == [asyncio.get_running_loop()]
+    assert await aio.session("t").lock(wait=0).acquire()
+
+
+@pytest.mark.only(warm="single")
+async def test_its_connection_is_closed(store: Any) -> None:
+    aio, _ = faces(store)
+    port: Any = tiers(store).port
+
+    async def connected() -> str:
+        await aio.session("x").set("a", 2)
+        (pipe,) = port._loops[asyncio.get_running_loop()]._pipes.values()
+        host, number = pipe._transport.get_extra_info("sockname")
+        assert f"{host}:{number}" in there()
+        return f"{host}:{number}"
+
+    with redis_of(store) as client:
+
+        def there() -> list[str]:
+            return [each["addr"] for each in client.client_list()]
+
+        left = await asyncio.to_thread(lambda: asyncio.run(connected()))
+        await until(lambda: left not in there())
+
+
+async def test_without_a_keeper_it_would_stay(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    aio, _ = faces(store)
+    port: Any = tiers(store).port
+    await aio.session("x").set("a", 1)
+    left: list[Any] = []
+
+    async def idle(self: SharedPort, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[None, None]:
+        yield
+
+    async def look() -> None:
+        await aio.session("x").set("a", 2)
+        left.extend(port._loops[asyncio.get_running_loop()]._pipes.values())
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SharedPort, "_keep", idle)
+        await asyncio.to_thread(lambda: asyncio.run(look()))
+    assert len(port._loops) == 2
+    for pipe in left:
+        assert pipe.broken is None
+        pipe._transport._sock.close()  # which nobody else does, as Python would complain
+        pipe._transport._sock = None
+    port._loops = {loop: each for loop, each in port._loops.items() if not loop.is_closed()}
+
+
+@pytest.mark.parametrize("closes", ["aio", "blocking", "blocking in the loop", "all at once"])
+async def test_either_face_closes_both_and_twice_is_harmless(opener: Any, closes: str) -> None:
+    store = await opener()
+    aio, blocking = faces(store)
+    await aio.session("s").set("a", 1)
+    blocking.session("s").set("a", 2)
+    in_loop_of_its_own(lambda: aio.session("s").set("a", 3)).join()
+    threads = threading.active_count()
+    if closes == "aio":
+        await aio.close()
+    elif closes == "blocking":
+        await asyncio.to_thread(blocking.close)
+    elif closes == "blocking in the loop":
+        blocking.close()
+    else:
+        await asyncio.gather(aio.close(), asyncio.to_thread(blocking.close), aio.close())
+    assert aio.tiers_in_use is None
+    assert aio._lifecycle.cold is None
+    await aio.close()
+    blocking.close()
+    assert threading.active_count() < threads
+    for refused in (aio.tiers, lambda: blocking.session("s").get("a")):
+        with pytest.raises(Exception, match="it is closed"):
+            refused()
+
+
+async def test_a_blocking_store_may_be_entered_from_asyncio(opener: Any) -> None:
+    store = await opener()
+    async with core(store).blocking.aio as aio:
+        await aio.session("s").set("a", 1)
+    assert aio.tiers_in_use is None
