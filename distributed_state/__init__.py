@@ -61,6 +61,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "records.access": ("Policy", "Request"),
     "records.items": ("AsyncItems",),
     "records.record": ("AsyncRecord",),
+    "records.record_view": ("RecordView",),
     "records.schema": ("Schema",),
     "records.transaction": ("Transaction",),
     "records.typed": ("AsyncTypedRecord",),

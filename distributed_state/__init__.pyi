@@ -56,6 +56,7 @@ from distributed_state.errors import (
 from distributed_state.records.access import Policy, Request
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
+from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
@@ -156,6 +157,7 @@ __all__ = [
     "Policy",
     "Items",
     "Record",
+    "RecordView",
     "RecoveryInProgress",
     "Reencrypted",
     "Repaired",

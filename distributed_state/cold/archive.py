@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, delete, exc, insert, select, update
 
-from distributed_state.cold import bulk, erasure, item_rows, layers, record_index, tables
+from distributed_state.cold import bulk, erasure, item_rows, layers, record_index, tables, tagging
 from distributed_state.cold.entries import LARGEST, Parsed, parse, subject
 from distributed_state.cold.handing_down import inherit
 from distributed_state.cold.history import snapshot_row, states
@@ -126,6 +126,7 @@ class Intake:
             self._put_right(heads, record_index.heads(self.namespace, accepted, self.refused, existing))
         inherit(self.connection, accepted, self.keys)
         self._note_layers(accepted)
+        tagging.note(self.connection, self.namespace, accepted)
         erasure.note_late(self.connection, self.namespace, accepted, existing)
         self._snapshot(accepted, existing, snapshot_every)
 
@@ -163,6 +164,8 @@ class Intake:
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
                 log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, item.entry.version)
                 set_aside(self.connection, row, item.entry.version, f"replaced by {item.epoch}")
+                before = states(self.connection, self.namespace, {record: item.entry.version - 1}).get(record)
+                tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
 
     def _insert(self, parsed: list[Parsed]) -> list[Parsed]:
         """Insert entries; halve a refused list until the one to blame is alone, and put that into quarantine."""

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from distributed_state.errors import CorruptState, UnknownStep
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, item_of, pack, unpack
-from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, SEGMENTS, escape, unescape
+from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, SEGMENTS, TAG, escape, unescape
+from distributed_state.values.tags import tag_of
 
 LARGEST = 2**63 - 1
 
@@ -45,6 +46,7 @@ class Parsed:
     shows: int | None = None  # the version whose items it shows from now on, below a new layer; 0: none of before
     touched: Collection[bytes] = ()  # which of these fields were set or deleted
     deleted: bool = False
+    tags: Sequence[tuple[str, bool]] = ()  # in order, whether it is there then; '': all go
     lifetime: str | None = None
     events: Sequence[ParsedEvent] = ()
 
@@ -61,11 +63,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     """
     steps = unpack(entry.data)
     # Before anything that may be wrong with it: what cannot be read is put aside, and this may not be.
-    if unknown := {kind for kind, _, _ in steps} - KINDS:
-        kind = min(unknown)
-        what = f"entry {entry.offset} of partition {partition} has a step {kind!r}, which this release does not know"
-        complaint = f"{what}: a newer one wrote it, and has to archive it"
-        raise UnknownStep(complaint, partition=partition, offset=entry.offset, kind=kind)
+    _refuse_unknown(entry, partition, steps)
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
         raise ValueError("a NUL in its record, event, kind or actor")
@@ -76,6 +74,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     messages: list[tuple[int, bytes]] = []
     items: dict[tuple[bytes, bytes], bytes] = {}
     events: list[ParsedEvent] = []
+    tags: list[tuple[str, bool]] = []
     for op in steps:
         kind, name, value = op
         if kind == b"m":
@@ -89,13 +88,26 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
             if (kind == b"p") != bool(value):
                 raise ValueError(f"a step {kind.decode()} with {len(value)} bytes")
             items[item_of(name)] = value
+        elif kind == b"c":
+            tags += [("", False)] if name == TAG else []
+        elif name[:2] == TAG:
+            tags.append((tag_of(name), kind == b"s"))
         elif name[:1] == b"#":
             _read_reserved(parsed, op)
     # What there is none of is shared: the collector would walk an empty list of each entry.
     parsed.messages, parsed.items, parsed.events = messages or (), tuple(items.items()), events or ()
+    parsed.tags = tags or ()
     if messages or items:
         parsed.data = pack((op.kind, op.name, b"" if _is_kept_apart(op, items) else op.value) for op in steps)
     return parsed
+
+
+def _refuse_unknown(entry: JournalEntry, partition: int, steps: Sequence[Op]) -> None:
+    if unknown := {kind for kind, _, _ in steps} - KINDS:
+        kind = min(unknown)
+        what = f"entry {entry.offset} of partition {partition} has a step {kind!r}, which this release does not know"
+        complaint = f"{what}: a newer one wrote it, and has to archive it"
+        raise UnknownStep(complaint, partition=partition, offset=entry.offset, kind=kind)
 
 
 def _is_kept_apart(op: Op, items: Mapping[tuple[bytes, bytes], bytes]) -> bool:

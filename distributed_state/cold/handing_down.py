@@ -24,7 +24,7 @@ from sqlalchemy import (
 
 from distributed_state.cold import blocks, bulk
 from distributed_state.cold.entries import Parsed
-from distributed_state.cold.tables import items, layers, message_blocks, messages, records, shares
+from distributed_state.cold.tables import items, layers, message_blocks, messages, records, shares, tags
 
 
 def hand_down_all(connection: Connection, gone: Collection[int]) -> None:
@@ -34,10 +34,12 @@ def hand_down_all(connection: Connection, gone: Collection[int]) -> None:
 
 
 def let_go(connection: Connection, namespace: str, names: Collection[str]) -> None:
-    """Forget what these records share, and others of them: those have their own copies now."""
+    """Forget what these records share, and others of them, which have their own copies now; and their tags."""
     for table in (shares, layers):
         held = or_(*(bulk.among(connection, column, list(names)) for column in (table.c.record, table.c.source)))
         connection.execute(delete(table).where(table.c.namespace == namespace, held))
+    mine = bulk.among(connection, tags.c.record, list(names))
+    connection.execute(delete(tags).where(tags.c.namespace == namespace, mine))
 
 
 def _hand_down_items(connection: Connection, gone: Collection[int]) -> None:

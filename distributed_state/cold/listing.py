@@ -1,70 +1,222 @@
 """Finds records. Law: a page costs the same at any depth; the place of a page is the last row, not a count.
 
+There are two orders, each that of an index: the newest change first, to the minute, and that of the ids, in which those
+of a prefix, and those with a tag, lie side by side.
+
+What is not archived yet may be laid over a page. The journals are read before SQL, so whatever is archived in between
+is seen twice and counts once, by its version; and no record is looked for at two places: one that the journals change
+is left out of the pages of SQL, and stands where it will stand when it is archived.
+
 Design: section 9.
 """
 
 from __future__ import annotations
 
 import binascii
+import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from sqlalchemy import Connection, and_, select, tuple_
+from sqlalchemy import Connection, Select, and_, select, tuple_
 
-from distributed_state.cold import branch_reading
+from distributed_state.cold import branch_reading, record_index, tagging
 from distributed_state.cold.bulk import among, chunks
-from distributed_state.cold.tables import layers, records, shares
-from distributed_state.cold.values import Listed, Mortal
-from distributed_state.errors import InvalidValue
+from distributed_state.cold.entries import Parsed, parse
+from distributed_state.cold.record_index import Head, hashed
+from distributed_state.cold.tables import layers, records, shares, tags
+from distributed_state.cold.values import Batch, Listed, Mortal, Wanted
+from distributed_state.errors import CorruptState, InvalidValue
+
+_UNNUMBERED = 2**62  # from here on: places of records that have no number yet
+_MORE = 1000  # rows of SQL that are read at once beyond a page, as the journals may have changed their records
+Place = tuple[int, int] | str
 
 
-def listing(
-    connection: Connection, namespace: str, scope: str, owner: str | None, limit: int, after: str | None, deleted: bool
-) -> list[Listed]:
-    """The records of a scope, the newest change first, to the minute; with `deleted` deleted ones are among them."""
-    place = None if after is None else _place(after)
-    found = _page(connection, namespace, scope, owner, limit, place, False)
-    if deleted:
-        # Two short scans of the index, merged: one over both kinds would have to sort everything.
-        found += _page(connection, namespace, scope, owner, limit, place, True)
-    return sorted(found, key=lambda row: _place(row.cursor), reverse=True)[:limit]
+@dataclass(slots=True)
+class _Late:
+    """How records stand whose last changes SQL does not have, and their tags."""
+
+    heads: dict[str, Head] = field(default_factory=dict)
+    tags: dict[str, set[str]] = field(default_factory=dict)
 
 
-def _page(
-    connection: Connection,
-    namespace: str,
-    scope: str,
-    owner: str | None,
-    limit: int,
-    place: tuple[int, int] | None,
-    deleted: bool,
-) -> list[Listed]:
+def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Batch] = ()) -> list[Listed]:
+    """A page of records, with what these entries did to them, which were read before this transaction began."""
+    after = None if wanted.after is None else _place(wanted.after, wanted)
+    parsed = [item for batch in unarchived for item in _parsed(batch, wanted)]
+    late = _late(connection, namespace, parsed) if parsed else _Late()
+    more = wanted.limit + min(len(late.heads), _MORE)
+    found: list[Head] = []
+    place = after
+    while True:
+        page = _page(connection, namespace, wanted, place, more)
+        found += [row for row in page if row["record"] not in late.heads and not _was_last(row, after)]
+        if len(page) < more or len(found) >= wanted.limit:
+            break
+        place = _at(page[-1], wanted)
+    overlaid = (head for head in late.heads.values() if _fits(head, late, wanted))
+    found += [head for head in overlaid if after is None or _behind(_at(head, wanted), after)]
+    return [_listed(row, wanted) for row in _ordered(found, wanted)[: wanted.limit]]
+
+
+def _page(connection: Connection, namespace: str, wanted: Wanted, after: Place | None, limit: int) -> list[Head]:
+    if wanted.by_id:
+        return [*connection.execute(_by_id(namespace, wanted, after).limit(limit)).mappings()]
+    found: list[Head] = []
+    # Two short scans of the index, merged: one over both kinds would have to sort everything.
+    for deleted in (False, True) if wanted.deleted else (False,):
+        found += connection.execute(_newest(namespace, wanted, after, deleted).limit(limit)).mappings()
+    return _ordered(found, wanted)[:limit]
+
+
+def _newest(namespace: str, wanted: Wanted, after: Place | None, deleted: bool) -> Select[Any]:
     r = records.c
-    names = (r.record, r.owner, r.version, r.created_ms, r.updated_ms, r.deleted)
-    query = select(r.key, r.listed_ms, *names).where(r.namespace == namespace, r.scope == scope, r.deleted == deleted)
-    if owner is not None:
-        query = query.where(r.owner == owner)
-    if place is not None:
-        query = query.where(tuple_(r.listed_ms, r.key) < place)
-    rows = connection.execute(query.order_by(r.listed_ms.desc(), r.key.desc()).limit(limit))
-    return [Listed(*row[2:], cursor=_cursor(row.listed_ms, row.key)) for row in rows]
+    query = select(records).where(r.namespace == namespace, r.scope == wanted.scope, r.deleted == deleted)
+    if wanted.owner is not None:
+        query = query.where(r.owner == wanted.owner)
+    if after is not None:
+        query = query.where(tuple_(r.listed_ms, r.key) < after)
+    return query.order_by(r.listed_ms.desc(), r.key.desc())
 
 
-def _cursor(listed_ms: int, key: int) -> str:
-    return urlsafe_b64encode(f"{listed_ms}:{key}".encode()).decode().rstrip("=")
+def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
+    r = records.c
+    query = select(records).where(r.namespace == namespace)
+    text = r.record
+    for at, tag in enumerate(wanted.tags):
+        t = tags.alias(f"tag{at}").c
+        query = query.where(t.namespace == namespace, t.tag == tag, t.record == text)
+        text = t.record if at == 0 else text
+    query = query.where(text >= wanted.text, text < _end(wanted.text))
+    if after is not None:
+        query = query.where(text > after)
+    if wanted.owner is not None:
+        query = query.where(r.owner == wanted.owner)
+    if not wanted.deleted:
+        query = query.where(r.deleted.is_(False))
+    return query.order_by(text)
 
 
-def _place(cursor: str) -> tuple[int, int]:
+def _end(prefix: str) -> str:
+    """The first text behind all that begin so, by the bytes of UTF-8, which is by the numbers of the letters."""
+    rest, last = prefix[:-1], ord(prefix[-1])
+    if last == 0x10FFFF:
+        return _end(rest)
+    return rest + chr(0xE000 if last == 0xD7FF else last + 1)
+
+
+def _listed(row: Head, wanted: Wanted) -> Listed:
+    place = _at(row, wanted)
+    cursor = _cursor(place if isinstance(place, str) else f"{place[0]}:{place[1]}")
+    times = row["created_ms"], row["updated_ms"]
+    return Listed(row["record"], row["owner"], row["version"], *times, row["deleted"], cursor)
+
+
+def _at(row: Head, wanted: Wanted) -> Place:
+    if wanted.by_id:
+        return str(row["record"])
+    return row["listed_ms"], row["key"] if "key" in row else _unnumbered(row["record"])
+
+
+def _ordered(rows: Iterable[Head], wanted: Wanted) -> list[Head]:
+    return sorted(rows, key=lambda row: _at(row, wanted), reverse=not wanted.by_id)
+
+
+def _behind(place: Place, after: Place) -> bool:
+    if isinstance(place, str) or isinstance(after, str):
+        return str(place) > str(after)
+    return place < after
+
+
+# What is not archived yet
+
+
+def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _Late:
+    """How the records stand that these entries change, without those that SQL has by now."""
+    names = {item.entry.record for item in parsed}
+    existing = record_index.rows(connection, namespace, names)
+    stones = {hashed(namespace, name): name for name in names - existing.keys()}
+    left = record_index.rows(connection, namespace, stones)
+    erased = {stones[stone]: row["version"] for stone, row in left.items()}
+    new = []
+    for item in parsed:
+        row = existing.get(item.entry.record)
+        if row is None:
+            is_new = item.entry.version > erased.get(item.entry.record, 0)
+        else:
+            life = branch_reading.ordinal(item.epoch) - branch_reading.ordinal(row["epoch"])
+            is_new = life > 0 or (life == 0 and item.entry.version > row["version"])
+        if is_new:
+            new.append(item)
+    late = _Late({**record_index.heads(namespace, new, [], existing)})
+    late.tags = tagging.held(connection, namespace, late.heads)
+    for item in new:
+        mine = late.tags.setdefault(item.entry.record, set())
+        for tag, there in item.tags:
+            if not tag:
+                mine.clear()
+            elif there:
+                mine.add(tag)
+            else:
+                mine.discard(tag)
+    return late
+
+
+def _parsed(batch: Batch, wanted: Wanted) -> Iterable[Parsed]:
+    for entry in batch.entries:
+        if entry.record.startswith(wanted.text):
+            try:
+                yield parse(entry, batch.partition, batch.epoch)
+            except (ValueError, CorruptState):
+                continue  # it will be in quarantine, and no listing has it from there
+
+
+def _fits(head: Head, late: _Late, wanted: Wanted) -> bool:
+    record = head["record"]
+    if not record.startswith(wanted.text) or (head["deleted"] and not wanted.deleted):
+        return False
+    if wanted.owner is not None and head["owner"] != wanted.owner:
+        return False
+    return late.tags.get(record, set()).issuperset(wanted.tags)
+
+
+def _unnumbered(record: str) -> int:
+    return _UNNUMBERED + int.from_bytes(hashlib.sha256(record.encode()).digest()[:7])
+
+
+def _was_last(row: Head, after: Place | None) -> bool:
+    """Whether it had no number when the page before was made, and was its last."""
+    if after is None or isinstance(after, str) or after[1] < _UNNUMBERED:
+        return False
+    return bool(row["listed_ms"] == after[0]) and _unnumbered(row["record"]) == after[1]
+
+
+# Cursors
+
+
+def _cursor(place: str) -> str:
+    return urlsafe_b64encode(place.encode()).decode().rstrip("=")
+
+
+def _place(cursor: str, wanted: Wanted) -> Place:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        number, _, key = text.partition(":")
-        place = int(number), int(key)
         # Decoding skips characters that it does not know; only what comes out the same was ours.
-        if _cursor(*place) == cursor and 0 <= min(place) <= max(place) < 2**63:
-            return place
+        if _cursor(text) == cursor:
+            if wanted.by_id and text.startswith(f"{wanted.scope}:") and "\0" not in text:
+                return text
+            number, _, key = text.partition(":")
+            place = int(number), int(key)
+            if not wanted.by_id and text == f"{place[0]}:{place[1]}" and 0 <= min(place) <= max(place) < 2**63:
+                return place
     except (ValueError, binascii.Error):
         pass
     raise InvalidValue(f"{cursor[:100]!r} is not the cursor of a listing")
+
+
+# Of users, forks and lifetimes
 
 
 def owned(connection: Connection, namespace: str, user: str) -> list[str]:

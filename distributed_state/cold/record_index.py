@@ -63,6 +63,16 @@ def find(connection: Connection, namespace: str, record: str) -> Head | None:
     return rows.get(names[0]) or rows.get(names[1])
 
 
+def rows(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
+    """Rows as they are, by the texts of their records."""
+    found: dict[str, Head] = {}
+    for chunk in bulk.chunks(sorted(wanted), 5000):
+        named = bulk.among(connection, records.c.record, chunk)
+        query = select(records).where(records.c.namespace == namespace, named)
+        found.update((row["record"], dict(row)) for row in connection.execute(query).mappings())
+    return found
+
+
 def lock(connection: Connection, namespace: str, wanted: Iterable[str]) -> dict[str, Head]:
     """Read rows and hold them until the transaction ends, always in the same order."""
     found: dict[str, Head] = {}
@@ -189,7 +199,8 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
     at = item.entry.time_ms
     head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
     # Where the indexes change all the same it costs nothing.
-    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or DELETED in item.touched:
+    turned = DELETED in item.touched and item.deleted != head["deleted"]  # who revives says so with each write
+    if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
         head["listed_ms"] = at
     if item.touched:
         if OWNER in item.touched:

@@ -54,6 +54,7 @@ from distributed_state.cold.values import (
     Purged,
     Quarantined,
     Sought,
+    Wanted,
 )
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State
@@ -317,15 +318,13 @@ class ColdStore:
         with self._database.read() as connection:
             return change_reading.checkpoints(connection, self.namespace, record)
 
-    def listing(
-        self, scope: str, *, owner: str | None, limit: int, after: str | None, deleted: bool = False
-    ) -> list[Listed]:
-        """Records of a scope, the newest change first, `deleted` ones too if asked for.
+    def listing(self, wanted: Wanted, unarchived: Sequence[Batch] = ()) -> list[Listed]:
+        """A page of records, with what these entries did to them, which were read before.
 
-        `after` is the `cursor` of the last row seen; anything else raises InvalidValue.
+        `wanted.after` is the `cursor` of the last row seen; anything else raises InvalidValue.
         """
         with self._database.read() as connection:
-            return listing.listing(connection, self.namespace, scope, owner, limit, after, deleted)
+            return listing.listing(connection, self.namespace, wanted, unarchived)
 
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
         """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""

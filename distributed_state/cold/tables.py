@@ -159,6 +159,16 @@ message_blocks = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
+# By which tags records are found, those of their heads.
+tags = Table(
+    "tags",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("tag", TEXT, primary_key=True),
+    Column("record", TEXT, primary_key=True),
+)
+Index("tags_held", tags.c.namespace, tags.c.record)
+
 # What there is many times of a record, and goes with it.
 OF_A_RECORD = (changes, messages, snapshots, items, change_blocks, message_blocks)
 

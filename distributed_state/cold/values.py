@@ -76,6 +76,32 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which records of a scope a listing is to have, by escaped texts: with all of these tags, `deleted` ones as well.
+
+    With a `prefix` of ids or with tags they come in order of their ids, else the newest change first, to the minute.
+    """
+
+    scope: str
+    limit: int
+    owner: str | None = None
+    prefix: str | None = None
+    tags: tuple[str, ...] = ()
+    after: str | None = None
+    deleted: bool = False
+
+    @property
+    def by_id(self) -> bool:
+        """Whether they come in order of their ids."""
+        return self.prefix is not None or bool(self.tags)
+
+    @property
+    def text(self) -> str:
+        """What the texts of their records begin with."""
+        return f"{self.scope}:{self.prefix or ''}"
+
+
+@dataclass(frozen=True, slots=True)
 class Purged:
     """How much a purge removed, and from how many records."""
 

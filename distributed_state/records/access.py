@@ -18,6 +18,7 @@ from distributed_state.values.model import (
     SEGMENTS,
     START,
     SUMMARY,
+    TAG,
     TIMED,
     Ref,
     unescape,
@@ -28,6 +29,7 @@ MESSAGES = "#messages"
 MOVES = "#phase"
 ITEMS = "#items"
 VERSION = "#version"
+TAGS = "#tags"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Request:
     """What somebody wants to do.
 
     `actor` and `user` are those of the handle: `store.session(id, user=..., actor=...)`. `field` is a field's name,
-    "#messages", "#items", "#phase", "#version" (how old the record is, whether it exists, its checkpoints), or None
-    for the record as a whole: who guards a field must guard None too. Reading a whole record asks for None first
+    "#messages", "#items", "#phase", "#tags", "#version" (how old the record is, whether it exists, its checkpoints), or
+    None for the record as a whole: who guards a field must guard None too. Reading a whole record asks for None first
     and then for everything in it; listing or counting the names of its fields is reading it whole, forking it too.
     A turn takes the lock, and who repeats its request gets its outcome. `id` is None where many records are meant:
     a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `import_` is
@@ -109,6 +111,8 @@ def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, s
             field = MESSAGES
         elif name == PHASE:
             field = MOVES
+        elif name[:2] == TAG and kind != b"c":
+            field = TAGS
         elif kind in (b"p", b"q", b"n", b"y"):
             field = ITEMS
         elif kind in (b"s", b"d", b"i") and name[:1] != b"#":

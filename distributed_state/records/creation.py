@@ -30,6 +30,14 @@ def creation(context: RecordContext, changes: Changes, is_clear: bool) -> Draft:
     return draft
 
 
+def revival(changes: Changes) -> Draft:
+    """The change as a `write` that begins a deleted record again."""
+    changes.undelete()
+    draft = changes.draft("write")
+    draft.deleted = "begin"
+    return draft
+
+
 async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1") -> bool:
     """Set the fields that are not there yet, once for each whose defaults they are; True if this call did it."""
     mark = escape(whose).encode()

@@ -22,7 +22,7 @@ from distributed_state.warm.answers import Draft
 def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "") -> Draft:
     """The change that deletes a record, or ends a session that `expired` for this reason."""
     changes = Changes(settings, codec)
-    changes.clear(messages=True, items=True)
+    changes.clear(messages=True, tags=True, items=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
     changes.reserved(DELETED, b"1")

@@ -13,7 +13,7 @@ from distributed_state.cold.item_reading import ItemRow
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import branches, messages
-from distributed_state.records.access import ITEMS, MESSAGES, MOVES, VERSION
+from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import opened
 from distributed_state.tiers import commit as write_path
@@ -23,8 +23,9 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.items import Item
 from distributed_state.values.journal import State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import PHASE, unescape
+from distributed_state.values.model import PHASE, TAG, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
+from distributed_state.values.tags import split_tag, tags_in
 
 
 async def history(
@@ -56,6 +57,8 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
         names[ITEMS] = None
     if any(change.phase is not None for change in changes):
         names[MOVES] = None
+    if any(change.tagged or change.untagged for change in changes):
+        names[TAGS] = None
     return names
 
 
@@ -64,6 +67,7 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
     fields: dict[str, Any] = {}
     deleted = []
     appended = []
+    tags: dict[bytes, list[tuple[str, str]]] = {b"s": [], b"d": []}
     phase = label = None
     items: dict[tuple[str, str], Item | None] = {}
     for kind, name, value in unpack(entry.data):
@@ -71,6 +75,8 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
             fields[codec.decode_key(name)] = record_codec.decode(value, codec.decode_key(name))
         elif kind == b"d" and name[:1] != b"#":
             deleted.append(codec.decode_key(name))
+        elif name[:2] == TAG and kind in tags:
+            tags[kind].append(split_tag(name))
         elif kind == b"m":
             appended.append(record_codec.decode_message(value, record_codec.record, int(name)))
         elif kind == b"s" and name == PHASE:
@@ -92,6 +98,8 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
         appended=tuple(appended),
         phase=phase,
         label=label,
+        tagged=tuple(tags[b"s"]),
+        untagged=tuple(tags[b"d"]),
         items=items,
     )
 
@@ -116,8 +124,9 @@ async def at(context: RecordContext, version: int | None, branch: str | None) ->
         messages=tuple(shown.messages()),
         phase=None if phase is None else phase.decode("utf-8", "surrogatepass"),
         deleted=state.deleted,
+        tags=tags_in(state.fields),
     )
-    context.allow("read", *snapshot.fields, MESSAGES, MOVES)
+    context.allow("read", *snapshot.fields, MESSAGES, MOVES, *([TAGS] if snapshot.tags else []))
     return snapshot
 
 

@@ -14,11 +14,12 @@ from typing import Any, TypeVar, Unpack
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.records import backup, branches, cleanup, creation, erasure, fork, history, in_place, rollback
 from distributed_state.records import items as item_handle
-from distributed_state.records.access import MOVES, VERSION
+from distributed_state.records.access import MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.optimistic_retry import OptimisticRetry
 from distributed_state.records.preconditions import preconditions
+from distributed_state.records.record_view import RecordView, look
 from distributed_state.records.sanitizing import Sanitizing
 from distributed_state.records.store_context import StoreContext
 from distributed_state.records.transaction import AsyncTransaction, Transaction
@@ -29,6 +30,7 @@ from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import INITIALIZED, PHASE, Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot, Written
+from distributed_state.values.tags import tags_in
 from distributed_state.warm.lease import AsyncLease
 
 T = TypeVar("T")
@@ -116,6 +118,18 @@ class AsyncRecord:
         """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
         return self._context.fields(await self._context.read(self._context.must_ask(fresh, max_staleness)))
 
+    async def view(self, *, fresh: bool = False, max_staleness: float | None = None) -> RecordView:
+        """Read the record as it is at one moment, as a mapping that decodes a field when it is asked for.
+
+        Example::
+
+            view = await record.view()
+            print(view.version, view.phase, view.get("city"), list(view))
+
+        Of a record of many fields that costs what is looked at; `get_all` decodes all. Options as in `get`.
+        """
+        return await look(self._context, self._context.must_ask(fresh, max_staleness))
+
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
         return (await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)).version
@@ -124,6 +138,11 @@ class AsyncRecord:
         """Tell whether the record was written and not deleted since. Options as in `get`."""
         entry = await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)
         return entry.version > 0 and not entry.deleted
+
+    async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
+        """Read the tags, texts by key in order; {} if it has none. Options as in `get`."""
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), TAGS)
+        return tags_in(() if entry.deleted else entry.fields)
 
     def invalidate(self, key: str | None = None) -> None:
         """Drop this process's copy, so that the next read asks the server. No I/O.
@@ -251,13 +270,16 @@ class AsyncRecord:
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
         items: Iterable[PutItem | DeleteItem] = (),
+        tag: Mapping[str, str | Iterable[str]] | None = None,
+        untag: Mapping[str, str | Iterable[str]] | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
+        revive: bool = False,
         durability: str | None = None,
     ) -> Written:
-        """Change fields, counters, messages, items and phase in one atomic commit of one round trip.
+        """Change fields, counters, messages, items, phase and tags in one atomic commit of one round trip.
 
         Example::
 
@@ -276,6 +298,14 @@ class AsyncRecord:
 
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.
+
+        `tag` adds tags, by which `store.sessions` finds records, and `untag` takes them away: texts under a key, one or
+        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Nobody encrypts them::
+
+            await session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
+
+        With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
+        counting, and it keeps its owner. To one that is there it makes no difference.
         """
         changes = self._context.changes()
         if isinstance(delete, str):
@@ -289,8 +319,9 @@ class AsyncRecord:
             changes.append(message)
         if phase is not None:
             changes.phase(phase)
+        changes.put_tags(tag or {}, untag or {})
         await item_handle.add(self._context, changes, items)
-        draft = changes.draft("write")
+        draft = creation.revival(changes) if revive else changes.draft("write")
         given = preconditions(self._context, expect, expect_exists)
         if expect_phase is not None:
             if not isinstance(expect_phase, str):

@@ -80,6 +80,14 @@ class Transaction(MutableMapping[str, Any]):
         for message in messages:
             self._workspace.open().append(message)
 
+    def tag(self, key: str, *texts: str) -> None:
+        """Tag the record with one text or several under a key, with this commit."""
+        self._workspace.open().tag(key, *texts)
+
+    def untag(self, key: str, *texts: str) -> None:
+        """Take tags away with this commit."""
+        self._workspace.open().untag(key, *texts)
+
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this commit."""
         self._workspace.open().phase(phase)

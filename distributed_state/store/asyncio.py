@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
+from distributed_state.cold.values import Wanted
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.typed_session import AsyncTypedSession
@@ -24,7 +25,7 @@ from distributed_state.events.consumer import AsyncEvents
 from distributed_state.events.handlers import Handler
 from distributed_state.port.connections import Credentials
 from distributed_state.records import branches, deletion, erasure
-from distributed_state.records.access import Guard, Policy
+from distributed_state.records.access import TAGS, Guard, Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.context import context_of
 from distributed_state.records.record import AsyncRecord
@@ -49,9 +50,10 @@ from distributed_state.tiers.durability import asking
 from distributed_state.values.codec import Codec
 from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import Ref, escape
+from distributed_state.values.model import MAX_ID_BYTES, Ref, escape
 from distributed_state.values.results import Branch, Event, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
+from distributed_state.values.tags import tag_texts
 
 H = TypeVar("H", bound=Handler)
 
@@ -321,19 +323,21 @@ class AsyncStateStore:
         self._lifecycle.refuse_never_kept(level)
         return asking(self.settings, level)
 
-    async def get_many(self, handles: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
+    async def get_many(self, handles: Iterable[AsyncRecord], *, fresh: bool = False) -> list[dict[str, Any]]:
         """Read the fields of several records, in their order; what is not hot comes in one round trip.
 
         Example::
 
             fields, preferences = await store.get_many([session, store.user("u1")])
 
-        A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
+        A record that is not there, or deleted, gives an empty dict. `fresh=True` asks the server for all of them.
+        Raises CorruptState as `get` does.
         """
         many = [context_of(each, "get_many") for each in handles]
         for context in many:
             context.allow("read", None)
-        entries = await read_path.read_many(self.tiers(), [each.keys for each in many]) if many else []
+        keys = [each.keys for each in many]
+        entries = await read_path.read_many(self.tiers(), keys, fresh=fresh) if many else []
         return [context.fields(entry) for context, entry in zip(many, entries, strict=True)]
 
     def batch(self, *, durability: str | None = None) -> AsyncBatch:
@@ -399,7 +403,15 @@ class AsyncStateStore:
     # Many records
 
     async def sessions(
-        self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
+        self,
+        *,
+        user: str | None = None,
+        prefix: str | None = None,
+        tags: Mapping[str, str | Iterable[str]] | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        scope: str = "session",
+        fresh: bool = False,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -409,16 +421,32 @@ class AsyncStateStore:
             if page:
                 page = await store.sessions(user="u1", limit=20, after=page[-1].cursor)
 
-        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
-        not listed: `archive()` first where that matters. A record moves to the front at most once a minute; `updated`
-        says when it last changed.
+        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. A record moves to the front
+        at most once a minute; `updated` says when it last changed.
+
+        With a `prefix` only those whose ids begin so, and with `tags` only those that have all of these (see `write`);
+        then they come in order of their ids, by the bytes of their escaped text, in which one that is added or changed
+        meanwhile moves no other: `prefix=""` is all of them so. The first tag and the prefix are looked up; of what is
+        found so, others are passed over one by one, as are deleted ones::
+
+            page = await store.sessions(prefix="shop:", tags={"run": "r1"})
+
+        What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
+        end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         Ref(scope, "any")
         owner = None if user is None else escape(Ref("user", user).id)
         self._context.allow("read", user=owner, scope=scope)
-        return await maintenance.listing(self._context.tiers(), scope, owner, limit, after)
+        if tags:
+            self._context.allow("read", field=TAGS, user=owner, scope=scope)  # who learns whose they are has read them
+        if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
+            raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
+        begin = None if prefix is None else escape(prefix)
+        sought = tuple(tag_texts(tags or {}, "tags"))
+        wanted = Wanted(scope, limit, owner=owner, prefix=begin, tags=sought, after=after)
+        return await maintenance.listing(self._context.tiers(), wanted, fresh=fresh)
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """List the branches of all records, of any scope: what was acknowledged and is not continued (see `Session`).

@@ -65,9 +65,9 @@ class Batch:
     def on(self, handle: Any, *, expect: Mapping[str, Any] | None = None, expect_exists: bool | None = None) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
-        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase` and `clear`. Raises InvalidValue for what
-        is no record. `expect` and `expect_exists` are as in `write`: where they do not hold, that record is not
-        changed, and the block ends with Conflict.
+        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag` and `clear`. Raises
+        InvalidValue for what is no record. `expect` and `expect_exists` are as in `write`: where they do not hold, that
+        record is not changed, and the block ends with Conflict.
         """
         return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)
 
@@ -309,16 +309,17 @@ class StateStore:
         """
         return self._twin.durable(durability)
 
-    def get_many(self, handles: Iterable[Record]) -> list[dict[str, Any]]:
+    def get_many(self, handles: Iterable[Record], *, fresh: bool = False) -> list[dict[str, Any]]:
         """Read the fields of several records, in their order; what is not hot comes in one round trip.
 
         Example::
 
             fields, preferences = store.get_many([session, store.user("u1")])
 
-        A record that is not there, or deleted, gives an empty dict. Raises CorruptState as `get` does.
+        A record that is not there, or deleted, gives an empty dict. `fresh=True` asks the server for all of them.
+        Raises CorruptState as `get` does.
         """
-        return finish(self._twin.get_many([twin_of(each) for each in handles]))
+        return finish(self._twin.get_many([twin_of(each) for each in handles], fresh=fresh))
 
     def batch(self, *, durability: str | None = None) -> Batch:
         """Collect changes of many records; they are sent in one round trip at the end of `with`.
@@ -380,7 +381,15 @@ class StateStore:
         return finish(self._twin.erase(id, scope=scope))
 
     def sessions(
-        self, *, user: str | None = None, limit: int = 50, after: str | None = None, scope: str = "session"
+        self,
+        *,
+        user: str | None = None,
+        prefix: str | None = None,
+        tags: Mapping[str, str | Iterable[str]] | None = None,
+        limit: int = 50,
+        after: str | None = None,
+        scope: str = "session",
+        fresh: bool = False,
     ) -> list[SessionInfo]:
         """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -390,11 +399,22 @@ class StateStore:
             if page:
                 page = store.sessions(user="u1", limit=20, after=page[-1].cursor)
 
-        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. What is not archived yet is
-        not listed: `archive()` first where that matters. A record moves to the front at most once a minute; `updated`
-        says when it last changed.
+        Only those that `user` owns, if given; `limit` is from 1 to 1000, else InvalidValue. A record moves to the front
+        at most once a minute; `updated` says when it last changed.
+
+        With a `prefix` only those whose ids begin so, and with `tags` only those that have all of these (see `write`);
+        then they come in order of their ids, by the bytes of their escaped text, in which one that is added or changed
+        meanwhile moves no other: `prefix=""` is all of them so. The first tag and the prefix are looked up; of what is
+        found so, others are passed over one by one, as are deleted ones::
+
+            page = store.sessions(prefix="shop:", tags={"run": "r1"})
+
+        What is not archived yet is not listed, unless `fresh`: then the journals in Redis are read, too, up to their
+        end, and laid over the page. That costs what is not archived, which is little as long as SQL is there.
         """
-        return finish(self._twin.sessions(user=user, limit=limit, after=after, scope=scope))
+        return finish(
+            self._twin.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
+        )
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """List the branches of all records, of any scope: what was acknowledged and is not continued (see `Session`).

@@ -299,6 +299,14 @@ class Turn(MutableMapping[str, Any]):
     def __len__(self) -> int:
         return len(self._twin)
 
+    def tag(self, key: str, *texts: str) -> None:
+        """Tag the record with one text or several under a key, with this commit."""
+        self._twin.tag(key, *texts)
+
+    def untag(self, key: str, *texts: str) -> None:
+        """Take tags away with this commit."""
+        self._twin.untag(key, *texts)
+
 
 class Edit(Generic[M]):
     """The `with` around a model that is edited."""

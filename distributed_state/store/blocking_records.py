@@ -21,6 +21,7 @@ from distributed_state.port.blocking import finish
 from distributed_state.records.context import context_of
 from distributed_state.records.items import AsyncItems
 from distributed_state.records.record import AsyncRecord
+from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
@@ -104,6 +105,18 @@ class Record:
         """Read all fields, as a dict of the caller's own; {} for a record never written. Options as in `get`."""
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
+    def view(self, *, fresh: bool = False, max_staleness: float | None = None) -> RecordView:
+        """Read the record as it is at one moment, as a mapping that decodes a field when it is asked for.
+
+        Example::
+
+            view = record.view()
+            print(view.version, view.phase, view.get("city"), list(view))
+
+        Of a record of many fields that costs what is looked at; `get_all` decodes all. Options as in `get`.
+        """
+        return finish(self._twin.view(fresh=fresh, max_staleness=max_staleness))
+
     def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written. Options as in `get`."""
         return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
@@ -111,6 +124,10 @@ class Record:
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since. Options as in `get`."""
         return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
+
+    def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
+        """Read the tags, texts by key in order; {} if it has none. Options as in `get`."""
+        return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
 
     def invalidate(self, key: str | None = None) -> None:
         """Drop this process's copy, so that the next read asks the server. No I/O.
@@ -217,13 +234,16 @@ class Record:
         append: Iterable[Message | dict[str, Any]] = (),
         phase: str | None = None,
         items: Iterable[PutItem | DeleteItem] = (),
+        tag: Mapping[str, str | Iterable[str]] | None = None,
+        untag: Mapping[str, str | Iterable[str]] | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
         expect_version: int | None = None,
         expect_phase: str | None = None,
+        revive: bool = False,
         durability: str | None = None,
     ) -> Written:
-        """Change fields, counters, messages, items and phase in one atomic commit of one round trip.
+        """Change fields, counters, messages, items, phase and tags in one atomic commit of one round trip.
 
         Example::
 
@@ -242,6 +262,14 @@ class Record:
 
         Values are compared as JSON: numbers by value, objects in any order. A field past its deadline is absent. That
         costs no round trip more, unless this process had to guess how the value is stored.
+
+        `tag` adds tags, by which `store.sessions` finds records, and `untag` takes them away: texts under a key, one or
+        several, of at most 64 and 256 bytes; a record has at most 256, else TooLarge. Nobody encrypts them::
+
+            session.write(set={"city": "Oslo"}, tag={"run": ["r1", "r2"], "model": "small"}, untag={"run": "r0"})
+
+        With `revive` a record that was deleted begins again with this, else Deleted is raised; its versions go on
+        counting, and it keeps its owner. To one that is there it makes no difference.
         """
         return finish(
             self._twin.write(
@@ -251,10 +279,13 @@ class Record:
                 append=append,
                 phase=phase,
                 items=items,
+                tag=tag,
+                untag=untag,
                 expect=expect,
                 expect_exists=expect_exists,
                 expect_version=expect_version,
                 expect_phase=expect_phase,
+                revive=revive,
                 durability=durability,
             )
         )

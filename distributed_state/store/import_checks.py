@@ -27,11 +27,13 @@ from distributed_state.values.model import (
     SEGMENTS,
     START,
     SUMMARY,
+    TAG,
     TIMED,
     Ref,
     escape,
     unescape,
 )
+from distributed_state.values.tags import tag_of
 
 MOST = 10**15  # versions and numbers of messages are doubles in Lua, exact up to here
 LATEST_MS = 253_402_300_799_999  # the year 9999: no later time can be shown
@@ -96,6 +98,8 @@ def check_reserved(name: bytes, value: bytes) -> None:
         return
     if len(value) > LONGEST and name != INITIALIZED:
         raise TooLarge(f"{name.decode()}: {len(value)} bytes are more than {LONGEST}")
+    if name[:2] == TAG:
+        tag_of(name)
     if name in (START, NEXT):
         digits(name, value)
     elif name == PHASE:
@@ -120,7 +124,7 @@ def check_reserved(name: bytes, value: bytes) -> None:
     elif name == LIFETIME:
         idle, _, until = value.partition(b" ")
         digits(name, idle), digits(name, until)
-    elif name in (DELETED, TIMED) and value != b"1":
+    elif (name in (DELETED, TIMED) or name[:2] == TAG) and value != b"1":
         raise ValueError(f"{name.decode()} is {value!r:.80}, not 1")
 
 

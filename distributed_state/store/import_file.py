@@ -40,7 +40,7 @@ from distributed_state.store.import_checks import (
 from distributed_state.tiers import actors
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.journal import JournalEntry, Op, State, fold, pack, unpack
-from distributed_state.values.model import NEXT, OWNER, SEGMENTS, START, Ref, escape, is_state, is_value
+from distributed_state.values.model import NEXT, OWNER, SEGMENTS, START, TAG, Ref, escape, is_state, is_value
 
 _EVENT = re.compile(r"[0-9A-Za-z]{1,64}\.\d{1,19}\.[0-9A-Za-z]{1,64}", re.ASCII)
 
@@ -252,7 +252,7 @@ class ImportedFile:
             label = value.decode("utf-8", "surrogatepass")
             if name or not 0 < len(label) <= 500:
                 raise ValueError(f"a label is 1 to 500 characters, not {label!r:.80}")
-        elif name or value != (b"" if kind == b"c" else b"%d" % following):
+        elif (name and (kind, name) != (b"c", TAG)) or value != (b"" if kind == b"c" else b"%d" % following):
             raise ValueError(f"a step {kind.decode()} of {name!r:.80} and {value!r:.80}")
         self._fold(op)
         return kind == b"w" or name == SEGMENTS

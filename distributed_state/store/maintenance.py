@@ -12,23 +12,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from distributed_state.cold.values import Wanted
 from distributed_state.conversation import retention
 from distributed_state.errors import InvalidValue
 from distributed_state.records.context import RecordContext
 from distributed_state.records.store_context import StoreContext
 from distributed_state.tiers.assembly import Tiers
+from distributed_state.tiers.unarchived import unarchived
 from distributed_state.values.model import Ref, unescape
 from distributed_state.values.results import SessionInfo
 
 _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
-async def listing(tiers: Tiers, scope: str, owner: str | None, limit: int, after: str | None) -> list[SessionInfo]:
-    """One page of the index in SQL."""
-
-    def page() -> Any:
-        return tiers.cold.listing(scope, owner=owner, limit=limit, after=after)
-
+async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[SessionInfo]:
+    """One page of the index in SQL; `fresh`: with what is not archived yet."""
+    # The journals first: what is archived meanwhile is found in SQL as well, and counts once.
+    late = await unarchived(tiers) if fresh else []
     return [
         SessionInfo(
             id=unescape(row.id),
@@ -39,7 +39,7 @@ async def listing(tiers: Tiers, scope: str, owner: str | None, limit: int, after
             deleted=row.deleted,
             cursor=row.cursor,
         )
-        for row in await tiers.port.sql(page)
+        for row in await tiers.port.sql(tiers.cold.listing, wanted, late)
     ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from distributed_state.cold.values import Wanted
 from distributed_state.errors import Deleted, InvalidValue, StateError, Unavailable
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.store_context import StoreContext
@@ -51,7 +52,7 @@ async def upcast_many(
     owner = None if user is None else escape(Ref("user", user).id)
     Ref(scope, "any")
     await tiers.archiver.drain()
-    while rows := await maintenance.listing(tiers, scope, owner, _PAGE, after):
+    while rows := await maintenance.listing(tiers, Wanted(scope, _PAGE, owner=owner, after=after)):
         for row in rows:
             if limit is not None and sofar.upcast >= limit:
                 return sofar

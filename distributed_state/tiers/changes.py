@@ -18,7 +18,8 @@ from distributed_state.tiers.item_changes import ItemChanges
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import Item
-from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TIMED, Message
+from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message
+from distributed_state.values.tags import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
 
 _EXACT = 10**15
@@ -158,6 +159,24 @@ class Changes:
         self._events = [each for each in self._events if each[1] != b"session.phase"]
         self.emit("session.phase", {"phase": phase})
 
+    def tag(self, key: str, *texts: str) -> None:
+        """Tag the record with one text or several under a key, beside those that it has. Raises InvalidValue."""
+        self.put_tags({key: texts}, {})
+
+    def untag(self, key: str, *texts: str) -> None:
+        """Take tags away. One that is not there is no error."""
+        self.put_tags({}, {key: texts})
+
+    def put_tags(self, tag: Mapping[str, str | Iterable[str]], untag: Mapping[str, str | Iterable[str]]) -> None:
+        """Tag the record with these, and take those away."""
+        given, gone = tag_texts(tag, "tag"), tag_texts(untag, "untag")
+        if both := set(given) & set(gone):
+            raise InvalidValue(f"tag and untag both have {min(both)!r:.80}")
+        for each in gone:
+            self.reserved(tag_field(each), None)
+        for each in given:
+            self.reserved(tag_field(each), b"1")
+
     @property
     def items(self) -> ItemChanges:
         """What becomes of items."""
@@ -190,10 +209,10 @@ class Changes:
         self._items = None
         self._first = [step for step in self._first if step[0] != b"y"] + [(b"y", b"", b"%d" % version)]
 
-    def clear(self, *, messages: bool, items: bool = False) -> None:
-        """Delete all fields, what was set so far in this change included, and hide messages and items if asked."""
+    def clear(self, *, messages: bool, items: bool = False, tags: bool = False) -> None:
+        """Delete all fields, what was set so far in this change included; hide messages, items, tags if asked."""
         self._first = [step for step in self._first if step[0] != b"c"]
-        self._first.append((b"c", b"", b""))
+        self._first.append((b"c", TAG if tags else b"", b""))
         if items:
             self.layer(0)
         if messages:

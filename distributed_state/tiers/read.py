@@ -70,9 +70,9 @@ async def _living(tiers: Tiers, entry: CachedRecord) -> CachedRecord:
     return entry.living(tiers.clock.now())
 
 
-async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedRecord]:
-    """Several records: what is not hot comes in one round trip."""
-    entries = {names: tiers.hot.get(names.ref.text) for names in many}
+async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = False) -> list[CachedRecord]:
+    """Several records: what is not hot comes in one round trip. `fresh` asks the server for all."""
+    entries = {names: None if fresh else tiers.hot.get(names.ref.text) for names in many}
     missing = [names for names, entry in entries.items() if entry is None]
     flights = []
     known = [tiers.hot.known(names.ref.text) for names in missing]
@@ -96,7 +96,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys]) -> list[CachedReco
         for names, flight, entry in zip(missing, flights, found, strict=True):
             tiers.hot.land(names.ref.text, flight, entry)
     for names, flight in zip(missing, flights, strict=True):
-        entries[names] = flight.result or await read(tiers, names)
+        entries[names] = flight.result or await read(tiers, names, fresh=fresh)
     return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distributed_state.errors import CorruptState
-from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START
+from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TAG
 
 Step = tuple[bytes, bytes, bytes]  # of an Op, without the names of its parts
 
@@ -18,7 +18,8 @@ Step = tuple[bytes, bytes, bytes]  # of an Op, without the names of its parts
 class Op(NamedTuple):
     """One step of a change: `kind` is a letter.
 
-    s set a field   d delete a field   c clear the user's fields   m append a message (name: its sequence number)
+    s set a field   d delete a field   c clear the user's fields (with the name ## the tags, too)
+    m append a message (name: its sequence number)
     w wipe the messages (value: sequence number of the next)   l label, changes nothing
     e an event written with the change, changes nothing (name: offset, type and subject; value: JSON text of its data)
     p put an item, which the fields do not show (name: collection, NUL, key; value: its frame)   q delete one
@@ -81,7 +82,7 @@ def fold(fields: dict[bytes, bytes], ops: Iterable[Step]) -> None:
         elif kind == b"m":
             fields[NEXT] = b"%d" % (int(name) + 1)
         elif kind == b"c":
-            for key in [key for key in fields if not key.startswith(b"#")]:
+            for key in [key for key in fields if not key.startswith(b"#") or (name == TAG and key.startswith(TAG))]:
                 del fields[key]
         elif kind == b"w":
             fields[START] = value

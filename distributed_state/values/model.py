@@ -61,11 +61,12 @@ STATE_FIELDS = frozenset(
     }
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
+TAG = b"##"  # followed by a tag of the record: see values/tags.py
 
 
 def is_state(name: bytes) -> bool:
     """Whether a stored field is part of the state; the other reserved ones are the tiers' own book-keeping."""
-    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] == REQUEST
+    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] in (REQUEST, TAG)
 
 
 def is_value(name: bytes) -> bool:

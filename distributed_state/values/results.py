@@ -29,7 +29,8 @@ class Written:
 class Change:
     """One entry of a record's history. `time` is in seconds since 1970; `set` and `appended` are decoded values.
 
-    `items` has by collection and key what was put, None for what was deleted.
+    `items` has by collection and key what was put, None for what was deleted. `tagged`
+    and `untagged` are pairs of key and text.
     """
 
     version: int
@@ -43,17 +44,20 @@ class Change:
     phase: str | None
     label: str | None
     items: dict[tuple[str, str], Item | None] = field(default_factory=dict)
+    tagged: tuple[tuple[str, str], ...] = ()
+    untagged: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A record as it was at `version`: fields decoded, messages in order."""
+    """A record as it was at `version`: fields decoded, messages in order, tags (texts by key)."""
 
     version: int
     fields: dict[str, Any]
     messages: tuple[Message, ...]
     phase: str | None
     deleted: bool
+    tags: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

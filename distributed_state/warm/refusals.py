@@ -18,11 +18,12 @@ from distributed_state.errors import (
     WarmUnavailable,
 )
 from distributed_state.values.keys import RecordKeys
+from distributed_state.values.tags import MOST
 from distributed_state.warm.answers import Draft
 
 REFUSALS = (
     *("backpressure", "conflict", "deleted", "epoch", "exists"),
-    *("fenced", "forgotten", "item", "locked", "misused", "toolarge"),
+    *("fenced", "forgotten", "item", "locked", "misused", "tags", "toolarge"),
 )
 
 
@@ -94,6 +95,8 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
         return Backpressure(f"{record}: {int(rest[0])} commits, {int(rest[1])} bytes of its partition are not archived")
     if word == "toolarge":
         return TooLarge(f"{record}: the record would grow to {int(rest[0])} bytes")
+    if word == "tags":
+        return TooLarge(f"{record}: the record would have {int(rest[0])} tags, more than {MOST}")
     if word == "forgotten":
         return WarmUnavailable(f"{record}: a repeated write came after its answer was forgotten; not applied again")
     return StateError(f"{record}: commit.lua answered {word}")

@@ -40,6 +40,8 @@ def write(store: StateStore) -> None:
     store.session("erased").set("n", 1)
     store.erase("erased")
     store.emit("order.placed", {"number": 7})
+    store.session("s").write(tag={"run": ["r1", "r2"], "model": "small"})
+    store.session("s").write(untag={"run": "r1"})
 
 
 def read(store: StateStore) -> dict[str, Any]:
@@ -54,11 +56,13 @@ def read(store: StateStore) -> dict[str, Any]:
             "messages": [message.content for message in session.messages()],
             "history": [[change.version, change.kind, change.actor, change.set] for change in changes],
             "states": [[state.fields, [message.content for message in state.messages]] for state in states],
+            "tags": session.tags(),
             "checkpoints": [[each.label, each.version] for each in session.checkpoints()],
         }
     found["user"] = store.user("u1").get_all()
     found["sessions"] = [each.id for each in store.sessions()]
     found["of the user"] = [each.id for each in store.sessions(user="u1")]
+    found["tagged"] = [[each.id for each in store.sessions(tags={"run": run})] for run in ("r1", "r2")]
     found["exists"] = [store.session(id).exists() for id in ("gone", "erased")]
     found["events"] = sorted([event.type, event.subject, event.data] for event in store.audit())
     loaded: dict[str, Any] = json.loads(json.dumps(found))

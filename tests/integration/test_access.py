@@ -57,7 +57,7 @@ def count(state: Any, amount: int) -> None:
 STEPS = StateMachine({("p", "begin"): "q"}, initial="p", name="steps")
 STATE = ("goal", "plan_steps", "completed_steps", "iteration", "created_at", "updated_at")
 Case = tuple[Callable[[Any], Awaitable[Any]], list[tuple[str, str | None]]]
-M, P, V, Q = "#messages", "#phase", "#version", "#items"
+M, P, T, V, Q = "#messages", "#phase", "#tags", "#version", "#items"
 
 
 async def _transaction(session: Any) -> None:
@@ -103,6 +103,8 @@ SESSION: dict[str, Case] = {
     "get": (lambda s: s.get("a"), [("read", "a")]),
     "has": (lambda s: s.has("a"), [("read", "a")]),
     "get_all": (lambda s: s.get_all(), [("read", None), ("read", "a")]),
+    "view": (lambda s: s.view(), [("read", None), ("read", V), ("read", P), ("read", T), ("read", "a")]),
+    "tags": (lambda s: s.tags(), [("read", T)]),
     "version": (lambda s: s.version(), [("read", V)]),
     "exists": (lambda s: s.exists(), [("read", V)]),
     "messages": (lambda s: s.messages(), [("read", M)]),
@@ -337,6 +339,8 @@ VIEW: dict[str, Case] = {
     "clear": (lambda v: v.clear(), [("read", None), ("read", "a"), ("write", "a")]),
     "append": (lambda v: v.append({"role": "user"}), [("write", M)]),
     "move_to": (lambda v: v.move_to("q"), [("write", P)]),
+    "tag": (lambda v: v.tag("k", "v"), [("write", T)]),
+    "untag": (lambda v: v.untag("k", "v"), [("write", T)]),
     "phase": (lambda v: v.phase, [("read", P)]),
     "put_item": (lambda v: v.put_item("x", "k", 1), [("write", Q)]),
     "delete_item": (lambda v: v.delete_item("x", "k"), [("write", Q)]),
@@ -385,7 +389,7 @@ UNASKED: dict[str, dict[str, str]] = {
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
         WRITING,
     )
-    | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages"), WRITING)
+    | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
     | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields"), OWN),
     "EVENTS": dict.fromkeys(("next", "close", "position", "waiting", "asks", "end", "join", "leave"), OPENING),

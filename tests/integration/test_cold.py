@@ -25,7 +25,7 @@ from sqlalchemy import LargeBinary, event, func, select, text
 from distributed_state.cold import archive, bulk, erasure, purging, tables
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Batch, Cursor, Sought
+from distributed_state.cold.values import Batch, Cursor, Sought, Wanted
 from distributed_state.errors import ColdUnavailable, ConfigurationError, Conflict, InvalidValue, NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Segment, State, pack, unpack
@@ -866,7 +866,7 @@ def test_an_imported_record_has_its_whole_history(cold: ColdStore, journal: Jour
     assert cold.state_at("session:a", 40).fields == base.fields
     assert cold.state_at("session:a", 60).fields[b"k"] == b"60"
     assert shown(cold, "session:a")[:3] == [b"a", b"b", b"x"]
-    assert [row.record for row in cold.listing("session", owner="u", limit=5, after=None)] == ["session:a"]
+    assert [row.record for row in cold.listing(Wanted("session", 5, owner="u"))] == ["session:a"]
     gaps = [row.version for row in rows(cold, tables.snapshots)]
     assert max(b - a for a, b in pairwise(gaps)) <= 10
     with pytest.raises(Conflict) as caught:
@@ -911,7 +911,7 @@ def test_pages_are_complete_and_without_duplicates(cold: ColdStore, journal: Jou
     for owner, deleted, expected in cases:
         seen: list[tuple[int, str]] = []
         after = None
-        while page := cold.listing("session", owner=owner, limit=7, after=after, deleted=deleted):
+        while page := cold.listing(Wanted("session", 7, owner=owner, after=after, deleted=deleted)):
             seen += [(row.updated_ms, row.record) for row in page]
             after = page[-1].cursor
         assert len(set(seen)) == len(seen) == expected
@@ -922,7 +922,7 @@ def test_a_bad_cursor_is_refused(cold: ColdStore) -> None:
     """Only what a listing gave is taken."""
     for cursor in ("", "x", "é", "MTI0", "MTI0OTpzZXNzaW9uOmE=", "a" * 10_000, "%%%"):
         with pytest.raises(InvalidValue):
-            cold.listing("session", owner=None, limit=5, after=cursor)
+            cold.listing(Wanted("session", 5, after=cursor))
 
 
 def test_owner_deletion_and_parent_follow_the_changes(cold: ColdStore, journal: Journal) -> None:
@@ -938,7 +938,7 @@ def test_owner_deletion_and_parent_follow_the_changes(cold: ColdStore, journal: 
     assert (row.owner, row.deleted, row.created_ms, row.updated_ms, row.version) == ("u", True, 1001, 1003, 3)
     (row,) = rows(cold, tables.records, record="session:f")
     assert row.parent == "session:a"
-    assert cold.listing("session", owner="u", limit=5, after=None, deleted=True)[-1].record == "session:a"
+    assert cold.listing(Wanted("session", 5, owner="u", deleted=True))[-1].record == "session:a"
 
 
 def test_forks_of_forks_are_owned_too(cold: ColdStore, journal: Journal) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from distributed_state.cold import blocks, compaction, tables
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Compacted
+from distributed_state.cold.values import Compacted, Wanted
 from distributed_state.errors import CorruptState, NotFound
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment, State
@@ -85,7 +85,7 @@ def answer(ask: Callable[..., Any], *asked: Any) -> Any:
 def everything(journal: Journal, chance: random.Random) -> list[Any]:
     """What can be read of all records, without what differs between any two archives: epochs and keys."""
     store = journal.store
-    listed = store.listing("session", owner=None, limit=99, after=None, deleted=True)
+    listed = store.listing(Wanted("session", 99, deleted=True))
     found: list[Any] = [[replace(row, cursor="") for row in listed]]
     for record in RECORDS:
         last = store.version(record) or 0

@@ -10,6 +10,7 @@ import pytest
 
 from distributed_state.cold import record_index, tables
 from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Wanted
 from tests.journals import Journal, put, rows
 
 _STAYED = "SELECT relname, n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname IN ('records', 'cursors')"
@@ -19,7 +20,7 @@ def order(cold: ColdStore, limit: int = 50) -> list[str]:
     """The ids of all sessions, page by page."""
     found: list[str] = []
     after = None
-    while page := cold.listing("session", owner=None, limit=limit, after=after, deleted=True):
+    while page := cold.listing(Wanted("session", limit, after=after, deleted=True)):
         found += [row.record.partition(":")[2] for row in page]
         after = page[-1].cursor
     return found
@@ -33,7 +34,7 @@ def test_a_record_moves_to_the_front_of_listings_once_a_minute(cold: ColdStore, 
     journal.commit("session:a", put("n", "2"), time_ms=60_999)
     journal.flush()
     assert order(cold) == order(cold, limit=1) == ["b", "a"]
-    page = cold.listing("session", owner=None, limit=9, after=None, deleted=False)
+    page = cold.listing(Wanted("session", 9))
     assert [row.updated_ms for row in page] == [2_000, 60_999]
     journal.commit("session:a", put("n", "3"), time_ms=61_000)
     journal.flush()

@@ -11,7 +11,7 @@
         creation        '' = must exist, '*' = the id is fresh, '?' = as '', but '*' was sent before and may still arrive,
                         '+' = may be new: it is begun if that is known here, else the hydration token
         expected        version, '' = any, '0' = absent
-        deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'revive'
+        deleted         what to do with a deleted record: 'refuse', 'create' (and nothing else), 'begin' or 'revive' it (the same here)
         kind, actor, owner, text     the owner is set if the record has none; kind '' = only say what would come of it
         own_channel     of the writer's link, if that is subscribed to the record's too, else ''
         expectations, then that many pairs: field, '=' .. raw value | '-', and of a user, for whom a field past its
@@ -31,7 +31,7 @@
           missing if it was applied before
         | {'uninitialised'} | {'epoch', epoch} | {'cold', epoch, token} | {'deleted', version} | {'exists', version}
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
-        | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes}
+        | {'swap', field, raw value} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
         | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
         | {'items', epoch, needed}   what SQL has of the items is to be read, and sent along
           of a 'cold' one the token is '' if Redis is too full for it: then nothing is written, and whether it was
@@ -179,6 +179,7 @@ local first_message = head[4] or '0'
 local last_message, results, lives = first_message, '', head[6]
 local change, changes, gone, event, last_event, relay, interests, types, payloads, look
 -- With room for one step: a table that grows costs more than the step.
+local tagged, tagging -- how many tags more there will be, and whether one is new
 local fields, n, said = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
 -- Of a change of items: what the journal has of a step, false if nothing; the step that notes the record's first item, nil
 -- if this is not it; and what is written. `public` is what is published: of items only the names.
@@ -324,6 +325,9 @@ for i = first_step, #words, 3 do
     elseif not cleared and counts then
       before = call('HSTRLEN', record, name)
     end
+    if not counts and string.byte(name, 2) == 35 and call('HEXISTS', record, name) == (step == 's' and 0 or 1) then -- ##
+      tagged, tagging = (tagged or 0) + (step == 's' and 1 or -1), tagging or step == 's'
+    end
     if step == 'i' then
       -- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
       held = held or '0'
@@ -353,7 +357,7 @@ for i = first_step, #words, 3 do
     gone = gone or {}
     -- Bounded by the record's own size limits.
     for _, key in ipairs(call('HKEYS', record)) do
-      if step == 'c' and string.byte(key) ~= 35 or step == 'w' and string.match(key, '^#m%d+$') then
+      if step == 'c' and (string.byte(key) ~= 35 or name == '##' and string.sub(key, 1, 2) == name) or step == 'w' and string.match(key, '^#m%d+$') then
         gone[#gone + 1] = key
       end
     end
@@ -399,6 +403,13 @@ for i = first_step, #words, 3 do
       changes[#changes + 1] = piece
     end
   end
+end
+-- Whoever has fewer fields has fewer tags. Else they are counted: bounded by the record's own size limits.
+if tagging and call('HLEN', record) + tagged > 256 then
+  for _, key in ipairs(call('HKEYS', record)) do
+    if string.sub(key, 1, 2) == '##' then tagged = tagged + 1 end
+  end
+  if tagged > 256 then return {'tags', format('%d', tagged)} end
 end
 if growth > 0 and size + growth > record_bytes then return {'toolarge', format('%d', size + growth)} end
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end

@@ -70,6 +70,13 @@ def _of_records() -> None:
     _index_some("records_owned", "records", "owner", ["namespace", "owner", *newest])
     _index_some("records_forked", "records", "parent", ["namespace", "parent"])
     _index_some("records_mortal", "records", "lifetime", ["namespace", "partition", "record"])
+    op.create_table(
+        "tags",
+        sa.Column("namespace", TEXT, primary_key=True),
+        sa.Column("tag", TEXT, primary_key=True),
+        sa.Column("record", TEXT, primary_key=True),
+    )
+    op.create_index("tags_held", "tags", ["namespace", "record"])
 
 
 def _leave_room() -> None:

@@ -1,0 +1,61 @@
+"""What the journals hold that SQL may not have yet. Law: to be read before SQL is, and never a part of what was there.
+
+Who reads SQL afterwards has all that was acknowledged before: what is archived in between is in both.
+
+Design: section 9.
+"""
+
+from __future__ import annotations
+
+from distributed_state.cold.values import Batch
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.journal import JournalEntry
+from distributed_state.warm.answers import PartitionState
+
+_AT_ONCE = 2000  # entries of a journal in one answer
+_BYTES_TOGETHER = 2**22
+
+
+async def unarchived(tiers: Tiers) -> list[Batch]:
+    """The entries of all journals that are not noted as archived, up to their ends as they are now."""
+    partitions = tiers.warm.partitions
+    every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
+    places = await partitions.states(every)
+    others = [each for each, place in places.items() if _of_another_life(tiers, each, place)]
+    for each in others:
+        await tiers.start(each)
+    if others:
+        places |= await partitions.states([tiers.keys.partition(each) for each in others])
+    found: dict[int, list[JournalEntry]] = {}
+    left = {each: place.archived for each, place in places.items() if place.offset > place.archived}
+    while left:
+        some = _together(left, places)
+        asked = [(tiers.keys.partition(each), left[each] + 1) for each in some]
+        for each, journal in zip(some, await partitions.journals(asked, _AT_ONCE), strict=True):
+            place = places[each]
+            if journal.epoch != place.epoch:
+                # Another life has begun since: what it goes on with is in SQL, and what it has is newer than our call.
+                del left[each]
+                continue
+            found.setdefault(each, []).extend(journal.onward)
+            left[each] = journal.onward[-1].offset if journal.onward else place.offset
+            if left[each] >= place.offset:
+                del left[each]
+    return [Batch(each, places[each].epoch, places[each].archived, entries) for each, entries in found.items()]
+
+
+def _of_another_life(tiers: Tiers, partition: int, place: PartitionState) -> bool:
+    known = tiers.port.known_life(tiers.port.node_of(tiers.keys.partition(partition).meta))
+    return bool(place.epoch and known and place.life != known)
+
+
+def _together(left: dict[int, int], places: dict[int, PartitionState]) -> list[int]:
+    """Partitions whose journals are read in one exchange."""
+    some: list[int] = []
+    size = 0
+    for each in left:
+        some.append(each)
+        size += places[each].waiting
+        if size > _BYTES_TOGETHER:
+            break
+    return some

@@ -1,0 +1,254 @@
+"""Listings: an index walk in SQL, with what the journals have beyond it laid over; nothing missing, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from typing import Any
+
+import pytest
+from below import redis_of
+from sqlalchemy import text
+
+from distributed_state import InvalidValue
+from distributed_state.cold import listing
+from distributed_state.cold.store import ColdStore
+from distributed_state.cold.values import Wanted
+from distributed_state.store import maintenance
+from distributed_state.tiers import unarchived as journals
+from distributed_state.values.tags import tag_field, tag_text
+from tests.journals import Journal, put, statements
+
+UNARCHIVED = {"archive_every": 3600}
+ORDERS: list[dict[str, Any]] = [{}, {"user": "u0"}, {"prefix": ""}, {"prefix": "a"}, {"tags": {"run": "r0"}}]
+
+
+async def shown(store: Any, limit: int = 3, **wanted: Any) -> list[tuple[str, int, str | None]]:
+    """All pages of a listing."""
+    found = []
+    after = None
+    while page := await store.sessions(limit=limit, after=after, fresh=True, **wanted):
+        found += [(row.id, row.version, row.user) for row in page]
+        after = page[-1].cursor
+    return found
+
+
+async def write_some(store: Any, rounds: int) -> None:
+    """Sessions that begin, change, are tagged, deleted and begun again."""
+    chosen = random.Random(rounds)
+    for _ in range(rounds):
+        name = f"{chosen.choice('ab')}{chosen.randrange(12)}"
+        session = store.session(name, user=f"u{ord(name[-1]) % 3}")
+        what = chosen.randrange(5)
+        if what == 0 and await session.exists():
+            await store.delete(name)
+        else:
+            tags = {"run": [f"r{chosen.randrange(3)}"]}
+            await session.write(increment={"n": 1}, revive=True, **({"tag": tags} if what % 2 else {"untag": tags}))
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.parametrize("wanted", ORDERS)
+async def test_a_fresh_listing_shows_what_it_will_show_when_all_is_archived(opener: Any, wanted: Any) -> None:
+    store = await opener(**UNARCHIVED)
+    for rounds in (30, 25, 20):
+        await write_some(store, rounds)
+        fresh = await shown(store, **wanted)
+        assert await shown(store, limit=100, **wanted) == fresh
+        assert len({id for id, _, _ in fresh}) == len(fresh) > 0
+        before = await store.sessions(limit=1000, **wanted)
+        assert [(row.id, row.version, row.user) for row in before] != fresh  # the control: SQL alone shows less
+        await store.archive()
+        after = await store.sessions(limit=1000, **wanted)
+        rows = [(row.id, row.version, row.user) for row in after]
+        if "prefix" in wanted or "tags" in wanted:
+            assert rows == fresh
+        else:
+            # Those of one millisecond come in the order of their numbers, which those that begin do not have yet.
+            assert sorted(rows) == sorted(fresh)
+
+
+@pytest.mark.brief("servers")
+async def test_a_page_of_ids_goes_on_behind_its_last_row_whatever_is_archived_meanwhile(opener: Any) -> None:
+    store = await opener(**UNARCHIVED)
+    every = [f"s{number:02}" for number in range(20)]
+    for each in every:
+        await store.session(each).write(set={"n": 1}, tag={"k": "v"})
+    for wanted in ({"prefix": "s"}, {"tags": {"k": "v"}}):
+        found: list[str] = []
+        after = None
+        while page := await store.sessions(limit=3, after=after, fresh=True, **wanted):
+            found += [row.id for row in page]
+            after = page[-1].cursor
+            await store.archive()
+            await store.session(f"s{len(found) - 1:02}").set("n", 2)
+        assert found == every
+
+
+@pytest.mark.brief("servers")
+@pytest.mark.parametrize("wanted", [{}, {"prefix": ""}, {"tags": {"k": "v"}}])
+async def test_while_others_archive_no_record_is_missing_and_none_is_twice(opener: Any, wanted: Any) -> None:
+    """What is listed is what was acknowledged before the listing began."""
+    store = await opener(archive_every=0.01)
+    other = await opener(archive_every=0.01)
+    acknowledged: list[str] = []
+    done = False
+
+    async def write() -> None:
+        nonlocal done
+        for number in range(120):
+            await other.session(f"s{number:03}").write(set={"n": 1}, tag={"k": "v"})
+            acknowledged.append(f"s{number:03}")
+        done = True
+
+    async def look() -> None:
+        while not done:
+            before = list(acknowledged)
+            found = [row.id for row in await store.sessions(limit=1000, fresh=True, **wanted)]
+            assert len(found) == len(set(found))
+            assert not set(before) - set(found)
+
+    await asyncio.gather(write(), look())
+
+
+@pytest.mark.brief("servers")
+async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: with the two reads the other way round a record is missing."""
+    store = await opener(**UNARCHIVED)
+    await store.session("s").set("n", 1)
+
+    async def too_late(at: Any) -> Any:
+        await at.archiver.drain()
+        return await journals.unarchived(at)
+
+    kept: list[Any] = []
+    page = ColdStore.listing
+
+    def first(self: Any, wanted: Any, late: Any = ()) -> Any:
+        kept.append(page(self, wanted, ()))
+        return kept[0]
+
+    assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
+    monkeypatch.setattr(ColdStore, "listing", first)
+    await store.sessions(fresh=True)
+    monkeypatch.setattr(maintenance, "unarchived", too_late)
+    monkeypatch.setattr(ColdStore, "listing", lambda self, wanted, late: page(self, wanted, late) if late else kept[0])
+    assert await store.sessions(fresh=True) == []
+    monkeypatch.setattr(ColdStore, "listing", page)
+    assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
+
+
+@pytest.mark.brief("servers")
+async def test_what_is_erased_is_in_no_fresh_listing(opener: Any) -> None:
+    store = await opener(**UNARCHIVED)
+    for each in ("s", "t"):
+        await store.session(each).write(set={"n": 1}, tag={"k": "v"})
+    await store.erase("s")
+    for wanted in ({}, {"prefix": ""}, {"tags": {"k": "v"}}):
+        assert [row.id for row in await store.sessions(fresh=True, **wanted)] == ["t"]
+
+
+@pytest.mark.brief("servers")
+async def test_redis_that_was_emptied_takes_nothing_out_of_a_fresh_listing(opener: Any) -> None:
+    store = await opener(**UNARCHIVED)
+    await store.session("s").set("n", 1)
+    await store.archive()
+    with redis_of(store) as client:
+        for key in client.scan_iter(match=f"{store.settings.namespace}*"):
+            client.delete(key)
+    assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
+
+
+# In SQL
+
+
+WALKS = [
+    Wanted("session", 20, prefix="a5"),
+    Wanted("session", 20, prefix=""),
+    Wanted("session", 20, tags=(tag_text("run", "r3"),)),
+    Wanted("session", 20, tags=(tag_text("run", "r3"),), prefix="a"),
+    Wanted("session", 20, tags=(tag_text("run", "r3"), tag_text("all", "x"))),
+]
+
+
+def filled(cold: ColdStore, journal: Journal, many: int) -> None:
+    for number in range(many):
+        tags = [(b"s", tag_field(tag_text("run", f"r{number % (many // 50)}")), b"1")]
+        tags.append((b"s", tag_field(tag_text("all", "x")), b"1"))
+        journal.commit(f"session:a{number}", put("n", "1"), *tags)
+    journal.flush()
+    if cold._database._engine.dialect.name == "postgresql":
+        with cold._database.write() as connection:
+            connection.execute(text("ANALYZE records"))
+            connection.execute(text("ANALYZE tags"))
+
+
+def plan(cold: ColdStore, wanted: Wanted) -> str:
+    """How the database says that it goes about a page."""
+    with cold._database.read() as connection:
+        walk = listing._by_id(cold.namespace, wanted, None)
+        query = (walk if wanted.by_id else listing._newest(cold.namespace, wanted, None, False)).limit(wanted.limit)
+        explain = "EXPLAIN " if connection.dialect.name == "postgresql" else "EXPLAIN QUERY PLAN "
+        compiled = query.compile(connection, compile_kwargs={"literal_binds": True})
+        rows = connection.execute(text(explain + str(compiled).replace(":", "\\:")))
+        return "\n".join(" ".join(map(str, row)) for row in rows)
+
+
+@pytest.mark.parametrize("wanted", [*WALKS, Wanted("session", 20)])
+def test_a_page_is_an_index_walk(cold: ColdStore, journal: Journal, wanted: Wanted) -> None:
+    """No table is read whole, and nothing is sorted."""
+    filled(cold, journal, 3000)
+    said = plan(cold, wanted)
+    assert not re.search(r"Seq Scan|SCAN (?!.*USING)|Sort|TEMP B-TREE", said), said
+    assert len(cold.listing(wanted)) == 20
+
+
+def test_by_like_it_would_be_none(cold: ColdStore, journal: Journal) -> None:
+    """The control."""
+    filled(cold, journal, 3000)
+    with cold._database.read() as connection:
+        postgresql = connection.dialect.name == "postgresql"
+        explain = "EXPLAIN" if postgresql else "EXPLAIN QUERY PLAN"
+        rows = connection.execute(
+            text(f"{explain} SELECT * FROM records WHERE record LIKE '%a5%' ORDER BY updated_ms LIMIT 20")
+        )
+        said = "\n".join(" ".join(map(str, row)) for row in rows)
+    assert re.search(r"Sort|TEMP B-TREE", said)
+
+
+def test_a_page_costs_few_statements_however_much_is_unarchived(cold: ColdStore, journal: Journal) -> None:
+    filled(cold, journal, 300)
+    for number in range(0, 300, 2):
+        journal.commit(f"session:a{number}", put("n", "2"))
+    sent = statements(cold)
+    found = cold.listing(Wanted("session", 100, prefix=""), [journal.batch()])
+    assert len(found) == 100
+    assert {row.version for row in found if int(row.record[9:]) % 2 == 0} == {2}
+    assert len(sent) < 10
+
+
+@pytest.mark.parametrize("cursor", ["", "x", "é", "MTI0", "MTI0OjU", "a" * 10_000, "%%%", "_____w"])
+def test_what_is_no_cursor_of_ids_is_refused(cold: ColdStore, journal: Journal, cursor: str) -> None:
+    filled(cold, journal, 100)
+    with pytest.raises(InvalidValue):
+        cold.listing(Wanted("session", 5, prefix="", after=cursor))
+
+
+def test_what_another_life_replaced_takes_its_tags_along(cold: ColdStore, journal: Journal) -> None:
+    """Redis lost version 2, which SQL has, and another one came in its place."""
+    tag = [(b"s", tag_field(tag_text("k", value)), b"1") for value in ("a", "b", "c")]
+    journal.commit("session:s", tag[0])
+    journal.flush()
+    kept = dict(journal.states)
+    journal.commit("session:s", tag[1])
+    journal.flush()
+    journal.states.update(kept)
+    journal.renew()
+    journal.commit("session:s", tag[2])
+    journal.flush()
+    for value, there in ("a", True), ("b", False), ("c", True):
+        found = cold.listing(Wanted("session", 5, tags=(tag_text("k", value),)))
+        assert [row.version for row in found] == [2] * there
