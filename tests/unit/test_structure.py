@@ -29,7 +29,7 @@ FLOORS = [
     {"hot", "warm", "cold"},
     {"tiers"},
     {"records"},
-    {"conversation", "events"},
+    {"conversation", "events", "search"},
     {"store"},
     {"agents"},
     {"__init__"},
@@ -46,6 +46,7 @@ DOORS = {
     "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold", "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "conversation", "langchain_core": ("conversation", "adapters"), "agents": "adapters",
+    "google": "adapters", "agno": "adapters",
     "typer": "programs", "rich": "programs", "starlette": "programs", "uvicorn": "programs", "uvloop": "programs",
 }  # fmt: skip
 
@@ -66,6 +67,7 @@ LONG = {
     "tiers.commit": "the write path from top to bottom",
     "tiers.recovery": "a recovery from its first step to its last",
     "tiers.archiver": "one pass and who asks for it, with what befalls them: read from top to bottom",
+    "store.metrics": "each metric beside what it reads",
     "store.asyncio": "the whole public face of a store in one place",
     "warm.lease": "the whole public face of a lease in one place, beside how it is taken",
     "commit.lua": "one atomic step, from its first check to its last write",
