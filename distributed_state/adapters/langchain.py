@@ -107,6 +107,8 @@ def _said(stored: dict[str, Any]) -> list[BaseMessage]:
 
 def _foreign(stored: dict[str, Any]) -> list[BaseMessage]:
     """A message that was appended by another way; none if it is none of a chat."""
-    if stored.get("role") == "tool":  # alone it is a result without its call, which would be left out
+    if stored.get("role") is None:
+        return []
+    if stored["role"] == "tool":  # alone it is a result without its call, which would be left out
         return [ToolMessage(stored.get("content") or "", tool_call_id=stored.get("tool_call_id"))]
     return to_langchain([{name: value for name, value in stored.items() if name != "number"}])[:1]

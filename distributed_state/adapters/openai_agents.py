@@ -21,6 +21,7 @@ T = TypeVar("T")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # What the store adds to a message that is read, what it checks the type of in one that is written, and our own name.
 _NOT_AS_IT_IS = {"number", "timestamp", "tool_calls", "tool_call_id", "metadata", "item"}
+_INSIDE = "item"  # the type of a message that has an item inside
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class DistributedSession(SessionABC):
         if type(self) is not DistributedSession:
             return None
         found = await self._session.raw_messages(last=limit + 1, fresh=True)
-        shown = found[-limit:]
+        shown = found[-limit:] if limit else []
         places = [None, *map(_place, found)][-limit - 1 :]  # of each the one before it, too
 
         async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
@@ -165,6 +166,9 @@ class DistributedSession(SessionABC):
 
     async def _unpruned(self, last: _Place, prune: Callable[[TResponseInputItem], bool]) -> list[dict[str, Any]] | None:
         """What stays of the messages up to this place; None if all of them do."""
+        oldest = await self._session.raw_messages(limit=1, before=last.number + 1)
+        if not any(prune(_item(stored)) for stored in oldest):
+            return None  # without a look at all that is older
         older = await self._session.raw_messages(before=last.number + 1, fresh=True)
         at = next((at for at, stored in enumerate(older) if not prune(_item(dict(stored)))), len(older))
         return (
@@ -188,14 +192,15 @@ def _message(item: dict[str, Any]) -> dict[str, Any]:
         and isinstance(item.get("content"), str | list | None)
         and isinstance(item.get("name"), str | None)
     )
-    return item if as_it_is else {"type": "item", "item": item}
+    return item if as_it_is else {"type": _INSIDE, "item": item}
 
 
 def _item(stored: dict[str, Any]) -> TResponseInputItem:
     """The item that a message is. What the store knows of the message besides is left out."""
     stored.pop("number", None)
     stored.pop("timestamp", None)
-    return cast(TResponseInputItem, stored.get("item", stored))
+    inside = stored.keys() == {"type", "item"} and stored["type"] == _INSIDE
+    return cast(TResponseInputItem, stored["item"] if inside else stored)
 
 
 def _place(stored: dict[str, Any]) -> _Place:

@@ -136,7 +136,9 @@ async def test_everything_else_reads_what_langchain_wrote_and_the_reverse(store:
     assert [each["role"] for each in sent] == ["user", "assistant", "tool", "assistant"]
     assert sent[1]["tool_calls"][0]["function"]["name"] == "book"
     assert (await store.session("s").window(max_tokens=1000)).messages
+    await store.session("s").append({"type": "reasoning", "id": "r"})
     found = await history.aget_messages()
+    assert len(found) == 4, "what is none of a chat is none of LangChain's"
     assert found[:2] == [HumanMessage("Oslo?"), AIMessage("", tool_calls=CALLS)]
     assert found[2].content == "booked"
     assert isinstance(found[3], AIMessage)

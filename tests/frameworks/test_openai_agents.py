@@ -76,6 +76,8 @@ async def test_they_are_the_messages_of_the_stores_session(store: Any) -> None:
     messages = await store.session("s").messages()
     assert [each.role for each in messages] == ["user", "user", None, None, None, "assistant", None]
     assert (await store.session("s").history())[-1].kind == "append"
+    await store.session("s").append({"role": "assistant", "content": "mine", "item": 7})
+    assert await session.get_items(1) == [{"role": "assistant", "content": "mine", "item": 7}]
     await store.archive()
     assert [each.id for each in await store.sessions(user="u1")] == ["s"]
 
@@ -228,13 +230,13 @@ async def test_a_suffix_is_replaced_if_it_is_still_the_newest(opener: Any, chang
 
 async def test_a_snapshot_knows_whether_it_is_all(store: Any) -> None:
     session = session_of(store)
-    for limit in (1, 3):
+    for limit in (0, 1, 3):
         empty = await session._get_compaction_snapshot(limit)
         assert empty is not None
         assert (empty.items, empty.complete) == ([], True)
         assert not await empty.replace_suffix(0, said(1))
     await session.add_items(said(*range(3)))
-    for limit, complete in ((2, False), (3, True), (4, True)):
+    for limit, complete in ((1, False), (2, False), (3, True), (4, True)):
         found = await session._get_compaction_snapshot(limit)
         assert found is not None
         assert (found.items, found.complete) == (said(*range(3))[-limit:], complete)
