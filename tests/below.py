@@ -174,9 +174,11 @@ def everything_in_sql(url: str, namespace: str) -> dict[str, list[Any]]:
 class Worker:
     """A process that runs one function of `crew.py` and can be killed. What it prints is collected line by line."""
 
+    crew = "crew.py"
+
     def __init__(self, function: str, **arguments: Any) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / "crew.py"), function, json.dumps(arguments)]
+        command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / self.crew), function, json.dumps(arguments)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True
         )

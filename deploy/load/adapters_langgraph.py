@@ -1,0 +1,195 @@
+"""What LangGraph's checkpoints cost on our saver and on LangGraph's PostgresSaver, on the same servers in one run.
+
+For threads of several lengths: how long saving one and reading the newest take, how many scripts that is, how many
+bytes are in Redis and in SQL, and what a worker reads that knows nothing yet. `python
+deploy/load/adapters_langgraph.py`.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import redis
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.postgres import PostgresSaver
+
+from distributed_state import StateStore
+from distributed_state.adapters.langgraph import DistributedStateSaver
+from distributed_state.programs.servers import postgres_server, redis_server
+
+LENGTHS = (10, 1_000)
+SAMPLES = 200
+TEXT = "All work and no play makes a state of two kilobytes. " * 38
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One thread's figures. Times are medians in microseconds; None where it does not apply."""
+
+    saver: str
+    checkpoints: int
+    put_us: float
+    latest_us: float
+    put_scripts: float | None
+    latest_scripts: float | None
+    cold_us: float
+    cold_bytes: int | None
+    redis_bytes: int | None
+    sql_bytes: int
+
+
+class Thread:
+    """A thread that grows: in each checkpoint one channel of two kilobytes and a counter are new, a profile is not."""
+
+    def __init__(self) -> None:
+        self.config: Any = {"configurable": {"thread_id": uuid.uuid4().hex, "checkpoint_ns": ""}}
+        self.values: dict[str, Any] = {}
+        self.versions: dict[str, Any] = {}
+        self.length = 0
+
+    def put(self, saver: Any) -> float:
+        """Save one more checkpoint; the seconds that took."""
+        changed: dict[str, Any] = {"messages": [TEXT, f"{self.length}"], "turn": self.length}
+        if not self.length:
+            changed["profile"] = {"name": "Ada", "about": "x" * 200}
+        for channel in changed:
+            self.versions[channel] = saver.get_next_version(self.versions.get(channel), None)
+        self.values |= changed
+        checkpoint = {
+            "v": 4, "id": str(uuid6(clock_seq=self.length % 8192)), "ts": "2026-01-01T00:00:00+00:00",
+            "channel_values": dict(self.values), "channel_versions": dict(self.versions),
+            "versions_seen": {"agent": dict(self.versions)}, "updated_channels": list(changed),
+        }  # fmt: skip
+        new = {channel: self.versions[channel] for channel in changed}
+        metadata = {"source": "loop", "step": self.length, "parents": {}}
+        begun = time.perf_counter()
+        self.config = saver.put(self.config, checkpoint, metadata, new)
+        took = time.perf_counter() - begun
+        self.length += 1
+        return took
+
+    def latest(self, saver: Any) -> float:
+        """Read the newest checkpoint as a run does that begins; the seconds that took."""
+        thread = {"thread_id": self.config["configurable"]["thread_id"], "checkpoint_ns": ""}
+        begun = time.perf_counter()
+        found = saver.get_tuple({"configurable": thread})
+        took = time.perf_counter() - begun
+        assert found.checkpoint["channel_values"] == self.values
+        return took
+
+
+def _median_us(measure: Callable[[], float], samples: int = SAMPLES) -> float:
+    return statistics.median(measure() for _ in range(samples)) * 1e6
+
+
+def _scripts(client: Any) -> int:
+    """How many scripts and other commands of a store's user the server has run."""
+    return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+
+@contextmanager
+def _database(url: str) -> Iterator[str]:
+    """An empty database; its address for psycopg."""
+    plain = url.replace("postgresql+psycopg://", "postgresql://")
+    name = f"bench_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    try:
+        yield plain.rpartition("/")[0] + "/" + name
+    finally:
+        with psycopg.connect(plain, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _sql_bytes(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM")
+        (size,) = connection.execute(
+            "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = "
+            "(SELECT oid FROM pg_namespace WHERE nspname = 'public')"
+        ).fetchone()  # type: ignore[misc]
+    return int(size)
+
+
+def ours(length: int, redis_url: str, postgres_url: str) -> Row:
+    """The figures of our saver."""
+    with _database(postgres_url) as database, redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+        empty = client.info("memory")["used_memory"]
+        archive = database.replace("postgresql://", "postgresql+psycopg://")
+        settings = {"url": redis_url, "archive": archive, "namespace": uuid.uuid4().hex[:8], "archive_every": 0.2}
+        thread = Thread()
+        with StateStore.open(**settings) as store:
+            saver, base = DistributedStateSaver(store), _sql_bytes(database)
+            for _ in range(max(length - SAMPLES, 1)):
+                thread.put(saver)
+            samples = min(SAMPLES, length)
+            before = _scripts(client)
+            put = _median_us(lambda: thread.put(saver), samples)
+            put_scripts = (_scripts(client) - before) / samples
+            store.archive()
+            before = _scripts(client)
+            latest = _median_us(lambda: thread.latest(saver))
+            latest_scripts = (_scripts(client) - before) / SAMPLES
+            used, sql = client.info("memory")["used_memory"] - empty, _sql_bytes(database) - base
+        with StateStore.open(**settings) as store:
+            cold = DistributedStateSaver(store)
+            cold.get_tuple({"configurable": {"thread_id": "another"}})  # connections and scripts
+            sent = client.info("stats")["total_net_output_bytes"]
+            cold_us = thread.latest(cold) * 1e6
+            read = client.info("stats")["total_net_output_bytes"] - sent
+    return Row("ours", length, put, latest, put_scripts, latest_scripts, cold_us, read, used, sql)
+
+
+def theirs(length: int, redis_url: str, postgres_url: str) -> Row:
+    """The figures of PostgresSaver."""
+    with _database(postgres_url) as database:
+        thread = Thread()
+        with PostgresSaver.from_conn_string(database) as saver:
+            saver.setup()
+            base = _sql_bytes(database)
+            for _ in range(max(length - SAMPLES, 1)):
+                thread.put(saver)
+            put = _median_us(lambda: thread.put(saver), min(SAMPLES, length))
+            latest = _median_us(lambda: thread.latest(saver))
+            sql = _sql_bytes(database) - base
+        with PostgresSaver.from_conn_string(database) as saver:
+            saver.get_tuple({"configurable": {"thread_id": "another"}})
+            cold = thread.latest(saver) * 1e6
+    return Row("PostgresSaver", length, put, latest, None, None, cold, None, None, sql)
+
+
+def rows(redis_url: str, postgres_url: str) -> Iterator[Row]:
+    """Measure both at each length, one after the other, so that both meet the same machine."""
+    for length in LENGTHS:
+        for measure in (ours, theirs):
+            yield measure(length, redis_url, postgres_url)
+
+
+def main() -> None:
+    """Start servers and print a table."""
+    say = sys.stdout.write
+    say("| saver | checkpoints | put us | latest us | scripts put / latest | cold worker us / bytes | Redis | SQL |\n")
+    say("|---|---|---|---|---|---|---|---|\n")
+    with redis_server() as warm, postgres_server() as cold:
+        for row in rows(warm.url, cold.url):
+            scripts = "-" if row.put_scripts is None else f"{row.put_scripts:.2f} / {row.latest_scripts:.2f}"
+            seen = f"{row.cold_us:.0f} / {'-' if row.cold_bytes is None else row.cold_bytes}"
+            memory = "-" if row.redis_bytes is None else f"{row.redis_bytes / 1024:.0f} KB"
+            say(
+                f"| {row.saver} | {row.checkpoints:,} | {row.put_us:.0f} | {row.latest_us:.0f} | {scripts} | {seen} | "
+                f"{memory} | {row.sql_bytes / 1024:.0f} KB |\n"
+            )
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
