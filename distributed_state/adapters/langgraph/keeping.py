@@ -20,8 +20,9 @@ from distributed_state.adapters.langgraph.frames import (
     write_key,
 )
 from distributed_state.adapters.langgraph.listing import everything
+from distributed_state.adapters.langgraph.reading import AT, HEAD, flag
 from distributed_state.adapters.langgraph.steps import Steps
-from distributed_state.adapters.langgraph.threads import AT, HEAD, Thread, flag
+from distributed_state.adapters.langgraph.threads import Thread
 
 _AT_ONCE = 500
 _ATTEMPTS = 20

@@ -12,10 +12,10 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
     PendingWrite,
-    get_checkpoint_id,
     writes_sort_key,
 )
 
+from distributed_state.adapters.langgraph.configs import id_of
 from distributed_state.adapters.langgraph.frames import (
     CHECKPOINTS,
     WRITES,
@@ -27,8 +27,9 @@ from distributed_state.adapters.langgraph.frames import (
     within,
     writes_prefix,
 )
+from distributed_state.adapters.langgraph.reading import PAGE
 from distributed_state.adapters.langgraph.steps import Steps
-from distributed_state.adapters.langgraph.threads import PAGE, Thread
+from distributed_state.adapters.langgraph.threads import Thread
 
 _FIRST = 10
 _MOST = 100
@@ -40,8 +41,8 @@ class Asked:
     def __init__(self, config: Any, filter: Mapping[str, Any] | None, before: Any, limit: int | None) -> None:
         configurable = (config or {}).get("configurable", {})
         self.namespace: str | None = configurable.get("checkpoint_ns")
-        self.id: str | None = (get_checkpoint_id(config) or None) if config else None
-        self.before: str | None = (get_checkpoint_id(before) or None) if before else None
+        self.id: str | None = id_of(config) if config else None
+        self.before: str | None = id_of(before) if before else None
         self.filter = filter or {}
         self.limit = limit
         self.count = 0

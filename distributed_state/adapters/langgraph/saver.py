@@ -18,12 +18,12 @@ from langgraph.checkpoint.base import (
     CheckpointMetadata,
     CheckpointTuple,
     DeltaChannelHistory,
-    get_checkpoint_id,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.langgraph import keeping, listing
+from distributed_state.adapters.langgraph.configs import id_of, namespace_of, thread_of
 from distributed_state.adapters.langgraph.faces import Faces, Opening
 from distributed_state.adapters.langgraph.recent import Addressed, Recent
 from distributed_state.adapters.langgraph.steps import Steps, run, run_async
@@ -101,7 +101,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         what this run left. The lease is renewed while the process lives; if it is lost all the same, what the run still
         saves is refused (Fenced). With `exclusive=True` nothing is saved to a thread that is not held (Locked).
         """
-        return Turn(self._faces, self._record, _thread_of(config), config, ttl, wait)
+        return Turn(self._faces, self._record, thread_of(config), config, ttl, wait)
 
     # Reading
 
@@ -114,7 +114,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         return await run_async(self._get(self._thread(config, "aio"), config))
 
     def _get(self, thread: Thread, config: RunnableConfig) -> Steps[CheckpointTuple | None]:
-        return thread.get(_namespace_of(config), get_checkpoint_id(config) or None)
+        return thread.get(namespace_of(config), id_of(config))
 
     def list(
         self,
@@ -164,7 +164,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     def _delta(
         self, thread: Thread, config: RunnableConfig, channels: Sequence[str]
     ) -> Steps[Mapping[str, DeltaChannelHistory]]:
-        return listing.delta_history(thread, _namespace_of(config), get_checkpoint_id(config) or None, channels)
+        return listing.delta_history(thread, namespace_of(config), id_of(config), channels)
 
     # Saving
 
@@ -195,8 +195,8 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Steps[RunnableConfig]:
         if self.exclusive:
             demand(self._record_id(thread.id))
-        namespace = _namespace_of(config)
-        yield from thread.put(config, namespace, get_checkpoint_id(config) or None, checkpoint, metadata, new_versions)
+        namespace = namespace_of(config)
+        yield from thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
         named = {"thread_id": thread.id, "checkpoint_ns": namespace, "checkpoint_id": Addressed(checkpoint["id"])}
         return {"configurable": named}
 
@@ -218,7 +218,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         if self.exclusive:
             demand(self._record_id(thread.id))
         checkpoint_id = config["configurable"]["checkpoint_id"]
-        return thread.put_writes(_namespace_of(config), checkpoint_id, writes, task_id, path)
+        return thread.put_writes(namespace_of(config), checkpoint_id, writes, task_id, path)
 
     def get_next_version(self, current: str | None, channel: None) -> str:
         """Return a channel's next version: a number that grows, and a random part."""
@@ -284,7 +284,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)
 
     def _thread(self, config: RunnableConfig, face: str) -> Thread:
-        return self._named(_thread_of(config), face, config)
+        return self._named(thread_of(config), face, config)
 
     def _threads(self, config: RunnableConfig | None, face: str) -> Iterator[Thread]:
         if config is not None and "thread_id" in config.get("configurable", {}):
@@ -296,11 +296,3 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
             return [self._thread(config, "aio")]
         found = await run_async(listing.thread_ids(self._faces.of("aio"), self.prefix))
         return [self._named(each, "aio") for each in found]
-
-
-def _thread_of(config: RunnableConfig) -> str:
-    return str(config["configurable"]["thread_id"])
-
-
-def _namespace_of(config: RunnableConfig) -> str:
-    return str(config["configurable"].get("checkpoint_ns") or "")
