@@ -88,6 +88,16 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Snapshot",
         "Written",
     ),
+    "values.search": (
+        "Indexed",
+        "Search",
+        "SearchDocument",
+        "SearchHit",
+        "SearchIndex",
+        "SearchMatch",
+        "SearchQuery",
+        "SearchRemoval",
+    ),
     "warm.lease": ("AsyncLease",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -85,6 +85,16 @@ from distributed_state.values.results import (
     Snapshot,
     Written,
 )
+from distributed_state.values.search import (
+    Indexed,
+    Search,
+    SearchDocument,
+    SearchHit,
+    SearchIndex,
+    SearchMatch,
+    SearchQuery,
+    SearchRemoval,
+)
 from distributed_state.warm.lease import AsyncLease
 
 __all__ = [
@@ -154,6 +164,14 @@ __all__ = [
     "Role",
     "Schema",
     "SchemaMismatch",
+    "Indexed",
+    "Search",
+    "SearchDocument",
+    "SearchHit",
+    "SearchIndex",
+    "SearchMatch",
+    "SearchQuery",
+    "SearchRemoval",
     "Session",
     "SessionInfo",
     "Settings",

@@ -155,10 +155,11 @@ def __init__(
     encryption: Encryption | None = None,
     access: Policy | None = None,
     credentials: Credentials | None = None,
+    search: Search | bool | None = None,
     twin: AsyncStateStore | None = None,
 ) -> None:
     self._twin = twin or AsyncStateStore(
-        settings, encryption=encryption, access=access, credentials=credentials, blocking=self
+        settings, encryption=encryption, access=access, credentials=credentials, search=search, blocking=self
     )
 """,
     # The two faces of one store.
@@ -221,6 +222,7 @@ store = cls(
     encryption=encryption,
     access=access,
     credentials=credentials,
+    search=search,
 )
 store._twin.hook(clean, clean_messages)
 finish(store._twin.__aenter__())

@@ -59,10 +59,12 @@ def _shown(connection: Connection, namespace: str, places: Sequence[Layer]) -> d
     numbers = keys(connection, namespace, {layer.source for layer in places})
     found: dict[bytes, tuple[str, bytes]] = {}
     for layer in places:
-        query = select(i.collection, i.key, func.coalesce(i.origin, layer.source), i.data)
-        query = query.where(i.record == numbers.get(layer.source, -1), i.version.between(layer.first, layer.last))
-        for collection, key, origin, data in connection.execute(query.where(~item_rows.newer(layer.last))):
-            found.setdefault(collection + b"\0" + key, (origin, data))
+        number = numbers.get(layer.source, -1)
+        query = select(i.collection, i.key, func.max(i.version)).group_by(i.collection, i.key)
+        rows = connection.execute(query.where(i.record == number, i.version.between(layer.first, layer.last))).all()
+        newest = [tuple(row) for row in rows if row[0] + b"\0" + row[1] not in found]
+        for (collection, key, _), (origin, data) in item_rows.written(connection, number, newest).items():
+            found[collection + b"\0" + key] = (origin or layer.source, data)
     return {name: item for name, item in found.items() if item[1]}
 
 

@@ -44,7 +44,12 @@ def with_items(connection: Connection, some: Collection[int]) -> set[int]:
 
 def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:
     """The frames of these rows of a record, without those that a purge removed."""
-    found: dict[Name, bytes] = {}
+    return {name: data for name, (_, data) in written(connection, key, wanted).items()}
+
+
+def written(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, tuple[str | None, bytes]]:
+    """The same with the record that wrote each, None for this one."""
+    found: dict[Name, tuple[str | None, bytes]] = {}
     for chunk in bulk.chunks(wanted, _AT_ONCE[-1]):
         size = next(size for size in _AT_ONCE if size >= len(chunk))
         given: dict[str, Any] = {"r": key}
@@ -52,7 +57,7 @@ def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Nam
             name = chunk[min(number, len(chunk) - 1)]
             given |= {f"c{number}": name[0], f"k{number}": name[1], f"v{number}": name[2]}
         rows = connection.execute(_named(size), given)
-        found.update(((collection, name, version), data) for collection, name, version, data in rows)
+        found.update(((collection, name, version), (origin, data)) for collection, name, version, origin, data in rows)
     return found
 
 
@@ -66,7 +71,7 @@ def _named(size: int) -> Select[Any]:
              i.version == bindparam(f"v{n}"))
         for n in range(size)
     ]  # fmt: skip
-    return select(i.collection, i.key, i.version, i.data).where(or_(*named))
+    return select(i.collection, i.key, i.version, i.origin, i.data).where(or_(*named))
 
 
 def shown(

@@ -33,6 +33,7 @@ from distributed_state.cold import (
     remembered,
     rewinding,
     schema,
+    search_tables,
 )
 from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
@@ -40,6 +41,7 @@ from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
 from distributed_state.cold.registration import Known
+from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import (
     Batch,
@@ -64,6 +66,7 @@ class ColdStore:
         self.namespace = namespace
         self.snapshot_every = snapshot_every
         self.branches = BranchStore(database, namespace)
+        self.search = SearchStore(database, namespace)
         self._database = database
         self._opened = opened
 
@@ -372,6 +375,7 @@ class ColdStore:
         """
         with self._database.long_write() as connection:
             erasure.erase(connection, self.namespace, names)
+            search_tables.scrub(connection)
         self.sync()
 
     def complete(self, done: Mapping[str, int]) -> None:
@@ -388,7 +392,10 @@ class ColdStore:
     def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
         """Store all values of a record under another encryption; how many. With `keep` nothing is changed."""
         with self._database.long_write() as connection:
-            return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
+            count = reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
+            if count and not keep:
+                search_tables.scrub(connection)
+            return count
 
     def rewrite_events(
         self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool

@@ -79,6 +79,8 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> None:
         erased = await tiers.port.sql(partial(tiers.cold.pending, names=names))
         done = {each.record: each.version for each in erased if each.version}
         if done:
+            for worker in tuple(tiers.workers):
+                await worker.erased()
             await _clean(tiers, {tiers.keys.of(Ref.parse(text)): version for text, version in done.items()})
             await tiers.port.sql(tiers.cold.complete, done)
     if errors:

@@ -103,6 +103,7 @@ class AsyncItems:
 
         Example::
 
+            notes = store.user("u1").items("notes")
             page = await notes.list(limit=100)
             while page.next is not None:
                 page = await notes.list(limit=100, after=page.next)
@@ -169,6 +170,7 @@ class AsyncItems:
 
         Example::
 
+            notes = store.user("u1").items("notes")
             added = await notes.put_missing({"2026-05-01": "buy milk", "2026-05-02": "rest"})
         """
         names = {name_of(self._collection, key): key for key in values}

@@ -44,8 +44,14 @@ class StoreContext:
         return twin if self.tiers().port.suspends else self.face_of(twin)
 
     def allow(
-        self, action: Action, ref: Ref | None = None, *, user: str | None = None, scope: str | None = None
+        self,
+        action: Action,
+        ref: Ref | None = None,
+        *,
+        field: str | None = None,
+        user: str | None = None,
+        scope: str | None = None,
     ) -> None:
         """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
         if self.guard is not None:
-            self.guard.ask(action, ref, actor=actors.present(), user=user, scope=scope)
+            self.guard.ask(action, ref, field, actor=actors.present(), user=user, scope=scope)

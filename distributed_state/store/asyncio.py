@@ -8,10 +8,10 @@ Design: section 16.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
@@ -31,6 +31,7 @@ from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
 from distributed_state.store import repair as repairing
@@ -50,6 +51,7 @@ from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
 from distributed_state.values.results import Branch, Event, Replica, SessionInfo
+from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 
 H = TypeVar("H", bound=Handler)
 
@@ -79,11 +81,12 @@ class AsyncStateStore:
         access: Policy | None = None,
         credentials: Credentials | None = None,
         blocking: Any = None,
+        search: Search | bool | None = None,
     ) -> None:
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials)
+        self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials, search)
         self._context = self._lifecycle.context
         self._fleet = Fleet(self._context)
         self.settings = settings
@@ -104,6 +107,7 @@ class AsyncStateStore:
         clean: Clean | None = None,
         clean_messages: CleanMessage | None = None,
         credentials: Credentials | None = None,
+        search: Search | bool | None = None,
         **settings: Any,
     ) -> Self:
         """Open a store: `async with AsyncStateStore.open(...) as store`, or `store = await AsyncStateStore.open(...)`.
@@ -121,11 +125,12 @@ class AsyncStateStore:
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
-        `clean_messages(message)` return what is stored in place of each value and message.
+        `clean_messages(message)` return what is stored in place of each value and message. `search=True`, or how (see
+        Search), lets `search` find what records say; without a `url` it does so from the first search on, unless False.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
-        store = cls(given, encryption=encryption, access=access, credentials=credentials)
+        store = cls(given, encryption=encryption, access=access, credentials=credentials, search=search)
         store.hook(clean, clean_messages)
         return store
 
@@ -580,12 +585,78 @@ class AsyncStateStore:
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer had to resync.
+        than `slow_handler`, and how often a consumer had to resync. Of records: how many it brought up in the index
+        (`indexed`), and how many of the namespace lacked there when it last counted (`unindexed`).
         """
         self._context.allow("read")
         tiers = self._context.tiers()
         unarchived = sum((await tiers.archiver.backlog()).values())
-        return tiers.figures().stats | {"unarchived": unarchived}
+        index = querying.follower_of(tiers)
+        counts = {"indexed": index.indexed, "unindexed": index.behind or 0}
+        return tiers.figures().stats | counts | {"unarchived": unarchived}
+
+    # Searching
+
+    async def search(
+        self,
+        query: str | None = None,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        user: str | None = None,
+        kinds: Sequence[Kind] = KINDS,
+        collection: str | None = None,
+        filter: Filter | None = None,
+        match: Literal["all", "any"] = "all",
+        limit: int = 10,
+        offset: int = 0,
+        fresh: bool = False,
+    ) -> list[SearchHit]:
+        """Find messages, fields and items by what they say, the most relevant first.
+
+        Example::
+
+            for hit in await store.search("weekend Oslo", scope="session", user="u1", fresh=True):
+                print(hit.id, hit.number, hit.text)
+
+        With all words of `query`, in any order, or with `match="any"` some; of a store with `embed`, what means the
+        same. Words are words: quotes, `*` or NEAR mean nothing. Without a query everything, the newest first. Only of
+        a scope, of records whose ids begin with `prefix`, of those that `user` owns; of these `kinds` ("message",
+        "field", "item"), of items of a `collection`; and only objects with these values: `filter={"city": "Oslo"}`,
+        or as {"$gt": 3} with $eq, $ne, $gt, $gte, $lt, $lte. The first `offset` of them are left out.
+
+        Found is what is archived and indexed, mostly a second after it was written; `fresh` waits for both. It looks
+        at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
+        search is off (see `open`), ColdUnavailable without SQL.
+        """
+        asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
+        self._context.allow("read", user=None if user is None else escape(user), scope=scope)
+        tiers = self._context.tiers()
+        await self._lifecycle.search.require(tiers.port, tiers.cold.search)
+        if fresh:
+            await tiers.archiver.drain()
+            await querying.follower_of(tiers).catch_up()
+        return await querying.search(self._context, self._lifecycle.search, asked, filter, said=bool(query))
+
+    async def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
+        """Switch search on, if it is off, and wait until the index has all that is archived; how far it is then.
+
+        It may be broken off and repeated: what is done is skipped. `progress` is called now and then.
+
+        Example: `print(store.update_index().records)`
+        """
+        self._context.allow("admin")
+        tiers = self._context.tiers()
+        await self._lifecycle.search.require(tiers.port, tiers.cold.search, create=True)
+        await tiers.archiver.drain()
+        return await querying.follower_of(tiers).catch_up(progress)
+
+    async def remove_index(self) -> bool:
+        """Switch search off and remove the index; False if there is none. `update_index` makes it anew."""
+        self._context.allow("admin")
+        tiers = self._context.tiers()
+        self._lifecycle.search.look_again()
+        return await tiers.port.sql(tiers.cold.search.switch_off)
 
     # The fleet
 

@@ -6,10 +6,10 @@ Works in threads, inside a running event loop and after fork(): a call steps the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
@@ -38,6 +38,7 @@ from distributed_state.store.upcasting import Upcast
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, Event, Replica, SessionInfo
+from distributed_state.values.search import KINDS, Filter, Indexed, Kind, Search, SearchHit
 
 H = TypeVar("H", bound=Handler)
 
@@ -102,10 +103,11 @@ class StateStore:
         encryption: Encryption | None = None,
         access: Policy | None = None,
         credentials: Credentials | None = None,
+        search: Search | bool | None = None,
         twin: AsyncStateStore | None = None,
     ) -> None:
         self._twin = twin or AsyncStateStore(
-            settings, encryption=encryption, access=access, credentials=credentials, blocking=self
+            settings, encryption=encryption, access=access, credentials=credentials, search=search, blocking=self
         )
 
     @property
@@ -125,6 +127,7 @@ class StateStore:
         clean: Clean | None = None,
         clean_messages: CleanMessage | None = None,
         credentials: Credentials | None = None,
+        search: Search | bool | None = None,
         **settings: Any,
     ) -> Self:
         """Open a store: `with StateStore.open(...) as store`, or `store = StateStore.open(...)`.
@@ -142,7 +145,8 @@ class StateStore:
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
-        `clean_messages(message)` return what is stored in place of each value and message.
+        `clean_messages(message)` return what is stored in place of each value and message. `search=True`, or how (see
+        Search), lets `search` find what records say; without a `url` it does so from the first search on, unless False.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         store = cls(
@@ -150,6 +154,7 @@ class StateStore:
             encryption=encryption,
             access=access,
             credentials=credentials,
+            search=search,
         )
         store._twin.hook(clean, clean_messages)
         finish(store._twin.__aenter__())
@@ -542,9 +547,71 @@ class StateStore:
         """Return figures of this replica by name, and how many commits of the fleet wait to be archived (`unarchived`).
 
         Of events: how many are waiting for its consumers, were handled by handlers, failed in them or took them longer
-        than `slow_handler`, and how often a consumer had to resync.
+        than `slow_handler`, and how often a consumer had to resync. Of records: how many it brought up in the index
+        (`indexed`), and how many of the namespace lacked there when it last counted (`unindexed`).
         """
         return finish(self._twin.stats())
+
+    def search(
+        self,
+        query: str | None = None,
+        *,
+        scope: str | None = None,
+        prefix: str = "",
+        user: str | None = None,
+        kinds: Sequence[Kind] = KINDS,
+        collection: str | None = None,
+        filter: Filter | None = None,
+        match: Literal["all", "any"] = "all",
+        limit: int = 10,
+        offset: int = 0,
+        fresh: bool = False,
+    ) -> list[SearchHit]:
+        """Find messages, fields and items by what they say, the most relevant first.
+
+        Example::
+
+            for hit in store.search("weekend Oslo", scope="session", user="u1", fresh=True):
+                print(hit.id, hit.number, hit.text)
+
+        With all words of `query`, in any order, or with `match="any"` some; of a store with `embed`, what means the
+        same. Words are words: quotes, `*` or NEAR mean nothing. Without a query everything, the newest first. Only of
+        a scope, of records whose ids begin with `prefix`, of those that `user` owns; of these `kinds` ("message",
+        "field", "item"), of items of a `collection`; and only objects with these values: `filter={"city": "Oslo"}`,
+        or as {"$gt": 3} with $eq, $ne, $gt, $gte, $lt, $lte. The first `offset` of them are left out.
+
+        Found is what is archived and indexed, mostly a second after it was written; `fresh` waits for both. It looks
+        at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
+        search is off (see `open`), ColdUnavailable without SQL.
+        """
+        return finish(
+            self._twin.search(
+                query,
+                scope=scope,
+                prefix=prefix,
+                user=user,
+                kinds=kinds,
+                collection=collection,
+                filter=filter,
+                match=match,
+                limit=limit,
+                offset=offset,
+                fresh=fresh,
+            )
+        )
+
+    def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
+        """Switch search on, if it is off, and wait until the index has all that is archived; how far it is then.
+
+        It may be broken off and repeated: what is done is skipped. `progress` is called now and then.
+
+        Example: `print(store.update_index().records)`
+        """
+        return finish(self._twin.update_index(progress=progress))
+
+    def remove_index(self) -> bool:
+        """Switch search off and remove the index; False if there is none. `update_index` makes it anew."""
+        return finish(self._twin.remove_index())
 
     def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | Record = "") -> Event:
         """Publish an event to every replica and to the archive; return it as it was written.

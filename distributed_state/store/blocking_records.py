@@ -520,6 +520,7 @@ class Items:
 
         Example::
 
+            notes = store.user("u1").items("notes")
             page = notes.list(limit=100)
             while page.next is not None:
                 page = notes.list(limit=100, after=page.next)
@@ -564,6 +565,7 @@ class Items:
 
         Example::
 
+            notes = store.user("u1").items("notes")
             added = notes.put_missing({"2026-05-01": "buy milk", "2026-05-02": "rest"})
         """
         return finish(self._twin.put_missing(values, durability=durability))

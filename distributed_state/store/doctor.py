@@ -10,10 +10,12 @@ from dataclasses import dataclass, replace
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port
+from distributed_state.search.follower import Follower
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import SLOTS
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
 
+_MANY_BEHIND = 10_000  # records
 _FLOOR = (7, 0)
 _ELECTION = 2.0  # seconds until a replica has been chosen and is known to have been
 Info = dict[str, str]
@@ -214,7 +216,7 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         findings.append(Finding("archive lag", False, str(error), "see the message"))
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
     findings.append(Finding("layout", True, layout))  # compared with Redis and SQL when the store was opened
-    return findings + await _diverged(tiers) + await _archive(tiers)
+    return findings + await _diverged(tiers) + await _archive(tiers) + await _index(tiers)
 
 
 async def _diverged(tiers: Tiers) -> list[Finding]:
@@ -226,6 +228,20 @@ async def _diverged(tiers: Tiers) -> list[Finding]:
         found = dict(tiers.archiver.diverged)  # whichever server is away is named elsewhere
     advice = "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
     return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
+
+
+async def _index(tiers: Tiers) -> list[Finding]:
+    """How far the index is, where search is on."""
+    try:
+        if await tiers.port.sql(tiers.cold.search.settings) is None:
+            return []
+        records, behind = await tiers.port.sql(tiers.cold.search.behind)
+    except StateError as error:
+        return [Finding("index", False, str(error), "see the message")]
+    failure = "".join(each.failure for each in tiers.workers if isinstance(each, Follower))
+    found = f"{behind} of {records} records have changes that it lacks" + (f"; {failure}" if failure else "")
+    advice = "open with search= what archives, or run `distributed-state index`, which shows what is in the way"
+    return [Finding("index", behind < _MANY_BEHIND and not failure, found, advice)]
 
 
 async def _archive(tiers: Tiers) -> list[Finding]:

@@ -27,6 +27,8 @@ from distributed_state.port.connections import Connections, Credentials
 from distributed_state.port.shared import SharedPort
 from distributed_state.records.access import Guard
 from distributed_state.records.store_context import StoreContext
+from distributed_state.search.follower import Follower
+from distributed_state.search.setting import Setting
 from distributed_state.settings import Settings
 from distributed_state.store import doctor
 from distributed_state.store.reaper import Reaper
@@ -35,6 +37,7 @@ from distributed_state.tiers.durability import admit
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
+from distributed_state.values.search import Search
 from distributed_state.warm.confirming import never_embedded
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class StoreLifecycle:
         guard: Guard | None,
         face_of: Callable[[Any], Any],
         credentials: Credentials | None = None,
+        search: Search | bool | None = None,
     ) -> None:
         self.context = StoreContext(
             settings=settings,
@@ -64,6 +68,7 @@ class StoreLifecycle:
         )
         self.connections = Connections(settings.url, settings.timeout, credentials)
         parse_url(settings.archive or EMBEDDED_ARCHIVE)  # what is wrong with it is said before Redis is waited for
+        self.search = Setting(search, lazily=self.connections.embedded is not None, migrate=settings.migrate)
         self.cold: ColdStore | None = None
         self.unusable = "open it first: `async with AsyncStateStore.open(...) as store`"
         self._settings = settings
@@ -82,9 +87,18 @@ class StoreLifecycle:
                 await tiers.port.open()
                 await tiers.clock.know()
                 await admit(tiers, tiers.confirming.level)
+                await self._require_index(tiers)
             except BaseException:
                 await self.close()
                 raise
+
+    async def _require_index(self, tiers: Tiers) -> None:
+        """What is wrong with the index is said at once. While SQL is away nobody knows."""
+        if self.search.wanted:
+            try:
+                await self.search.require(tiers.port, tiers.cold.search)
+            except ColdUnavailable as error:
+                log.warning("opened without a look at the index: %s", error)
 
     async def _open_archive(self) -> None:
         port = SharedPort(self.connections)
@@ -193,11 +207,14 @@ class StoreLifecycle:
             tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, _replica(), self._layout)
             tiers.presence.begin()
             tiers.gathering.begin()
+            follower = Follower(tiers, self.search)
             if self._settings.archiver:
                 tiers.archiver.begin()
                 reaper = Reaper(tiers)
                 tiers.workers.append(reaper)
                 reaper.begin()
+                follower.begin()
+            tiers.workers.append(follower)
             self._tiers = tiers
             return tiers
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed_state.errors import ConfigurationError
+from distributed_state.search.querying import follower_of
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.reaper import Reaper
@@ -48,6 +49,10 @@ class Figure:
 
 def _reapers(tiers: Tiers) -> list[Reaper]:
     return [each for each in tiers.workers if isinstance(each, Reaper)]
+
+
+def _indexed(tiers: Tiers) -> int:
+    return follower_of(tiers).indexed
 
 
 def _handled(tiers: Tiers, name: str) -> int:
@@ -146,6 +151,11 @@ FIGURES = (
     Figure(
         "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
         lambda t: t.archiver.quarantined,
+    ),
+    Figure("indexed_records", "counter", "Records that this replica brought up in the index", _indexed),
+    Figure(
+        "unindexed_records", "gauge", "Records with changes that the index lacks; absent until counted, or while off",
+        lambda t: follower_of(t).behind,
     ),
     Figure("branched_commits", "counter", "Commits that this replica kept in branches", lambda t: t.branches.commits),
     Figure(

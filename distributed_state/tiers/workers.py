@@ -18,6 +18,10 @@ class Worker(ABC):
     async def close(self) -> None:
         """End it, and return when it has ended."""
 
+    async def erased(self) -> None:
+        """SQL has erased something: what must have forgotten it before the erasure is complete does so here."""
+        return
+
 
 class HandlerWorker(Worker):
     """What calls a handler of events. `joined` is set when it listens; the counts are of events."""

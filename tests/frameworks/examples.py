@@ -18,7 +18,9 @@ async def run_examples(kind: type, **names: Any) -> int:
         for block in re.findall(r"::\n\n((?:    .*\n|\n)+)", inspect.cleandoc(each.__doc__ or "") + "\n")
     ]
     for block in blocks:
-        waiting = eval(compile(block, "<example>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), names)
+        waiting = eval(
+            compile(block, "<example>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), names
+        )
         if waiting is not None:
             await waiting
     return len(blocks)

@@ -1,6 +1,6 @@
 """The tests of a framework itself, from its source archive, run with our adapter in place of its own stores.
 
-Law: an archive is fetched by pip once, by its hash, and unpacked in pytest's cache; its tests run in a process of their own.
+Law: pip fetches an archive once, by its hash; it lies unpacked in pytest's cache, and its tests have their own process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ ROOT = HERE.parents[1]
 
 def archive(name: str, cache: Path) -> Path:
     """The folder of the source archive of this distribution, as `archives.txt` pins it."""
-    (pinned,) = (line for line in HERE.joinpath("archives.txt").read_text().splitlines() if line.startswith(f"{name}=="))
+    (pinned,) = (
+        line for line in HERE.joinpath("archives.txt").read_text().splitlines() if line.startswith(f"{name}==")
+    )
     folder = cache / pinned.split()[0]
     with FileLock(f"{folder}.lock"):  # of several processes of a run one fetches it
         if not folder.exists():
@@ -54,7 +56,18 @@ def run(
     folder: Path, tests: Iterable[str], *, plugin: str, made: Path, environment: Mapping[str, str], apart: Iterable[str]
 ) -> Ended:
     """Run these of their tests with a plugin of ours, but for those named in `apart`."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", plugin, "-p", "no:cacheprovider", "--timeout=60"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--tb=short",
+        "-p",
+        plugin,
+        "-p",
+        "no:cacheprovider",
+        "--timeout=60",
+    ]
     command += ["-p", "no:langsmith_plugin", "-n", "2", f"--made={made}", *tests]
     command += [f"--deselect={name}" for name in apart]
     places = [str(HERE), str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")]

@@ -49,3 +49,10 @@ def cold(url: str, opened: Opener) -> ColdStore:
 @pytest.fixture
 def journal(cold: ColdStore) -> Journal:
     return Journal(cold)
+
+
+@pytest.fixture
+def database_of_its_own(opener: Any, servers: Any) -> None:
+    """Search is switched on for a whole database: other tests share theirs."""
+    if opener.cold == "postgres":
+        opener.archive = servers.database()

@@ -258,6 +258,16 @@ async def _announce(store: Any) -> None:
     store.announce(mood="good")
 
 
+async def _index(store: Any) -> None:
+    await store.update_index()
+    await store.remove_index()  # others share the database
+
+
+async def _search(store: Any) -> None:
+    with suppress(ConfigurationError):  # it is off
+        await store.search("nothing")
+
+
 STORE: dict[str, Case] = {
     "get_many": (
         lambda s: s.get_many([s.session("s"), s.session("t")]),
@@ -280,6 +290,9 @@ STORE: dict[str, Case] = {
     "reencrypt": (lambda s: s.reencrypt(), [("admin", None)]),
     "repair": (lambda s: s.repair(), [("admin", None)]),
     "compact": (lambda s: s.compact(), [("admin", None)]),
+    "search": (_search, [("read", None)]),
+    "update_index": (_index, [("admin", None), ("admin", None)]),
+    "remove_index": (lambda s: s.remove_index(), [("admin", None)]),
     "purge": (lambda s: s.purge(older_than=0), [("admin", None)]),
     "run": (
         lambda s: s.run(Workflow({"planning": lambda state, turn: state.to_done("yes")}), "go", session_id="w"),

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Recorder, ask, hosted, made, now
 from below import until
 from pydantic import BaseModel
+from recording_agents import Recorder, ask, hosted, made, now
 
 from distributed_state import ConfigurationError, InvalidValue
 

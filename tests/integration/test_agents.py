@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Recorder, ask, entered, hosted, made, now, run_of
 from below import deafened, names, redis_of, tiers, until
 from faces import core
+from recording_agents import Recorder, ask, entered, hosted, made, now, run_of
 
 from distributed_state import (
     Agent,

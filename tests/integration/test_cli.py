@@ -29,7 +29,7 @@ COMMANDS = [
     "serve",
     "branches",
     "repair",
-    *("compact", "purge"),
+    *("compact", "purge", "index", "search"),
     "fork",
     "demo lifecycle",
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
@@ -644,6 +644,24 @@ def test_a_config_is_given_to_the_fleet_or_to_one_agent(run: Run, archive: str, 
         assert [record.get(name)["config"] for name in ("all", "agent:notes")] == [{"poll_interval": 5}] * 2
         told = [(event.type, event.subject, event.data["agent"]) for event in store.audit()]
         assert told == [("config.changed", "app:agent-config", name) for name in ("", "notes")]
+
+
+def test_the_index_is_made_searched_and_removed(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive, search=False) as store:
+        for number in range(3):
+            store.session(f"s{number}", user="u1").append({"role": "user", "content": f"a weekend in Oslo {number}"})
+        store.user("u1").set("home", {"city": "Oslo"})
+    done = run("index")
+    assert (done.code, done.out) == (0, "the index has all of 4 records\n")
+    done = run("search", "oslo weekend", "--limit", "2")
+    assert done.code == 0
+    assert done.out.count("a weekend in Oslo") == 2
+    done = run("search", "oslo", "--scope", "user", "--json")
+    assert [(hit["id"], hit["key"], hit["value"]) for hit in json.loads(done.out)] == [("u1", "home", {"city": "Oslo"})]
+    assert run("search", "bergen").out == ""
+    assert run("index", "--search", "nowhere:at_all").code == 1
+    assert run("index", "--remove", "--yes").out == "removed\n"
+    assert run("index", "--remove", "--yes").out == "there is none\n"
 
 
 def test_old_history_is_packed_and_purged(run: Run, archive: str) -> None:

@@ -12,11 +12,11 @@ from collections.abc import MutableMapping
 from typing import Annotated, Any
 
 import pytest
-from agents import now
 from below import Worker, names, redis_of, tiers, until
 from faces import Blocking, core, unwrap
 from proxy import Proxy
 from pydantic import AfterValidator
+from recording_agents import now
 
 from distributed_state import (
     TOOLBOX,

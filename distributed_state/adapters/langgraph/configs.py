@@ -1,6 +1,6 @@
 """What a config of LangGraph's names. Law: an id that is empty is none.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

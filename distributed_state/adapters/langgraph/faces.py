@@ -1,6 +1,6 @@
 """Both faces of a store for one adapter. Law: whoever opened a store closes it.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ small value is carried along by the checkpoints that follow, so that most checkp
 they are kept below INLINE_BYTES, and what is too much becomes an item. So a checkpoint never leans on another one,
 and any may be removed.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

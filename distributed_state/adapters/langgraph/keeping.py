@@ -1,6 +1,6 @@
 """Deletes, copies and prunes what threads have. Law: what a thread names as its newest is always there.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads many checkpoints: a page of a thread's, the way back from one, all threads. Law: a page is a few exchanges.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

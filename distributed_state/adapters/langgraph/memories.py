@@ -4,7 +4,7 @@ A namespace is an app's record, its keys are items of it. A record of its own, t
 namespaces as items, so that those below another one are found in their order; a namespace is in it before anything is
 in the namespace. A value stands as it was given, with its times under a name that no value of LangGraph's may have.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The record's fields have the thread's newest checkpoint in the root namespace once more: `at` is its id, `head` its
 frame, `w:<id>` says that it has pending writes. All else is items (see `frames`).
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Which checkpoint it takes for a thread's newest goes along with each commit as what the server must find; what it keeps
 of values never changes once it is stored.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

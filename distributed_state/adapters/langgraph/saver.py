@@ -2,7 +2,7 @@
 
 What a method does is in `threads` and `keeping`; here its arguments are read as LangGraph means them.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ running loop. A procedure is a generator: each call of the store is yielded, as 
 handles of the blocking face what is yielded is the result already; with those of the asyncio face it is awaited. Of a
 list, side by side: those leave in one exchange.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LangGraph's store on a store of ours: `DistributedStateStore(store)`. Law: a batch reads first, then writes once.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

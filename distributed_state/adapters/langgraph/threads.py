@@ -2,7 +2,7 @@
 
 That the checkpoint from which a run goes on still is the newest is what the commit expects of the record's field `at`.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

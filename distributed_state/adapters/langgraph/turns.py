@@ -3,7 +3,7 @@
 LangGraph saves in threads and tasks of its own, which it starts in the context of the run; so both the store's lease
 and the note here are variables of the context.
 
-Design: section 21.
+Design: section 22.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def upcast(
 
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
-    wanted = _named(schema)
+    wanted = named(schema)
     sofar = distributed_state.Upcast()
 
     def show(now: distributed_state.Upcast) -> None:
@@ -237,7 +237,7 @@ def opperator(
         # The agent's log goes to the daemon as messages; only tracebacks, which those lack, are printed here too.
         handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
     with standard_streams() as (stdin, stdout):
-        kind = _named(agent)
+        kind = named(agent)
         if not isinstance(kind, type) or not issubclass(kind, (distributed_state.Agent, distributed_state.AsyncAgent)):
             raise InvalidValue(f"{agent!r} is no subclass of Agent or AsyncAgent")
         if issubclass(kind, distributed_state.AsyncAgent):
@@ -248,7 +248,7 @@ def opperator(
                 bridge.run(kind(store, config=config), stdin, stdout, client=client)
 
 
-def _named(place: str) -> Any:
+def named(place: str) -> Any:
     """Import what `module:NAME` names, with the current folder on the path."""
     module, _, name = place.partition(":")
     sys.path.insert(0, "")

@@ -1,0 +1,101 @@
+"""Beside the session services of Google ADK: append and read as a session grows, and keys that many set at once."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+from google.adk.errors import StaleSessionError
+from google.adk.events.event import Event
+from google.adk.events.event_actions import EventActions
+from google.adk.integrations.redis._redis_session_service import RedisSessionService, RedisSessionServiceConfig
+from google.adk.sessions.database_session_service import DatabaseSessionService
+from google.genai import types
+
+from deploy.load.rows import Row, at_least, at_most
+from distributed_state import AsyncStateStore
+from distributed_state.adapters.adk import DistributedSessionService
+
+NAME, APP, USER = "Google ADK", "bench", "ada"
+LENGTHS, TIMES = (10, 100, 1000), 10
+REDIS, SQL = "RedisSessionService", "DatabaseSessionService (SQLite)"
+KEPT = "{}: keys kept of 200 that 20 sessions set at once"
+
+
+def rows(redis: str, archive: str) -> list[Row]:
+    """Ours on this Redis and this archive, theirs on the same Redis, and theirs of SQL on a file."""
+    return asyncio.run(_rows(redis, archive))
+
+
+async def _rows(redis: str, archive: str) -> list[Row]:
+    async with AsyncStateStore.open(redis, archive=archive, namespace="adapters") as store:
+        ours = await _measured(DistributedSessionService(store))
+    peer = RedisSessionService(RedisSessionServiceConfig(uri=redis, key_prefix=f"peer{uuid4().hex[:8]}:"))
+    theirs = {REDIS: await _measured(peer)}
+    await peer._get_redis().aclose()
+    with tempfile.TemporaryDirectory() as folder:
+        async with DatabaseSessionService(f"sqlite+aiosqlite:///{folder}/adk.db") as service:
+            theirs[SQL] = await _measured(service)
+    found = []
+    for name, peers in theirs.items():
+        for what, mine in ours.items():
+            judge = at_least if "kept" in what else at_most
+            # Reading a whole session is mostly making its events, which is ADK's own work.
+            goal = 1.0 if what.startswith("append") or judge is at_least else 3.0
+            unit = "keys" if judge is at_least else "us"
+            found.append(judge(f"{NAME}: {what}", mine, peers[what], goal, unit, name))
+    return found
+
+
+def _event(text: str, **delta: Any) -> Event:
+    """An event of a kilobyte."""
+    content = types.Content(role="model", parts=[types.Part(text=text.ljust(1000, "."))])
+    return Event(author="agent", content=content, actions=EventActions(state_delta=delta))
+
+
+async def _measured(service: Any) -> dict[str, float]:
+    """Microseconds of an append and of reading the whole session at each length, and the keys kept of a race."""
+    found: dict[str, float] = {}
+    session = await service.create_session(app_name=APP, user_id=USER)
+    for length in LENGTHS:
+        appends = await _fill(service, session, length)
+        found[f"append at {length:,} events"] = median(appends[-TIMES:])
+        found[f"get at {length:,} events"] = median([await _read(service, session.id) for _ in range(TIMES)])
+    for place in ("user", "app"):
+        found[KEPT.format(place)] = await _race(service, place)
+    return found
+
+
+async def _fill(service: Any, session: Any, length: int) -> list[float]:
+    taken = []
+    for number in range(len(session.events), length):
+        began = time.perf_counter()
+        await service.append_event(session, _event(f"e{number}", k=number))
+        taken.append((time.perf_counter() - began) * 1e6)
+    return taken
+
+
+async def _read(service: Any, id: str) -> float:
+    began = time.perf_counter()
+    await service.get_session(app_name=APP, user_id=USER, session_id=id)
+    return (time.perf_counter() - began) * 1e6
+
+
+async def _race(service: Any, place: str) -> int:
+    """Twenty sessions of one user set ten keys each at once; each is acknowledged."""
+    sessions = [await service.create_session(app_name=APP, user_id="raced") for _ in range(20)]
+
+    async def write(at: int) -> None:
+        for key in range(10):
+            try:
+                await service.append_event(sessions[at], _event("e", **{f"{place}:{at}.{key}": 1}))
+            except StaleSessionError:
+                continue
+
+    await asyncio.gather(*map(write, range(20)))
+    last = await service.get_session(app_name=APP, user_id="raced", session_id=sessions[0].id)
+    return sum(key.startswith(f"{place}:") for key in last.state)

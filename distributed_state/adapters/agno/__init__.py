@@ -1,0 +1,5 @@
+"""Agno's sessions, runs and user memories kept in a store: `DistributedDb(store)`, `AsyncDistributedDb(store)`."""
+
+from distributed_state.adapters.agno.databases import AsyncDistributedDb, DistributedDb
+
+__all__ = ["AsyncDistributedDb", "DistributedDb"]

@@ -1,0 +1,118 @@
+"""The two databases of Agno over a store. Law: the work is written once, in `memories` and what it stands on.
+
+Each of their methods is made here: one of ours steps or awaits the work, and one of another family goes to `others`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine
+from functools import wraps
+from typing import Any
+
+from agno.db.base import AsyncBaseDb, BaseDb
+
+from distributed_state import AsyncStateStore, StateStore
+from distributed_state.adapters.agno.memories import Memories
+from distributed_state.adapters.agno.stepping import AwaitedStore, finish
+
+# What Agno has in its base class for the families that are ours, and we do not have: it refuses there, as it should.
+_BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
+
+
+def _public(kind: type) -> dict[str, Callable[..., Any]]:
+    return {name: each for name, each in inspect.getmembers(kind, inspect.isfunction) if not name.startswith("_")}
+
+
+def _ours(work: Callable[..., Coroutine[Any, Any, Any]], blocking: bool) -> Callable[..., Any]:
+    if blocking:
+
+        @wraps(work)
+        def method(self: Any, *args: Any, **more: Any) -> Any:
+            return finish(work(self._work, *args, **more))
+    else:
+
+        @wraps(work)
+        async def method(self: Any, *args: Any, **more: Any) -> Any:
+            return await work(self._work, *args, **more)
+
+    return method
+
+
+def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of another family. What Agno itself does without a database for it, stays."""
+    needed = getattr(base, "__isabstractmethod__", False)
+
+    def call(self: Any, *args: Any, **more: Any) -> Any:
+        if self.others is not None:
+            return getattr(self.others, name)(*args, **more)
+        if needed:
+            kind = type(self).__name__
+            raise NotImplementedError(
+                f"{name}: {kind} keeps sessions, runs and user memories; give it others= for the rest"
+            )
+        return base(self, *args, **more)
+
+    async def awaited(self: Any, *args: Any, **more: Any) -> Any:
+        return await call(self, *args, **more)
+
+    # Agno asks which of the two a method is, before it calls it.
+    method = wraps(base)(awaited if inspect.iscoroutinefunction(base) else call)
+    method.__dict__.pop("__isabstractmethod__", None)
+    return method
+
+
+def _database(base: type, blocking: bool) -> Any:
+    """A class with every method of Agno's base class, each ours or another database's."""
+    work = _public(Memories)
+    methods = {name: _others(name, each) for name, each in _public(base).items() if name not in _BASE}
+    methods |= {name: _ours(each, blocking) for name, each in work.items()}
+    return type(f"_{base.__name__}", (base,), methods)
+
+
+_Blocking: Any = _database(BaseDb, blocking=True)
+_Async: Any = _database(AsyncBaseDb, blocking=False)
+
+
+class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
+    """Agno's database for blocking code: sessions, runs and user memories in a store, the rest in `others`.
+
+    Example::
+
+        with StateStore.open(archive="memory") as store:  # or with the URLs of Redis and of PostgreSQL
+            agent = Agent(id="a1", db=DistributedDb(store))
+            agent.db.upsert_session(AgentSession(session_id="s1", agent_id="a1", session_data={}))
+            agent.update_session_state({"city": "Oslo"}, session_id="s1")
+            assert agent.get_session_state("s1") == {"city": "Oslo"}
+
+    Of two workers that change a session at once, neither takes back what the other did: what is saved is what changed
+    since the session was read, key by key of its state. Of one key the last writer counts. Without `others`, another
+    BaseDb, what belongs to other families (knowledge, metrics, traces, ...) raises NotImplementedError with its name.
+    """
+
+    def __init__(self, store: StateStore | AsyncStateStore, *, others: BaseDb | None = None, **names: Any) -> None:
+        # `names`: of Agno's tables, and the id of the database
+        super().__init__(**names)
+        self.others = others
+        self._work = Memories(
+            AwaitedStore(store.blocking), self.session_table_name, self.runs_table_name, self.memory_table_name
+        )
+
+    def table_exists(self, table_name: str) -> bool:
+        """Tell whether something can be stored under this name."""
+        ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
+        return table_name in ours or (self.others is not None and bool(self.others.table_exists(table_name)))
+
+
+class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
+    """Agno's database for asyncio code, as DistributedDb; `others` is another AsyncBaseDb."""
+
+    def __init__(self, store: AsyncStateStore | StateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
+        super().__init__(**names)
+        self.others = others
+        self._work = Memories(store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
+
+    async def table_exists(self, table_name: str) -> bool:
+        """Tell whether something can be stored under this name."""
+        ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
+        return table_name in ours or (self.others is not None and bool(await self.others.table_exists(table_name)))

@@ -1,0 +1,112 @@
+"""The chat history of LangChain, kept in a store: what `RunnableWithMessageHistory` and chains take.
+
+Law: a method is one read or one commit, and a message comes back equal to the one that was added, of the same class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from langchain_core.chat_history import BaseChatMessageHistory
+from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+
+from distributed_state import AsyncStateStore, Conflict, Deleted, InvalidValue, StateStore, from_langchain, to_langchain
+
+_KEY = "langchain"
+
+
+class DistributedChatMessageHistory(BaseChatMessageHistory):
+    """The messages of a conversation, for LangChain. Blocking and asyncio methods may be mixed, on one object.
+
+    Example::
+
+        chain = RunnableWithMessageHistory(model, lambda id: DistributedChatMessageHistory(id, store))
+        config = {"configurable": {"session_id": "user-123"}}
+        answer = chain.invoke([HumanMessage("A weekend in Oslo, please")], config)
+        assert DistributedChatMessageHistory("user-123", store).messages[-1] == answer
+
+    `store` is an open StateStore or AsyncStateStore, which its owner closes. The messages are those of
+    `store.session(session_id)`, in the fields that everything else of the package reads, and with all that LangChain
+    says of them: a window, `to_openai`, history and forks work on them, and what was appended there is read here.
+    `options` are those of `store.session`: `user`, `idle`, `lifetime`, ... Errors are the store's own
+    (`distributed_state.StateError`).
+    """
+
+    def __init__(self, session_id: str, store: AsyncStateStore | StateStore, **options: Any) -> None:
+        super().__init__()
+        self.session_id = session_id
+        self._session = store.blocking.session(session_id, **options)
+        self._aio = store.aio.session(session_id, **options)
+
+    # LangChain declares an attribute that may be set; theirs of Redis and SQL cannot be either.
+    @property
+    def messages(self) -> list[BaseMessage]:  # type: ignore[override]
+        """Read all messages. Asks the server which version is the newest."""
+        return _read(self._session.raw_messages(fresh=True))
+
+    async def aget_messages(self) -> list[BaseMessage]:
+        """Read all messages, as `messages`."""
+        return _read(await self._aio.raw_messages(fresh=True))
+
+    def add_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Add messages in one commit: all, next to one another, or none. What was deleted begins again."""
+        if not messages:
+            return
+        written = [_written(message) for message in messages]
+        try:
+            self._session.append(*written)
+        except Deleted:
+            with suppress(Conflict):  # somebody else began it
+                self._session.create()
+            self._session.append(*written)
+
+    async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
+        """Add messages in one commit, as `add_messages`."""
+        if not messages:
+            return
+        written = [_written(message) for message in messages]
+        try:
+            await self._aio.append(*written)
+        except Deleted:
+            with suppress(Conflict):
+                await self._aio.create()
+            await self._aio.append(*written)
+
+    def clear(self) -> None:
+        """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` is for good."""
+        self._session.replace_messages([])
+
+    async def aclear(self) -> None:
+        """Remove all messages, as `clear`."""
+        await self._aio.replace_messages([])
+
+
+def _written(message: BaseMessage) -> dict[str, Any]:
+    """A message in the package's own fields, and under one more what LangChain says besides."""
+    said = message_to_dict(message)
+    rest = said["data"]
+    try:
+        fields = from_langchain([message])[0].to_dict()
+    except InvalidValue:
+        fields = {"type": said["type"]}  # a role or a part that no other format knows
+    if fields.get("content", ...) == rest["content"]:
+        del rest["content"]  # the same, once
+    return {**fields, _KEY: said}
+
+
+def _read(found: list[dict[str, Any]]) -> list[BaseMessage]:
+    return [message for stored in found for message in (_said if _KEY in stored else _foreign)(stored)]
+
+
+def _said(stored: dict[str, Any]) -> list[BaseMessage]:
+    said = stored[_KEY]
+    return messages_from_dict([{**said, "data": {"content": stored.get("content"), **said["data"]}}])
+
+
+def _foreign(stored: dict[str, Any]) -> list[BaseMessage]:
+    """A message that was appended by another way; none if it is none of a chat."""
+    if stored.get("role") == "tool":  # alone it is a result without its call, which would be left out
+        return [ToolMessage(stored.get("content") or "", tool_call_id=stored.get("tool_call_id"))]
+    return to_langchain([{name: value for name, value in stored.items() if name != "number"}])[:1]

@@ -1,0 +1,221 @@
+"""Sessions of the OpenAI Agents SDK, kept in a store: `Runner.run(agent, "Hello", session=DistributedSession(...))`.
+
+Law: a method is one read or one commit, and what is read is what any replica last wrote, never what this one remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+from agents.items import TResponseInputItem
+from agents.memory.session import SessionABC
+from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
+
+from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
+
+T = TypeVar("T")
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# What the store adds to a message that is read, what it checks the type of in one that is written, and our own name.
+_NOT_AS_IT_IS = {"number", "timestamp", "tool_calls", "tool_call_id", "metadata", "item"}
+
+
+@dataclass(frozen=True, slots=True)
+class Suffix:
+    """The newest items of a session, and what replaces those from one of them on: True, or False if any changed."""
+
+    items: list[TResponseInputItem]
+    complete: bool
+    replace_suffix: Callable[[int, list[TResponseInputItem]], Awaitable[bool]]
+
+
+class _Place(NamedTuple):
+    """What names a message: a number may be given again after Redis lost something, but not at the same time."""
+
+    number: int
+    time: float
+
+
+class DistributedSession(SessionABC):
+    """A conversation of the OpenAI Agents SDK that any replica goes on with, in place of SQLiteSession or RedisSession.
+
+    Example::
+
+        session = DistributedSession("user-123", store, user="u1")
+        result = await Runner.run(agent, "A weekend in Oslo, please", session=session)
+        newest = await session.get_items(limit=2)
+
+    `store` is an open StateStore or AsyncStateStore, which its owner closes; sessions need no closing. The object
+    does no I/O when it is made, and works in any thread and event loop, `Runner.run_sync` included. Items are the
+    messages of `store.session(session_id)`, so `history`, `fork`, `turn`, events and the rest are there as well;
+    `options` are those of `store.session`: `user`, `idle`, `lifetime`, `actor`, ...
+
+    Reading asks the server which version is the newest. Settings `recent_messages` is how many items stay in Redis
+    once they are archived: set it to what a model is usually sent, as older ones are read from SQL.
+
+    Who is cancelled while something is written is told so when the outcome is known, so that what comes next cannot
+    overtake it. Errors are the store's own (`distributed_state.StateError`): WarmUnavailable, Locked while somebody is
+    in a turn or holds the session, CorruptState for an item that cannot be read, which is not passed over.
+    """
+
+    session_settings: SessionSettings | None = None
+
+    def __init__(
+        self,
+        session_id: str,
+        store: AsyncStateStore | StateStore,
+        *,
+        session_settings: SessionSettings | dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        self.session_id = session_id
+        self.session_settings = coerce_session_settings(
+            SessionSettings() if session_settings is None else session_settings
+        )
+        self._session = store.aio.session(session_id, **options)
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Read the newest `limit` items in their order, by default `session_settings.limit` or all; 0 gives []."""
+        wanted = resolve_session_limit(limit, self.session_settings)
+        if wanted is not None and wanted <= 0:
+            return []
+        return [_item(stored) for stored in await self._session.raw_messages(last=wanted, fresh=True)]
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Add items in one commit: all of them, next to one another, or none. What was deleted begins again."""
+        if items:
+            await _settled(self._add(_stored(items)))
+
+    async def _add(self, messages: list[dict[str, Any]]) -> None:
+        try:
+            await self._session.append(*messages)
+        except Deleted:
+            with suppress(Conflict):  # somebody else began it
+                await self._session.create()
+            await self._session.append(*messages)
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Remove the newest item and return it, None if there is none. Of several who ask each gets another."""
+        message = await _settled(self._session.pop_message())
+        return None if message is None else _item(message.to_dict())
+
+    async def clear_session(self) -> None:
+        """Remove all items in one commit. The session's fields and its history stay; `erase` is for good."""
+        await _settled(self._session.replace_messages([]))
+
+    def lock(self, *, wait: float = 60.0, ttl: float = 30.0) -> AsyncLease:
+        """Hold the session alone: `async with session.lock(): await Runner.run(agent, text, session=session)`.
+
+        A run adds its items in several commits, and without it two runs on one session at once mix their items. Whoever
+        holds it is waited for, at most `wait` seconds, else LockTimeout; one who died for `ttl` seconds.
+        """
+        return self._session.lock(wait=wait, ttl=ttl)
+
+    async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
+        """As the SDK asks for it: replace the items in one commit. A subclass may store them otherwise: not its."""
+        if type(self) is not DistributedSession:
+            return False
+        await _settled(self._session.replace_messages(_stored(items)))
+        return True
+
+    async def _get_compaction_snapshot(
+        self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None
+    ) -> Suffix | None:
+        """As the SDK asks for it: the newest `limit` items, and how to replace those from one of them on.
+
+        They are replaced in one commit if they are still the newest. With `prune_prefix` those go too that are older
+        and that it says to, as far as no other stands before them.
+        """
+        if type(self) is not DistributedSession:
+            return None
+        found = await self._session.raw_messages(last=limit + 1, fresh=True)
+        shown = found[-limit:]
+        places = [None, *map(_place, found)][-limit - 1 :]  # of each the one before it, too
+
+        async def replace_suffix(start: int, output: list[TResponseInputItem]) -> bool:
+            return await _settled(self._replace(places[start:], _stored(output), prune_prefix))
+
+        return Suffix([_item(stored) for stored in shown], len(found) <= limit, replace_suffix)
+
+    async def _replace(
+        self,
+        places: Sequence[_Place | None],
+        output: list[dict[str, Any]],
+        prune: Callable[[TResponseInputItem], bool] | None,
+    ) -> bool:
+        """Put this in place of the newest messages, which are at all these places but the first, if they still are."""
+        before, expected = places[0] if places else None, places[1:]
+        newest = await self._session.raw_messages(last=len(expected), fresh=True)
+        if not expected or [_place(stored) for stored in newest] != expected:
+            return False
+        kept = None if prune is None or before is None else await self._unpruned(before, prune)
+        try:
+            # What came since the look at them has another number, and refuses it.
+            await self._session.replace_messages(
+                output if kept is None else [*kept, *output],
+                after=before.number if before is not None and kept is None else None,
+                expect_last=newest[-1]["number"],
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def _unpruned(self, last: _Place, prune: Callable[[TResponseInputItem], bool]) -> list[dict[str, Any]] | None:
+        """What stays of the messages up to this place; None if all of them do."""
+        older = await self._session.raw_messages(before=last.number + 1, fresh=True)
+        at = next((at for at, stored in enumerate(older) if not prune(_item(dict(stored)))), len(older))
+        return (
+            [{name: value for name, value in each.items() if name != "number"} for each in older[at:]] if at else None
+        )
+
+
+# Items
+
+
+def _stored(items: Sequence[TResponseInputItem]) -> list[dict[str, Any]]:
+    """Items as messages: as they are, where a message may be so, else inside of one that has nothing else."""
+    return [_message(cast(dict[str, Any], item)) for item in items]
+
+
+def _message(item: dict[str, Any]) -> dict[str, Any]:
+    as_it_is = (
+        isinstance(item, dict)
+        and _NOT_AS_IT_IS.isdisjoint(item)
+        and (item["role"] in _ROLES if "role" in item else isinstance(item.get("type"), str))
+        and isinstance(item.get("content"), str | list | None)
+        and isinstance(item.get("name"), str | None)
+    )
+    return item if as_it_is else {"type": "item", "item": item}
+
+
+def _item(stored: dict[str, Any]) -> TResponseInputItem:
+    """The item that a message is. What the store knows of the message besides is left out."""
+    stored.pop("number", None)
+    stored.pop("timestamp", None)
+    return cast(TResponseInputItem, stored.get("item", stored))
+
+
+def _place(stored: dict[str, Any]) -> _Place:
+    return _Place(stored["number"], stored["timestamp"])
+
+
+# Cancellation
+
+
+async def _settled(work: Coroutine[Any, Any, T]) -> T:
+    """Do this to its end, and only then raise if the caller was cancelled meanwhile, however often."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = cancelled or error
+    if cancelled is None:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # looked at, or it would be logged as one that nobody saw
+    raise cancelled

@@ -1,0 +1,300 @@
+"""What the index lacks, and what is to be written there. Law: a record goes from one version to a later one, whole.
+
+Who writes has a claim on the partition, and holds its row in the transaction that writes: a claim that was taken over
+writes nothing any more, and what was erased meanwhile is found to be gone. Documents, how far the record is, and that
+nothing of it is due are one transaction. Reading is done before, and waits for nobody.
+
+Design: section 21.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, and_, bindparam, delete, insert, select, text, tuple_, update
+
+from distributed_state.cold import bulk, change_reading, history, item_rows, layers, record_index
+from distributed_state.cold.layers import Layer
+from distributed_state.cold.search_tables import documents, due, heads, partitions
+from distributed_state.cold.tables import items, records
+from distributed_state.values import message_ranges
+from distributed_state.values.journal import Op, Segment, item_of, unpack
+from distributed_state.values.model import DELETED, NEXT, OWNER, PARENT, REPAIR, SEGMENTS, START
+
+Name = tuple[str, bytes, bytes]  # kind, collection and name of a document
+_ENTRIES = 500
+_PAGE = 200
+_NAMES = ("record", "kind", "collection", "name")
+_COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
+_REMOVE = delete(documents).where(*(documents.c[name] == bindparam(f"{name}_") for name in _NAMES))
+# PostgreSQL is given a list for each column: a statement a row takes it four times as long.
+_LISTED = (
+    "unnest(CAST(:record AS bigint[]), CAST(:kind AS text[]), CAST(:collection AS bytea[]), CAST(:name AS bytea[]){}) "
+    "AS n (record, kind, collection, name{})"
+)
+_SAME = "d.record = n.record AND d.kind = n.kind AND d.collection = n.collection AND d.name = n.name"
+_REMOVE_ALL = text(f"DELETE FROM search_documents d USING {_LISTED.format('', '')} WHERE {_SAME}")
+_PUT_ALL = text(
+    "INSERT INTO search_documents (record, kind, collection, name, version, ends_ms, digest, text, value, words) "
+    "SELECT record, kind, collection, name, version, ends_ms, digest, '', value, "
+    "CASE WHEN :worded THEN to_tsvector(CAST(:language AS regconfig), text) END FROM "
+    + _LISTED.format(
+        ", CAST(:version AS bigint[]), CAST(:ends_ms AS bigint[]), CAST(:digest AS bytea[]), CAST(:text AS text[]), "
+        "CAST(:value AS bytea[])",
+        ", version, ends_ms, digest, text, value",
+    )
+)
+_VECTORS = text(
+    "INSERT INTO search_vectors (document, embedding) SELECT d.id, CAST(n.vector AS vector) FROM search_documents d "
+    f"JOIN {_LISTED.format(', CAST(:vector AS text[])', ', vector')} ON {_SAME}"
+)
+# What these change is not said by the step alone: what the record shows is compared as a whole.
+_VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
+
+
+class Piece(NamedTuple):
+    """What a record shows or, without data, shows no more. `source` is the record that it was written under."""
+
+    name: Name
+    data: bytes | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A record with changes that the index lacks, noted in these rows. `gone`: it was erased."""
+
+    key: int
+    partition: int
+    rows: tuple[int, ...]
+    record: str
+    gone: bool = False
+    owner: str | None = None
+    epoch: str = ""
+    version: int = 0
+    deleted: bool = False
+    known: tuple[str, int] | None = None  # the epoch and version that the index has
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a record's next changes did, up to a version."""
+
+    version: int
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All that a record shows, but for what is read page by page, and the digests of what the index has of it."""
+
+    shown: list[Piece]
+    runs: list[Segment]
+    layers: list[Layer]
+    existing: dict[Name, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A document as it is kept."""
+
+    name: Name
+    version: int
+    ends_ms: int | None
+    digest: bytes
+    text: str
+    value: bytes
+    vector: str | None = None
+
+
+@dataclass(slots=True)
+class Write:
+    """What to change of a record in the index. `done`: with this the index has it up to there."""
+
+    due: Due
+    put: list[Stored] = field(default_factory=list)
+    remove: list[Name] = field(default_factory=list)
+    done: tuple[str, int] | None = None
+
+
+def claim(
+    connection: Connection, namespace: str, some: Collection[int], claimer: str, now_ms: int, until_ms: int
+) -> list[int]:
+    """Those of the partitions that have something due and are nobody else's; they are the claimer's until then."""
+    p, d = partitions.c, due.c
+    waiting = select(d.partition).where(d.namespace == namespace, d.partition.in_(some)).distinct()
+    found = list(connection.execute(waiting).scalars())
+    free = (p.claim == claimer) | (p.until_ms < now_ms)
+    query = select(p.partition).where(p.namespace == namespace, p.partition.in_(found), free).order_by(p.partition)
+    taken = list(connection.execute(query.with_for_update(skip_locked=True)).scalars())
+    mine = and_(p.namespace == namespace, p.partition.in_(taken))
+    connection.execute(update(partitions).where(mine).values(claim=claimer, until_ms=until_ms))
+    return taken
+
+
+def release(connection: Connection, namespace: str, claimer: str) -> None:
+    """Leave to others what is claimed."""
+    p = partitions.c
+    mine = and_(p.namespace == namespace, p.claim == claimer)
+    connection.execute(update(partitions).where(mine).values(claim="", until_ms=0))
+
+
+def next_due(connection: Connection, namespace: str, some: Collection[int], limit: int) -> list[Due]:
+    """The records of these partitions that have waited longest, erased ones first."""
+    d, r, h = due.c, records.c, heads.c
+    query = select(d.id, d.record, d.partition, d.gone).where(d.namespace == namespace, d.partition.in_(some))
+    rows: dict[int, list[Any]] = {}
+    for row in connection.execute(query.order_by(d.id).limit(limit)):
+        rows.setdefault(row.record, []).append(row)
+    columns: tuple[Any, ...] = (r.key, r.record, r.owner, r.epoch, r.version, r.deleted, h.epoch, h.version)
+    joined = select(*columns).outerjoin_from(records, heads, h.record == r.key)
+    there = {row[0]: tuple(row) for row in connection.execute(joined.where(bulk.among(connection, r.key, list(rows))))}
+    found = []
+    for key, noted in rows.items():
+        ids = tuple(row.id for row in noted)
+        if key not in there:
+            text = next((row.gone for row in noted if row.gone), "")
+            found.append(Due(key, noted[0].partition, ids, text, gone=True))
+            continue
+        _, record, owner, epoch, version, deleted, *known = there[key]
+        at = (known[0], known[1]) if known[0] is not None else None
+        found.append(Due(key, noted[0].partition, ids, record, False, owner, epoch, version, deleted, at))
+    return sorted(found, key=lambda each: not each.gone)
+
+
+def changed(connection: Connection, one: Due) -> Changed | None:
+    """The next changes of a record that the index has a version of; None if the record has to be compared whole."""
+    if one.known is None or one.deleted or one.known[0] != one.epoch or one.known[1] > one.version:
+        return None
+    found = change_reading.whole(connection, one.key, one.record, one.known[1], one.version + 1, _ENTRIES)
+    pieces: dict[Name, Piece] = {}
+    version = one.known[1]
+    for epoch, entry in found:
+        # An index that had what was replaced since would be continued by something else.
+        if epoch != one.epoch or entry.kind in (REPAIR, "rollback"):
+            return None
+        for op in unpack(entry.data):
+            if op.kind in (b"c", b"w") or op.name in _VISIBLE:
+                return None
+            piece = _piece(one.record, op)
+            if piece is not None:
+                pieces[piece.name] = piece
+        version = entry.version
+    return Changed(one.version if len(found) < _ENTRIES else version, list(pieces.values()))
+
+
+def _piece(record: str, op: Op) -> Piece | None:
+    if op.kind == b"m":
+        return Piece(("message", b"", op.name), op.value, record)
+    if op.kind in (b"s", b"d") and op.name[:1] != b"#":
+        return Piece(("field", b"", op.name), op.value if op.kind == b"s" else None, record)
+    if op.kind in (b"p", b"q"):
+        return Piece(("item", *item_of(op.name)), op.value or None, record)
+    return None
+
+
+def whole(connection: Connection, namespace: str, one: Due) -> Whole:
+    """All that a record shows, to be compared with what the index has."""
+    d = documents.c
+    query = select(d.kind, d.collection, d.name, d.digest).where(d.record == one.key)
+    existing = {(kind, bytes(of), bytes(name)): bytes(digest) for kind, of, name, digest in connection.execute(query)}
+    if one.deleted:
+        return Whole([], [], [], existing)
+    state = history.states(connection, namespace, {one.record: one.version}).get(one.record)
+    fields = state.fields if state else {}
+    runs = message_ranges.segments(one.record, fields)
+    pages = ((run, at) for run in runs for at in range(run.start, run.stop, _PAGE))
+    cut = [Segment(run.source, at, min(at + _PAGE, run.stop)) for run, at in pages]
+    shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
+    # Of most records that is all: so one look is enough.
+    first, rest = cut[:1], cut[1:]
+    shown += [piece for run in first for piece in messages(connection, namespace, one, run)]
+    places = layers.of(connection, namespace, one.record, one.version)
+    if not item_rows.with_items(connection, [one.key]):
+        places = places[1:]
+    # The lowest first: what lies above replaces it.
+    return Whole(shown, rest, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
+
+
+def messages(connection: Connection, namespace: str, one: Due, run: Segment) -> list[Piece]:
+    """The messages of a run."""
+    found = history.messages_of(connection, namespace, one.record, [run], key=one.key)
+    return [Piece(("message", b"", b"%d" % seq), data, run.source) for seq, data in sorted(found.items())]
+
+
+def items_page(connection: Connection, namespace: str, layer: Layer, after: tuple[bytes, bytes]) -> list[Piece]:
+    """The next items that a layer has behind this collection and key, with those that it says are deleted."""
+    i = items.c
+    key = record_index.keys(connection, namespace, [layer.source]).get(layer.source, -1)
+    here = and_(i.record == key, i.version.between(layer.first, layer.last), ~item_rows.newer(layer.last))
+    query = select(i.collection, i.key, i.origin, i.data).where(here, tuple_(i.collection, i.key) > after)
+    rows = connection.execute(query.order_by(i.collection, i.key).limit(_PAGE))
+    return [Piece(("item", row[0], row[1]), row[3] or None, row[2] or layer.source) for row in rows]
+
+
+def write(
+    connection: Connection, namespace: str, claimer: str, until_ms: int, writes: Sequence[Write], language: str
+) -> set[int] | None:
+    """Change the index; the numbers of the records that it is done with. None: the claim is somebody else's now."""
+    p = partitions.c
+    wanted = {each.due.partition for each in writes}
+    mine = and_(p.namespace == namespace, p.partition.in_(wanted))
+    held = connection.execute(select(p.claim).where(mine).order_by(p.partition).with_for_update()).scalars().all()
+    if set(held) != {claimer} or len(held) != len(wanted):
+        return None
+    connection.execute(update(partitions).where(mine).values(until_ms=until_ms))
+    r = records.c
+    numbers = [each.due.key for each in writes]
+    # Looked at once the rows are held: an erasure waits for this, or was before it.
+    query = select(r.key, r.epoch, r.version).where(bulk.among(connection, r.key, numbers))
+    there = {key: (epoch, version) for key, epoch, version in connection.execute(query)}
+    living = [each for each in writes if each.due.key in there]
+    _change(connection, living, language)
+    at = [(each.due.key, *each.done) for each in living if each.done]
+    bulk.put(connection, heads, at, [(each.due.key,) for each in living if each.due.known])
+    # Noted before it was read, so it is in what was read.
+    done = [each for each in writes if each.due.key not in there or (each.done and each.done[1] >= each.due.version)]
+    rows = [row for each in done for row in each.due.rows]
+    connection.execute(delete(due).where(bulk.among(connection, due.c.id, rows)))
+    if connection.dialect.name == "sqlite":
+        # There a record has one row, which stands for what was changed since as well.
+        later = [each.due for each in done if there.get(each.due.key, each.done) != each.done]
+        noted = [{"namespace": namespace, "partition": one.partition, "record": one.key} for one in later]
+        if noted:
+            connection.execute(insert(due).prefix_with("OR IGNORE"), noted)
+    return {each.due.key for each in done}
+
+
+def _remove(connection: Connection, names: Collection[tuple[int, str, bytes, bytes]]) -> None:
+    if not names:
+        return
+    if connection.dialect.name == "postgresql":
+        connection.execute(_REMOVE_ALL, dict(zip(_NAMES, map(list, zip(*names, strict=True)), strict=True)))
+    else:
+        marks = [f"{name}_" for name in _NAMES]
+        connection.execute(_REMOVE, [dict(zip(marks, name, strict=True)) for name in names])
+
+
+def _change(connection: Connection, writes: Iterable[Write], language: str) -> None:
+    # Of several changes of one document in a transaction the last one counts.
+    last: dict[tuple[int, str, bytes, bytes], Stored | None] = {}
+    for each in writes:
+        last.update({(each.due.key, *one.name): one for one in each.put})
+        last.update({(each.due.key, *name): None for name in each.remove})
+    # Removed and put anew, not written over: so the newest come last in the order of their numbers.
+    _remove(connection, last)
+    new = {name: one for name, one in last.items() if one is not None}
+    rows = [(*name, one.version, one.ends_ms, one.digest, one.text, one.value, one.vector) for name, one in new.items()]
+    if not rows:
+        return
+    if connection.dialect.name == "postgresql":
+        given = dict(zip((*_COLUMNS, "vector"), map(list, zip(*rows, strict=True)), strict=True))
+        worded = all(one.vector is None for one in new.values())
+        # Its words are in the index; the text follows from the value. Twice, an index takes a quarter more.
+        connection.execute(_PUT_ALL, given | {"language": language, "worded": worded})
+        if not worded:
+            connection.execute(_VECTORS, given)
+    else:
+        connection.execute(insert(documents), [dict(zip(_COLUMNS, row[:-1], strict=True)) for row in rows])

@@ -1,0 +1,214 @@
+"""Answers a search. Law: nobody is shown, or can count, what the policy keeps from them.
+
+Design: section 21.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from distributed_state.cold.search_query import Row
+from distributed_state.errors import AccessDenied, InvalidValue
+from distributed_state.records.access import MESSAGES
+from distributed_state.records.store_context import StoreContext
+from distributed_state.search.documents import shortened, text_of
+from distributed_state.search.follower import Follower
+from distributed_state.search.setting import Setting
+from distributed_state.search.user_functions import call_user, embedded
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values import codec
+from distributed_state.values.model import SCOPES, Ref, escape, unescape
+from distributed_state.values.search import KINDS, SearchDocument, SearchHit, SearchMatch, SearchQuery
+
+_MOST_WORDS = 64
+_MOST_LOOKED_AT = 10_000
+_PAGE = 100
+_SNIPPET = 240
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "$eq": operator.eq,
+    "$ne": operator.ne,
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+
+
+def follower_of(tiers: Tiers) -> Follower:
+    """What follows the archive here."""
+    return next(each for each in tiers.workers if isinstance(each, Follower))
+
+
+def checked(
+    words: str,
+    match: str,
+    scope: str | None,
+    kinds: Sequence[str],
+    prefix: str,
+    user: str | None,
+    collection: str | None,
+    limit: int,
+    offset: int,
+) -> SearchQuery:
+    """The query that this asks for. Raises InvalidValue."""
+    if not isinstance(words, str) or len(words.split()) > _MOST_WORDS or len(words) > 4 * 1024:
+        raise InvalidValue(f"query is a text of at most {_MOST_WORDS} words and 4096 characters")
+    if match not in ("all", "any"):
+        raise InvalidValue(f"match is 'all' or 'any', not {match!r:.80}")
+    if type(limit) is not int or not 1 <= limit <= 1000:
+        raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r:.80}")
+    if type(offset) is not int or not 0 <= offset <= _MOST_LOOKED_AT:
+        raise InvalidValue(f"offset is an int from 0 to {_MOST_LOOKED_AT}, not {offset!r:.80}")
+    if isinstance(kinds, str) or not kinds or set(kinds) - set(KINDS):
+        raise InvalidValue(f"kinds are some of {', '.join(KINDS)}, not {kinds!r:.80}")
+    if not isinstance(prefix, str) or not (collection is None or isinstance(collection, str)):
+        raise InvalidValue("prefix and collection are texts")
+    scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
+    owner = None if user is None else Ref("user", user).id
+    # What has neither a letter nor a digit is no word to any index.
+    words = " ".join(word for word in shortened(words).split() if any(map(str.isalnum, word)))
+    return SearchQuery(words, match, tuple(scopes), tuple(kinds), prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
+
+
+async def search(
+    store: StoreContext, setting: Setting, query: SearchQuery, filter: Mapping[str, Any] | None, *, said: bool
+) -> list[SearchHit]:
+    """The hits after the first `offset`, `limit` of them. `said`: there were words, if perhaps none that count."""
+    if said and not query.words:
+        return []
+    tiers = store.tiers()
+    fits = _filter(filter)
+    ask = await _asking(tiers, setting, query)
+    hits: list[SearchHit] = []
+    at, left = 0, query.offset
+    while len(hits) < query.limit and at < _MOST_LOOKED_AT:
+        size = max(_PAGE, query.limit)
+        page = await ask(at, size)
+        for found in page:
+            if len(hits) < query.limit and _is_shown(store, found.document) and fits(found.document.value):
+                if left:
+                    left -= 1
+                else:
+                    hits.append(_hit(found, query.words))
+        if len(page) < size:
+            break
+        at += size
+    return hits
+
+
+async def _asking(tiers: Tiers, setting: Setting, query: SearchQuery) -> Callable[[int, int], Any]:
+    """What gives a page of all that fits, from a place on."""
+    port = tiers.port
+
+    async def elsewhere(at: int, size: int) -> list[SearchMatch]:
+        page = SearchQuery(
+            **{name: getattr(query, name) for name in SearchQuery.__slots__} | {"offset": at, "limit": size}
+        )
+        assert setting.index is not None
+        return list(await call_user(port, "index.search", setting.index.search, page))
+
+    if setting.index is not None:
+        return elsewhere
+    vector = None
+    if setting.embed is not None and query.words:
+        (vector,) = await embedded(port, setting, [query.words])
+    await tiers.clock.know()
+    now_ms = int(tiers.clock.now() * 1000)
+
+    async def here(at: int, size: int) -> list[SearchMatch]:
+        page = SearchQuery(
+            **{name: getattr(query, name) for name in SearchQuery.__slots__} | {"offset": at, "limit": size}
+        )
+        call = partial(tiers.cold.search.search, page, now_ms, setting.language, vector, setting.dimensions or 0)
+        return [SearchMatch(_document(row), row.score) for row in await port.sql(call)]
+
+    return here
+
+
+def _document(row: Row) -> SearchDocument:
+    ref = Ref.parse(row.record)
+    value = codec.decode(row.value)
+    return SearchDocument(
+        scope=ref.scope,
+        id=ref.id,
+        kind=row.kind,  # type: ignore[arg-type]  # the table holds no others
+        collection=codec.decode_key(row.collection),
+        name=codec.decode_key(row.name),
+        version=row.version,
+        text=row.text or text_of(row.kind, value),
+        value=value,
+        user=None if row.owner is None else unescape(row.owner),
+    )
+
+
+def _is_shown(store: StoreContext, found: SearchDocument) -> bool:
+    """Whether the policy lets this be read, by the name under which it would be."""
+    if store.guard is None:
+        return True
+    fields = {"message": MESSAGES, "field": found.name, "item": None}
+    try:
+        owner = None if found.user is None else escape(found.user)
+        store.allow("read", Ref(found.scope, found.id), field=fields[found.kind], user=owner)
+    except AccessDenied:
+        return False
+    return True
+
+
+def _hit(found: SearchMatch, words: str) -> SearchHit:
+    one = found.document
+    return SearchHit(
+        scope=one.scope,
+        id=one.id,
+        user=one.user,
+        kind=one.kind,
+        key=None if one.kind == "message" else one.name,
+        collection=one.collection if one.kind == "item" else None,
+        number=int(one.name) if one.kind == "message" else None,
+        text=snippet(one.text, words),
+        value=one.value,
+        version=one.version,
+        score=found.score,
+    )
+
+
+def snippet(text: str, words: str) -> str:
+    """The part of a text in which a word of these is found first, of at most 240 characters."""
+    if len(text) <= _SNIPPET:
+        return text
+    lower = text.lower()
+    places = [at for word in words.lower().split() if (at := lower.find(word.strip("\"'.,;:!?()"))) >= 0]
+    start = max(0, min(places, default=0) - _SNIPPET // 3)
+    if start:
+        start = text.find(" ", start, start + 40) + 1 or start
+    part = text[start : start + _SNIPPET]
+    return ("..." if start else "") + part.strip() + ("..." if start + _SNIPPET < len(text) else "")
+
+
+def _filter(filter: Mapping[str, Any] | None) -> Callable[[Any], bool]:
+    """Whether a value is an object with these values. Raises InvalidValue for a comparison that is none."""
+    tests: list[tuple[str, Callable[[Any, Any], bool], Any]] = []
+    for name, wanted in (filter or {}).items():
+        if isinstance(wanted, Mapping) and wanted and all(isinstance(how, str) and how[:1] == "$" for how in wanted):
+            for how, value in wanted.items():
+                if how not in _COMPARED:
+                    raise InvalidValue(f"filter: {how!r:.80} is none of {', '.join(_COMPARED)}")
+                tests.append((name, _COMPARED[how], value))
+        else:
+            tests.append((name, operator.eq, wanted))
+
+    def fits(value: Any) -> bool:
+        if not tests:
+            return True
+        if not isinstance(value, dict):
+            return False
+        try:
+            return all(
+                (name in value or test is operator.ne) and test(value.get(name), other) for name, test, other in tests
+            )
+        except TypeError:
+            return False  # a number is neither less nor more than a text
+
+    return fits

@@ -1,0 +1,383 @@
+"""Agno: what any of its databases does, ours on both faces beside two of its own; and what only ours does."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agno.agent import Agent
+from agno.db.base import AsyncBaseDb, BaseDb, SessionType
+from agno.db.in_memory import InMemoryDb
+from agno.db.schemas.memory import UserMemory
+from agno.db.sqlite import SqliteDb
+from agno.models.base import Model
+from agno.models.response import ModelResponse
+from agno.run.agent import RunOutput
+from agno.run.base import RunStatus
+from agno.session import AgentSession, TeamSession
+from frameworks.docstrings import run_example
+
+from distributed_state import AsyncStateStore, StateStore
+from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb
+
+pytestmark = [
+    pytest.mark.only(face="asyncio"),
+    pytest.mark.filterwarnings("ignore:Type object:sqlalchemy.exc.SADeprecationWarning"),  # of Agno's SQLite
+]
+ALL = ("ours", "ours for asyncio", "in memory", "sqlite")
+
+
+class Any_:
+    """A database of either kind, each of whose methods is awaited."""
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+
+    def __getattr__(self, name: str) -> Any:
+        async def call(*args: Any, **more: Any) -> Any:
+            found = getattr(self.db, name)(*args, **more)
+            return await found if inspect.isawaitable(found) else found
+
+        return call
+
+
+@asynccontextmanager
+async def database(kind: str, opener: Any, tmp_path: Path) -> AsyncIterator[Any]:
+    given = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
+    if kind == "ours":
+        with StateStore.open(**given) as store:
+            yield Any_(DistributedDb(store))
+    elif kind == "ours for asyncio":
+        async with AsyncStateStore.open(**given) as store:
+            yield Any_(AsyncDistributedDb(store))
+    elif kind == "in memory":
+        yield Any_(InMemoryDb())
+    else:
+        db = SqliteDb(db_file=f"{tmp_path}/agno.db")
+        yield Any_(db)
+        db.close()
+
+
+def session(id: str = "s", user: str | None = "ada", **state: Any) -> AgentSession:
+    return AgentSession(
+        session_id=id,
+        agent_id="a1",
+        user_id=user,
+        session_data={"session_state": state, "session_name": f"name of {id}"},
+        metadata={"m": [1, None]},
+        created_at=1000,
+    )
+
+
+def run(id: str, session_id: str = "s", status: RunStatus = RunStatus.completed, **more: Any) -> RunOutput:
+    return RunOutput(run_id=id, session_id=session_id, agent_id="a1", status=status, content=f"of {id}", **more)
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_a_session_is_saved_read_renamed_and_deleted(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        assert await db.get_session("s") is None
+        saved = await db.upsert_session(session(k=1))
+        assert (saved.session_id, saved.session_data["session_state"]) == ("s", {"k": 1})
+        read = await db.get_session("s", SessionType.AGENT)
+        assert isinstance(read, AgentSession)
+        assert (read.user_id, read.metadata, read.created_at) == ("ada", {"m": [1, None]}, 1000)
+        assert read.session_data == {"session_state": {"k": 1}, "session_name": "name of s"}
+        read.session_data["session_state"]["k"] = {"deep": [1.5, None, "\u00e5"]}
+        read.session_data["session_state"][""] = "empty"
+        read.metadata = None
+        await db.upsert_session(read)
+        again = await db.get_session("s")
+        assert again.session_data["session_state"] == {"k": {"deep": [1.5, None, "\u00e5"]}, "": "empty"}
+        assert again.metadata is None
+        del again.session_data["session_state"]["k"]
+        await db.upsert_session(again)
+        assert (await db.get_session("s")).session_data["session_state"] == {"": "empty"}
+        named = await db.rename_session("s", SessionType.AGENT, "better")
+        assert named.session_data["session_name"] == "better"
+        assert await db.rename_session("nowhere", SessionType.AGENT, "x") is None
+        as_dict = await db.get_session("s", deserialize=False)
+        assert (as_dict["session_id"], as_dict["session_type"], as_dict["agent_id"]) == ("s", "agent", "a1")
+        # One that was made anew means itself as it stands.
+        await db.upsert_session(session(other=2))
+        assert (await db.get_session("s")).session_data["session_state"] == {"other": 2}
+        assert await db.delete_session("s", user_id="bob") is False
+        assert await db.delete_session("s") is True
+        assert await db.delete_session("s") is False
+        assert await db.get_session("s") is None
+        await db.upsert_session(session())
+        await db.delete_sessions(["s", "nowhere"])
+        assert await db.get_session("s") is None
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_a_session_is_its_owners(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        await db.upsert_session(session(user=None, k=0))
+        assert (await db.upsert_session(session(user="ada", k=1))).user_id == "ada", "what is nobody's can be taken"
+        assert await db.upsert_session(session(user="bob", k=2)) is None
+        assert await db.get_session("s", user_id="bob") is None
+        assert (await db.get_session("s", user_id="ada")).session_data["session_state"] == {"k": 1}
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_runs_are_stored_apart_and_in_order(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        await db.upsert_session(session())
+        for number in range(12):
+            await db.upsert_run(
+                run(f"r{number}", created_at=1000 + number), session_id="s", user_id="ada", run_index=number
+            )
+        await db.upsert_run(run("r3", status=RunStatus.error), session_id="s", user_id="ada")
+        await db.upsert_run(
+            run("member", parent_run_id="r1", created_at=2000), session_id="s", user_id="ada", run_index=12
+        )
+        read = await db.get_session("s")
+        assert [each.run_id for each in read.runs] == [*(f"r{number}" for number in range(12)), "member"]
+        assert read.runs[3].status == RunStatus.error
+        recent = await db.get_session("s", runs_limit=9)
+        assert [each.run_id for each in recent.runs] == ["r2", *(f"r{number}" for number in range(4, 12))]
+        assert (await db.get_run("r5")).content == "of r5"
+        assert await db.get_run("nowhere") is None
+        assert [each.run_id for each in await db.get_runs(session_id="s", status=RunStatus.error)] == ["r3"]
+        rows, total = await db.get_runs(session_id="s", limit=5, page=2, deserialize=False)
+        assert (len(rows), total) == (5, 13)
+        assert len(await db.get_runs(user_id="ada")) == 13
+        assert await db.get_runs(user_id="bob") == []
+        assert await db.delete_run("r0") is True
+        assert await db.delete_run("r0") is False
+        await db.delete_runs(["r1", "nowhere"])
+        assert [each.run_id for each in (await db.get_session("s")).runs][:2] == ["r2", "r3"]
+        # Saving the session leaves its runs.
+        await db.upsert_session(read)
+        assert "r11" in [each.run_id for each in (await db.get_session("s")).runs]
+        await db.delete_session("s")
+        assert await db.get_run("r11") is None
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_sessions_are_listed_and_filtered(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        every = [session(f"s{number}", user=("ada", "bob")[number % 2]) for number in range(5)]
+        for number, each in enumerate(every):
+            each.created_at = 1000 + number
+        await db.upsert_sessions(every)
+        team = TeamSession(
+            session_id="t", team_id="t1", user_id="ada", session_data={"session_name": "A team"}, created_at=1
+        )
+        await db.upsert_session(team)
+
+        async def ids(**filters: Any) -> list[str]:
+            return [
+                each.session_id for each in await db.get_sessions(sort_by="created_at", sort_order="asc", **filters)
+            ]
+
+        assert await ids() == ["t", "s0", "s1", "s2", "s3", "s4"]
+        assert await ids(user_id="ada") == ["t", "s0", "s2", "s4"]
+        assert await ids(session_type=SessionType.AGENT, component_id="a1") == ["s0", "s1", "s2", "s3", "s4"]
+        assert await ids(session_type=SessionType.TEAM) == ["t"]
+        assert await ids(session_name="a TEAM") == ["t"]
+        assert await ids(start_timestamp=1001, end_timestamp=1003) == ["s1", "s2", "s3"]
+        assert await ids(limit=2, page=2) == ["s1", "s2"]
+        rows, total = await db.get_sessions(limit=2, deserialize=False, include_runs=False)
+        assert (len(rows), total) == (2, 6)
+        assert not any(row.get("runs") for row in rows)
+
+
+@pytest.mark.parametrize("kind", ALL)
+async def test_memories_are_a_users(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        likes = await db.upsert_user_memory(
+            UserMemory(memory="Likes rain", user_id="ada", topics=["weather"], agent_id="a1", created_at=1000)
+        )
+        assert likes.memory_id
+        await db.upsert_user_memory(
+            UserMemory(memory="Walks", memory_id="m2", user_id="ada", topics=["sport", "weather"], created_at=2000)
+        )
+        await db.upsert_memories([UserMemory(memory="Sleeps", memory_id="m3", user_id="bob", created_at=3000)])
+        assert (await db.get_user_memory(likes.memory_id)).memory == "Likes rain"
+        assert await db.get_user_memory("m2", user_id="bob") is None
+        assert await db.get_user_memory("nowhere") is None
+        changed = UserMemory(memory="Runs", memory_id="m2", user_id="ada", topics=["sport"], created_at=2000)
+        await db.upsert_user_memory(changed)
+
+        async def some(**filters: Any) -> set[str]:
+            return {each.memory for each in await db.get_user_memories(**filters)}
+
+        assert await some() == {"Likes rain", "Runs", "Sleeps"}
+        assert await some(user_id="ada") == {"Likes rain", "Runs"}
+        assert await some(user_id="ada", topics=["sport"]) == {"Runs"}
+        assert await some(agent_id="a1") == {"Likes rain"}
+        assert await some(search_content="RAIN") == {"Likes rain"}
+        rows, total = await db.get_user_memories(user_id="ada", limit=1, deserialize=False)
+        assert (len(rows), total) == (1, 2)
+        assert sorted(await db.get_all_memory_topics()) == ["sport", "weather"]
+        stats, users = await db.get_user_memory_stats()
+        assert ({each["user_id"]: each["total_memories"] for each in stats}, users) == ({"ada": 2, "bob": 1}, 2)
+        await db.delete_user_memory("m3", user_id="ada")
+        assert await some(user_id="bob") == {"Sleeps"}
+        await db.delete_user_memory("m3")
+        await db.delete_user_memories(["m2", "nowhere"], user_id="ada")
+        assert await some() == {"Likes rain"}
+        await db.clear_memories()
+        assert await some() == set()
+
+
+# What ours does
+
+
+@pytest.mark.only(warm="real")
+@pytest.mark.replicas
+async def test_keys_that_many_set_at_once_are_all_kept(opener: Any, tmp_path: Path) -> None:
+    """Agno's own way of setting one reads the session and saves it whole; its SQLite loses most, in the same run."""
+
+    def race(databases: list[BaseDb]) -> int:
+        databases[0].upsert_session(session())
+        agents = [Agent(id="a1", db=db) for db in databases]
+        with ThreadPoolExecutor(8) as threads:
+            keys = [(agents[each % len(agents)], f"{each}.{number}") for each in range(8) for number in range(20)]
+            list(threads.map(lambda one: one[0].update_session_state({one[1]: 1}, session_id="s"), keys))
+        read = databases[0].get_session("s")
+        assert read is not None
+        return len(read.session_data["session_state"])
+
+    given = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
+    with StateStore.open(**given) as one, StateStore.open(**given) as other:
+        assert await asyncio.to_thread(race, [DistributedDb(one), DistributedDb(other)]) == 160
+    sqlite = SqliteDb(db_file=f"{tmp_path}/agno.db")
+    assert await asyncio.to_thread(race, [sqlite]) < 160
+    sqlite.close()
+
+
+async def test_two_who_read_a_session_at_once_keep_what_both_did(opener: Any, tmp_path: Path) -> None:
+    async with database("ours for asyncio", opener, tmp_path) as db:
+        await db.upsert_session(session(k=0, gone=1))
+        one, other = await db.get_session("s"), await db.get_session("s")
+        one.session_data["session_state"].update(of_one=1, k=1)
+        del one.session_data["session_state"]["gone"]
+        other.session_data["session_state"]["of_other"] = 1
+        other.session_data["session_name"] = "renamed"
+        await db.upsert_session(one)
+        await db.upsert_session(other)
+        read = await db.get_session("s")
+        assert read.session_data == {
+            "session_state": {"k": 1, "of_one": 1, "of_other": 1}, "session_name": "renamed"
+        }  # fmt: skip
+        await db.delete_session("s")
+        one.session_data["session_state"]["k"] = 2
+        await db.upsert_session(one)
+        assert (await db.get_session("s")).session_data["session_state"] == {"k": 2, "of_one": 1}
+
+
+async def test_other_families_are_anothers_or_refused_by_name(opener: Any, tmp_path: Path) -> None:
+    store = await opener()
+    alone = AsyncDistributedDb(store)
+    with pytest.raises(NotImplementedError, match=r"get_metrics: AsyncDistributedDb keeps sessions.*others="):
+        await alone.get_metrics()
+    assert await alone.table_exists("agno_sessions")
+    assert not await alone.table_exists("agno_metrics")
+
+    class Other(AsyncDistributedDb):
+        async def get_metrics(self, *args: Any, **more: Any) -> Any:
+            return ([{"args": args, **more}], None)
+
+    both = AsyncDistributedDb(store, others=Other(store))
+    assert await both.get_metrics(user_id="ada") == ([{"args": (), "user_id": "ada"}], None)
+    with StateStore.open(archive=f"sqlite:///{tmp_path}/own.db") as blocking:
+        in_memory = InMemoryDb()
+        db = DistributedDb(blocking, others=in_memory)
+        assert db.get_metrics() == ([], None)
+        assert isinstance(db, BaseDb)
+        assert isinstance(both, AsyncBaseDb)
+
+
+async def test_a_user_is_forgotten_with_sessions_runs_and_memories(opener: Any) -> None:
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    await db.upsert_session(session())
+    await db.upsert_run(run("r0"), session_id="s", user_id="ada", run_index=0)
+    await db.upsert_user_memory(UserMemory(memory="Likes rain", memory_id="m", user_id="ada"))
+    await store.forget("ada")
+    assert await db.get_session("s") is None
+    assert await db.get_run("r0") is None
+    assert await db.get_user_memories(user_id="ada") == []
+
+
+async def test_the_example_runs() -> None:
+    names = {"Agent": Agent, "AgentSession": AgentSession, "StateStore": StateStore, "DistributedDb": DistributedDb}
+    await run_example(DistributedDb, **names)
+
+
+async def test_both_databases_are_of_one_store(opener: Any) -> None:
+    store = await opener()
+    blocking, awaited = DistributedDb(store), AsyncDistributedDb(store)
+    await asyncio.to_thread(blocking.upsert_session, session(k=1))
+    assert (await awaited.get_session("s")).session_data["session_state"] == {"k": 1}
+
+
+# An agent
+
+
+class Scripted(Model):
+    """A model that says how many messages it was sent."""
+
+    def __init__(self) -> None:
+        super().__init__(id="scripted")
+
+    def response(self, messages: list[Any], **more: Any) -> ModelResponse:
+        said = ModelResponse(role="assistant", content=f"{len(messages)} messages")
+        messages.append(self._message(said))
+        return said
+
+    async def aresponse(self, messages: list[Any], **more: Any) -> ModelResponse:
+        return self.response(messages, **more)
+
+    @staticmethod
+    def _message(said: ModelResponse) -> Any:
+        from agno.models.message import Message
+
+        return Message(role="assistant", content=said.content)
+
+    def invoke(self, *args: Any, **more: Any) -> Any:
+        raise NotImplementedError
+
+    ainvoke = invoke_stream = ainvoke_stream = invoke
+
+    def _parse_provider_response(self, response: Any, **more: Any) -> Any:
+        raise NotImplementedError
+
+    _parse_provider_response_delta = _parse_provider_response
+
+
+@pytest.mark.replicas
+async def test_an_agent_goes_on_at_another_replica(opener: Any) -> None:
+    one, other = [AsyncDistributedDb(await opener()) for _ in range(2)]
+
+    def agent(db: Any) -> Agent:
+        return Agent(id="a1", model=Scripted(), db=db, add_history_to_context=True, telemetry=False)
+
+    first = await agent(one).arun("hello", session_id="s", user_id="ada", session_state={"k": 1})
+    second = await agent(other).arun("and on", session_id="s", user_id="ada")
+    third = await agent(one).arun("and further", session_id="s", user_id="ada")
+    assert [each.content for each in (first, second, third)] == ["1 messages", "3 messages", "5 messages"]
+    read = await one.get_session("s")
+    assert [each.run_id for each in read.runs] == [first.run_id, second.run_id, third.run_id]
+    assert read.session_data["session_state"] == {"k": 1}
+
+
+async def test_blocking_code_on_a_running_loop_and_in_threads(tmp_path: Path) -> None:
+    with StateStore.open(archive=f"sqlite:///{tmp_path}/own.db") as store:
+        db = DistributedDb(store)
+        db.upsert_session(session(k=1))
+        read = []
+        thread = threading.Thread(target=lambda: read.append(db.get_session("s")))
+        thread.start()
+        thread.join()
+        assert read[0].session_data["session_state"] == {"k": 1}

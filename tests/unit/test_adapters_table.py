@@ -1,0 +1,35 @@
+"""The table of README in which adapters are measured: what is measured anew replaces its own rows and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.load.frameworks import table
+from deploy.load.rows import Row, at_most
+
+
+def test_rows_of_a_framework_replace_those_it_had(tmp_path: Path) -> None:
+    document = tmp_path / "README.md"
+    document.write_text(f"before\n{table.BEGIN}\n{table.END}\nafter\n")
+    table.write([at_most("B: put", 1, 2, 1.2, "us", "theirs"), at_most("B: get", 3, 2, 1.2, "us", "theirs")], document)
+    table.write([Row("A: kept", "9 of 9", "3 of 9", 1.0, "= all", True)], document)
+    table.write([at_most("B: put", 2, 2, 1.2, "us", "theirs")], document)
+    assert document.read_text().splitlines() == [
+        "before", table.BEGIN, *table.HEAD,
+        "| A: kept | 9 of 9 | 3 of 9 | 1x | = all |",
+        "| B: put | 2 us | theirs: 2 us | 1x | <= 1.2x |",
+        table.END, "after",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="begin"):
+        table.write([], Path(__file__).parent / "conftest.py")
+
+
+def test_a_missed_goal_is_named() -> None:
+    assert table.table([at_most("A: put", 3, 2, 1.2, "us", "theirs")])[0].endswith("<= 1.2x, **missed** |")
+
+
+def test_the_readme_has_the_place_for_it() -> None:
+    text = Path(__file__).parents[2].joinpath("README.md").read_text()
+    assert text.index(table.BEGIN) < text.index(table.END)
