@@ -1,14 +1,9 @@
-"""What LangGraph's checkpoints cost on our saver and on LangGraph's PostgresSaver, on the same servers in one run.
-
-For threads of several lengths: how long saving one and reading the newest take, how many scripts that is, how many
-bytes are in Redis and in SQL, and what a worker reads that knows nothing yet. `python
-deploy/load/adapters_langgraph.py`.
-"""
+"""Beside LangGraph's PostgresSaver: saving a checkpoint and reading the newest in threads of several lengths; bytes."""
 
 from __future__ import annotations
 
+import random
 import statistics
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -21,17 +16,18 @@ import redis
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.postgres import PostgresSaver
 
+from deploy.load.rows import Row, at_least, at_most
 from distributed_state import StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver
-from distributed_state.programs.servers import postgres_server, redis_server
 
-LENGTHS = (10, 1_000)
+LENGTHS = (10, 1_000, 10_000)
 SAMPLES = 200
-TEXT = "All work and no play makes a state of two kilobytes. " * 38
+NAME = "LangGraph"
+WORDS = [random.Random(at).randbytes(4).hex() for at in range(2_000)]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Figures:
     """One thread's figures. Times are medians in microseconds; None where it does not apply."""
 
     saver: str
@@ -57,7 +53,7 @@ class Thread:
 
     def put(self, saver: Any) -> float:
         """Save one more checkpoint; the seconds that took."""
-        changed: dict[str, Any] = {"messages": [TEXT, f"{self.length}"], "turn": self.length}
+        changed: dict[str, Any] = {"messages": random.choices(WORDS, k=200), "turn": self.length}
         if not self.length:
             changed["profile"] = {"name": "Ada", "about": "x" * 200}
         for channel in changed:
@@ -119,7 +115,7 @@ def _sql_bytes(url: str) -> int:
     return int(size)
 
 
-def ours(length: int, redis_url: str, postgres_url: str) -> Row:
+def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
     """The figures of our saver."""
     with _database(postgres_url) as database, redis.Redis.from_url(redis_url) as client:
         client.flushall()
@@ -146,10 +142,10 @@ def ours(length: int, redis_url: str, postgres_url: str) -> Row:
             sent = client.info("stats")["total_net_output_bytes"]
             cold_us = thread.latest(cold) * 1e6
             read = client.info("stats")["total_net_output_bytes"] - sent
-    return Row("ours", length, put, latest, put_scripts, latest_scripts, cold_us, read, used, sql)
+    return Figures("ours", length, put, latest, put_scripts, latest_scripts, cold_us, read, used, sql)
 
 
-def theirs(length: int, redis_url: str, postgres_url: str) -> Row:
+def theirs(length: int, redis_url: str, postgres_url: str) -> Figures:
     """The figures of PostgresSaver."""
     with _database(postgres_url) as database:
         thread = Thread()
@@ -164,32 +160,34 @@ def theirs(length: int, redis_url: str, postgres_url: str) -> Row:
         with PostgresSaver.from_conn_string(database) as saver:
             saver.get_tuple({"configurable": {"thread_id": "another"}})
             cold = thread.latest(saver) * 1e6
-    return Row("PostgresSaver", length, put, latest, None, None, cold, None, None, sql)
+    return Figures("PostgresSaver", length, put, latest, None, None, cold, None, None, sql)
 
 
-def rows(redis_url: str, postgres_url: str) -> Iterator[Row]:
+def _rows(mine: Figures, other: Figures) -> list[Row]:
+    """Of one length."""
+    at = f"{mine.checkpoints:,} checkpoints of 2 KB"
+    rows = [
+        at_least(f"{NAME}: put at {at}", 1e6 / mine.put_us, 1e6 / other.put_us, 5, "/s", other.saver),
+        at_least(f"{NAME}: latest at {at}", 1e6 / mine.latest_us, 1e6 / other.latest_us, 3, "/s", other.saver),
+    ]
+    for what, scripts in (("put", mine.put_scripts), ("latest", mine.latest_scripts)):
+        rows.append(at_most(f"{NAME}: scripts of a {what} at {at}", scripts or 0.0, 1.0, 1.1, "", "one"))
+    cold = f"{mine.cold_us:,.0f} us, {mine.cold_bytes:,} bytes of Redis"
+    ratio = mine.cold_us / other.cold_us
+    rows.append(
+        Row(
+            f"{NAME}: latest of a new worker at {at}", cold, f"{other.saver}: {other.cold_us:,.0f} us", ratio, "-", True
+        )
+    )
+    kept = f"SQL {mine.sql_bytes // 1024:,} KB, Redis {(mine.redis_bytes or 0) // 1024:,} KB"
+    beside = f"{other.saver}: SQL {other.sql_bytes // 1024:,} KB"
+    rows.append(Row(f"{NAME}: kept at {at}", kept, beside, mine.sql_bytes / other.sql_bytes, "-", True))
+    return rows
+
+
+def rows(redis_url: str, archive: str) -> list[Row]:
     """Measure both at each length, one after the other, so that both meet the same machine."""
+    found: list[Row] = []
     for length in LENGTHS:
-        for measure in (ours, theirs):
-            yield measure(length, redis_url, postgres_url)
-
-
-def main() -> None:
-    """Start servers and print a table."""
-    say = sys.stdout.write
-    say("| saver | checkpoints | put us | latest us | scripts put / latest | cold worker us / bytes | Redis | SQL |\n")
-    say("|---|---|---|---|---|---|---|---|\n")
-    with redis_server() as warm, postgres_server() as cold:
-        for row in rows(warm.url, cold.url):
-            scripts = "-" if row.put_scripts is None else f"{row.put_scripts:.2f} / {row.latest_scripts:.2f}"
-            seen = f"{row.cold_us:.0f} / {'-' if row.cold_bytes is None else row.cold_bytes}"
-            memory = "-" if row.redis_bytes is None else f"{row.redis_bytes / 1024:.0f} KB"
-            say(
-                f"| {row.saver} | {row.checkpoints:,} | {row.put_us:.0f} | {row.latest_us:.0f} | {scripts} | {seen} | "
-                f"{memory} | {row.sql_bytes / 1024:.0f} KB |\n"
-            )
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+        found += _rows(ours(length, redis_url, archive), theirs(length, redis_url, archive))
+    return found
