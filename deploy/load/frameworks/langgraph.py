@@ -82,8 +82,14 @@ class Thread:
         return took
 
 
-def _median_us(measure: Callable[[], float], samples: int = SAMPLES) -> float:
-    return statistics.median(measure() for _ in range(samples)) * 1e6
+def _quietest(measure: Callable[[], float], samples: int, scripts: Callable[[], int]) -> tuple[float, float]:
+    """Microseconds and scripts a call, of the quietest of ten parts: others use the machine, and the archiver works."""
+    parts = []
+    for _ in range(10):
+        before = scripts()
+        took = statistics.median(measure() for _ in range(max(samples // 10, 1)))
+        parts.append((took * 1e6, (scripts() - before) / max(samples // 10, 1)))
+    return min(took for took, _ in parts), min(each for _, each in parts)
 
 
 def _scripts(client: Any) -> int:
@@ -128,13 +134,9 @@ def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
             for _ in range(max(length - SAMPLES, 1)):
                 thread.put(saver)
             samples = min(SAMPLES, length)
-            before = _scripts(client)
-            put = _median_us(lambda: thread.put(saver), samples)
-            put_scripts = (_scripts(client) - before) / samples
+            put, put_scripts = _quietest(lambda: thread.put(saver), samples, lambda: _scripts(client))
             store.archive()
-            before = _scripts(client)
-            latest = _median_us(lambda: thread.latest(saver))
-            latest_scripts = (_scripts(client) - before) / SAMPLES
+            latest, latest_scripts = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: _scripts(client))
             used, sql = client.info("memory")["used_memory"] - empty, _sql_bytes(database) - base
         with StateStore.open(**settings) as store:
             cold = DistributedStateSaver(store)
@@ -154,8 +156,8 @@ def theirs(length: int, redis_url: str, postgres_url: str) -> Figures:
             base = _sql_bytes(database)
             for _ in range(max(length - SAMPLES, 1)):
                 thread.put(saver)
-            put = _median_us(lambda: thread.put(saver), min(SAMPLES, length))
-            latest = _median_us(lambda: thread.latest(saver))
+            put, _ = _quietest(lambda: thread.put(saver), min(SAMPLES, length), lambda: 0)
+            latest, _ = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: 0)
             sql = _sql_bytes(database) - base
         with PostgresSaver.from_conn_string(database) as saver:
             saver.get_tuple({"configurable": {"thread_id": "another"}})
