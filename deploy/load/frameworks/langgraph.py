@@ -1,0 +1,195 @@
+"""Beside LangGraph's PostgresSaver: saving a checkpoint and reading the newest in threads of several lengths; bytes."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import redis
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.postgres import PostgresSaver
+
+from deploy.load.rows import Row, at_least, at_most
+from distributed_state import StateStore
+from distributed_state.adapters.langgraph import DistributedStateSaver
+
+LENGTHS = (10, 1_000, 10_000)
+SAMPLES = 200
+NAME = "LangGraph"
+WORDS = [random.Random(at).randbytes(4).hex() for at in range(2_000)]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One thread's figures. Times are medians in microseconds; None where it does not apply."""
+
+    saver: str
+    checkpoints: int
+    put_us: float
+    latest_us: float
+    put_scripts: float | None
+    latest_scripts: float | None
+    cold_us: float
+    cold_bytes: int | None
+    redis_bytes: int | None
+    sql_bytes: int
+
+
+class Thread:
+    """A thread that grows: in each checkpoint one channel of two kilobytes and a counter are new, a profile is not."""
+
+    def __init__(self) -> None:
+        self.config: Any = {"configurable": {"thread_id": uuid.uuid4().hex, "checkpoint_ns": ""}}
+        self.values: dict[str, Any] = {}
+        self.versions: dict[str, Any] = {}
+        self.length = 0
+
+    def put(self, saver: Any) -> float:
+        """Save one more checkpoint; the seconds that took."""
+        changed: dict[str, Any] = {"messages": random.choices(WORDS, k=200), "turn": self.length}
+        if not self.length:
+            changed["profile"] = {"name": "Ada", "about": "x" * 200}
+        for channel in changed:
+            self.versions[channel] = saver.get_next_version(self.versions.get(channel), None)
+        self.values |= changed
+        checkpoint = {
+            "v": 4, "id": str(uuid6(clock_seq=self.length % 8192)), "ts": "2026-01-01T00:00:00+00:00",
+            "channel_values": dict(self.values), "channel_versions": dict(self.versions),
+            "versions_seen": {"agent": dict(self.versions)}, "updated_channels": list(changed),
+        }  # fmt: skip
+        new = {channel: self.versions[channel] for channel in changed}
+        metadata = {"source": "loop", "step": self.length, "parents": {}}
+        begun = time.perf_counter()
+        self.config = saver.put(self.config, checkpoint, metadata, new)
+        took = time.perf_counter() - begun
+        self.length += 1
+        return took
+
+    def latest(self, saver: Any) -> float:
+        """Read the newest checkpoint as a run does that begins; the seconds that took."""
+        thread = {"thread_id": self.config["configurable"]["thread_id"], "checkpoint_ns": ""}
+        begun = time.perf_counter()
+        found = saver.get_tuple({"configurable": thread})
+        took = time.perf_counter() - begun
+        assert found.checkpoint["channel_values"] == self.values
+        return took
+
+
+def _quietest(measure: Callable[[], float], samples: int, scripts: Callable[[], int]) -> tuple[float, float]:
+    """Microseconds and scripts a call, of the quietest of ten parts: others use the machine, and the archiver works."""
+    parts = []
+    for _ in range(10):
+        before = scripts()
+        took = statistics.median(measure() for _ in range(max(samples // 10, 1)))
+        parts.append((took * 1e6, (scripts() - before) / max(samples // 10, 1)))
+    return min(took for took, _ in parts), min(each for _, each in parts)
+
+
+def _scripts(client: Any) -> int:
+    """How many scripts and other commands of a store's user the server has run."""
+    return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
+
+
+@contextmanager
+def _database(url: str) -> Iterator[str]:
+    """An empty database; its address for psycopg."""
+    plain = url.replace("postgresql+psycopg://", "postgresql://")
+    name = f"bench_{uuid.uuid4().hex[:8]}"
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")
+    try:
+        yield plain.rpartition("/")[0] + "/" + name
+    finally:
+        with psycopg.connect(plain, autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _sql_bytes(url: str) -> int:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM")
+        (size,) = connection.execute(
+            "SELECT sum(pg_total_relation_size(oid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = "
+            "(SELECT oid FROM pg_namespace WHERE nspname = 'public')"
+        ).fetchone()  # type: ignore[misc]
+    return int(size)
+
+
+def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
+    """The figures of our saver."""
+    with _database(postgres_url) as database, redis.Redis.from_url(redis_url) as client:
+        client.flushall()
+        empty = client.info("memory")["used_memory"]
+        archive = database.replace("postgresql://", "postgresql+psycopg://")
+        settings = {"url": redis_url, "archive": archive, "namespace": uuid.uuid4().hex[:8], "archive_every": 0.2}
+        thread = Thread()
+        with StateStore.open(**settings) as store:
+            saver, base = DistributedStateSaver(store), _sql_bytes(database)
+            for _ in range(max(length - SAMPLES, 1)):
+                thread.put(saver)
+            samples = min(SAMPLES, length)
+            put, put_scripts = _quietest(lambda: thread.put(saver), samples, lambda: _scripts(client))
+            store.archive()
+            latest, latest_scripts = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: _scripts(client))
+            used, sql = client.info("memory")["used_memory"] - empty, _sql_bytes(database) - base
+        with StateStore.open(**settings) as store:
+            cold = DistributedStateSaver(store)
+            cold.get_tuple({"configurable": {"thread_id": "another"}})  # connections and scripts
+            sent = client.info("stats")["total_net_output_bytes"]
+            cold_us = thread.latest(cold) * 1e6
+            read = client.info("stats")["total_net_output_bytes"] - sent
+    return Figures("ours", length, put, latest, put_scripts, latest_scripts, cold_us, read, used, sql)
+
+
+def theirs(length: int, redis_url: str, postgres_url: str) -> Figures:
+    """The figures of PostgresSaver."""
+    with _database(postgres_url) as database:
+        thread = Thread()
+        with PostgresSaver.from_conn_string(database) as saver:
+            saver.setup()
+            base = _sql_bytes(database)
+            for _ in range(max(length - SAMPLES, 1)):
+                thread.put(saver)
+            put, _ = _quietest(lambda: thread.put(saver), min(SAMPLES, length), lambda: 0)
+            latest, _ = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: 0)
+            sql = _sql_bytes(database) - base
+        with PostgresSaver.from_conn_string(database) as saver:
+            saver.get_tuple({"configurable": {"thread_id": "another"}})
+            cold = thread.latest(saver) * 1e6
+    return Figures("PostgresSaver", length, put, latest, None, None, cold, None, None, sql)
+
+
+def _rows(mine: Figures, other: Figures) -> list[Row]:
+    """Of one length."""
+    at = f"{mine.checkpoints:,} checkpoints of 2 KB"
+    rows = [
+        at_least(f"{NAME}: put at {at}", 1e6 / mine.put_us, 1e6 / other.put_us, 5, "/s", other.saver),
+        at_least(f"{NAME}: latest at {at}", 1e6 / mine.latest_us, 1e6 / other.latest_us, 3, "/s", other.saver),
+    ]
+    for what, scripts in (("put", mine.put_scripts), ("latest", mine.latest_scripts)):
+        rows.append(at_most(f"{NAME}: scripts of a {what} at {at}", scripts or 0.0, 1.0, 1.1, "", "one"))
+    cold = f"{mine.cold_us:,.0f} us, {mine.cold_bytes:,} bytes of Redis"
+    ratio = mine.cold_us / other.cold_us
+    rows.append(
+        Row(
+            f"{NAME}: latest of a new worker at {at}", cold, f"{other.saver}: {other.cold_us:,.0f} us", ratio, "-", True
+        )
+    )
+    kept = f"SQL {mine.sql_bytes // 1024:,} KB, Redis {(mine.redis_bytes or 0) // 1024:,} KB"
+    beside = f"{other.saver}: SQL {other.sql_bytes // 1024:,} KB"
+    rows.append(Row(f"{NAME}: kept at {at}", kept, beside, mine.sql_bytes / other.sql_bytes, "-", True))
+    return rows
+
+
+def rows(redis_url: str, archive: str) -> list[Row]:
+    """Measure both at each length, one after the other, so that both meet the same machine."""
+    found: list[Row] = []
+    for length in LENGTHS:
+        found += _rows(ours(length, redis_url, archive), theirs(length, redis_url, archive))
+    return found

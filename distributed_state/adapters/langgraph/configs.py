@@ -1,0 +1,25 @@
+"""What a config of LangGraph's names. Law: an id that is empty is none.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.checkpoint.base import get_checkpoint_id
+
+
+def thread_of(config: Any) -> str:
+    """The thread's id, as text."""
+    return str(config["configurable"]["thread_id"])
+
+
+def namespace_of(config: Any) -> str:
+    """The namespace of checkpoints; the root's is empty."""
+    return str(config["configurable"].get("checkpoint_ns") or "")
+
+
+def id_of(config: Any) -> str | None:
+    """The checkpoint's id, None if the newest is meant."""
+    return get_checkpoint_id(config) or None

@@ -1,0 +1,55 @@
+"""Both faces of a store for one adapter. Law: whoever opened a store closes it.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from distributed_state import AsyncStateStore, StateStore
+
+T = TypeVar("T")
+
+
+class Faces:
+    """The two faces of one open store."""
+
+    def __init__(self, store: StateStore | AsyncStateStore) -> None:
+        self._store = store
+
+    def of(self, face: str) -> Any:
+        """The face "blocking" or "aio"."""
+        store: Any = self._store
+        return store.blocking if face == "blocking" else store.aio
+
+
+class Opening(Generic[T]):
+    """A store that is about to be opened for one adapter: for `with` and for `async with`."""
+
+    def __init__(
+        self, make: Callable[[Any], T], url: str | None, archive: str | None, settings: Mapping[str, Any]
+    ) -> None:
+        self._make = make
+        self._asked: dict[str, Any] = {"url": url, "archive": archive, **settings}
+        self._store: Any = None
+
+    def __enter__(self) -> T:
+        self._store = StateStore.open(**self._asked)
+        return self._make(self._store.__enter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._store.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> T:
+        self._store = AsyncStateStore.open(**self._asked)
+        return self._make(await self._store.__aenter__())
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._store.__aexit__(kind, error, trace)

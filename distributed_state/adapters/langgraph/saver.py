@@ -1,0 +1,298 @@
+"""LangGraph's saver on a store: `DistributedStateSaver(store)`. Law: a method is one procedure, on either face.
+
+What a method does is in `threads` and `keeping`; here its arguments are read as LangGraph means them.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from langgraph.checkpoint.base import (
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from distributed_state import AsyncStateStore, StateStore
+from distributed_state.adapters.langgraph import keeping, listing
+from distributed_state.adapters.langgraph.configs import id_of, namespace_of, thread_of
+from distributed_state.adapters.langgraph.faces import Faces, Opening
+from distributed_state.adapters.langgraph.recent import Addressed, Recent
+from distributed_state.adapters.langgraph.steps import Steps, run, run_async
+from distributed_state.adapters.langgraph.threads import Thread
+from distributed_state.adapters.langgraph.turns import Turn, demand
+
+T = TypeVar("T")
+RunnableConfig = Any  # langchain_core's TypedDict, of which only "configurable" is read
+
+
+class DistributedStateSaver(BaseCheckpointSaver[str]):
+    """Keeps the checkpoints of LangGraph's threads in a store: both faces in one object, a commit for each checkpoint.
+
+    Example::
+
+        from langgraph.graph import StateGraph
+
+        with DistributedStateSaver.from_conn_string(archive="memory") as saver:
+            builder = StateGraph(dict)
+            builder.add_node("greet", lambda state: {"said": "hello"})
+            builder.set_entry_point("greet")
+            graph = builder.compile(checkpointer=saver)
+            graph.invoke({}, {"configurable": {"thread_id": "t1"}})
+
+    Each thread is a session of the store, `prefix` and the thread's id: it has the store's history, encryption and
+    events, and ends after `idle` or `lifetime` seconds if those are given. `user` names the entry of "configurable"
+    that says who owns a thread, for `store.forget`.
+
+    A run that goes on from the newest checkpoint of its thread is refused with Conflict, at the commit itself, when
+    somebody else saved another one meanwhile: with other savers the turn that came first is lost. Who names a
+    checkpoint by its id makes a branch, as ever. With `exclusive` every run holds its thread: see `turn`.
+    """
+
+    def __init__(
+        self,
+        store: StateStore | AsyncStateStore,
+        *,
+        serde: SerializerProtocol | None = None,
+        exclusive: bool = False,
+        prefix: str = "langgraph/",
+        user: str | None = None,
+        idle: float | None = None,
+        lifetime: float | None = None,
+    ) -> None:
+        super().__init__(serde=serde)
+        self.exclusive = exclusive
+        self.prefix = prefix
+        self._user = user
+        self._options = {"idle": idle, "lifetime": lifetime}
+        self._faces = Faces(store)
+        self._recent = Recent()
+
+    @classmethod
+    def from_conn_string(
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        saver: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Opening[DistributedStateSaver]:
+        """Open a store for this saver alone: `with ... as saver` or `async with ... as saver`.
+
+        `url`, `archive` and further settings as for `StateStore.open`; `saver` are options of the saver itself.
+        """
+        return Opening(lambda store: cls(store, **(saver or {})), url, archive, settings)
+
+    def setup(self) -> None:
+        """Nothing: the store makes its tables when it is opened. Others' savers ask for this call."""
+
+    def turn(self, config: RunnableConfig, *, ttl: float = 30.0, wait: float = 5.0) -> Turn:
+        """Hold a thread for one run: `with saver.turn(config): graph.invoke(..., config)`, or `async with`.
+
+        No other worker runs the thread meanwhile: it waits, `wait` seconds at most (LockTimeout), and then goes on from
+        what this run left. The lease is renewed while the process lives; if it is lost all the same, what the run still
+        saves is refused (Fenced). With `exclusive=True` nothing is saved to a thread that is not held (Locked).
+        """
+        return Turn(self._faces, self._record, thread_of(config), config, ttl, wait)
+
+    # Reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Read a checkpoint, or without an id the newest, as the server has it now."""
+        return run(self._get(self._thread(config, "blocking"), config))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The same on asyncio."""
+        return await run_async(self._get(self._thread(config, "aio"), config))
+
+    def _get(self, thread: Thread, config: RunnableConfig) -> Steps[CheckpointTuple | None]:
+        return thread.get(namespace_of(config), id_of(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Read checkpoints page by page, newest first; without a config those of all threads."""
+        for thread in self._threads(config, "blocking"):
+            asked = listing.Asked(config, filter, before, limit)
+            while not asked.done:
+                yield from run(listing.page(thread, asked))
+            if limit is not None:
+                limit -= asked.count
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        """The same on asyncio."""
+        for thread in await self._threads_async(config):
+            asked = listing.Asked(config, filter, before, limit)
+            while not asked.done:
+                for found in await run_async(listing.page(thread, asked)):
+                    yield found
+            if limit is not None:
+                limit -= asked.count
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Read what was written to delta channels since they were stored whole, along the parents of a checkpoint."""
+        return run(self._delta(self._thread(config, "blocking"), config, channels))
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """The same on asyncio."""
+        return await run_async(self._delta(self._thread(config, "aio"), config, channels))
+
+    def _delta(
+        self, thread: Thread, config: RunnableConfig, channels: Sequence[str]
+    ) -> Steps[Mapping[str, DeltaChannelHistory]]:
+        return listing.delta_history(thread, namespace_of(config), id_of(config), channels)
+
+    # Saving
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a checkpoint in one commit; return the config that names it. Raises Conflict: see the class."""
+        thread = self._thread(config, "blocking")
+        return run(self._put(thread, config, checkpoint, metadata, new_versions))
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """The same on asyncio."""
+        thread = self._thread(config, "aio")
+        return await run_async(self._put(thread, config, checkpoint, metadata, new_versions))
+
+    def _put(
+        self, thread: Thread, config: RunnableConfig, checkpoint: Any, metadata: Any, new_versions: ChannelVersions
+    ) -> Steps[RunnableConfig]:
+        if self.exclusive:
+            demand(self._record_id(thread.id))
+        namespace = namespace_of(config)
+        yield from thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
+        named = {"thread_id": thread.id, "checkpoint_ns": namespace, "checkpoint_id": Addressed(checkpoint["id"])}
+        return {"configurable": named}
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save what a task wrote, in one commit: what is there already stays, special writes excepted."""
+        run(self._put_writes(self._thread(config, "blocking"), config, writes, task_id, task_path))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """The same on asyncio."""
+        await run_async(self._put_writes(self._thread(config, "aio"), config, writes, task_id, task_path))
+
+    def _put_writes(
+        self, thread: Thread, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, path: str
+    ) -> Steps[None]:
+        if self.exclusive:
+            demand(self._record_id(thread.id))
+        checkpoint_id = config["configurable"]["checkpoint_id"]
+        return thread.put_writes(namespace_of(config), checkpoint_id, writes, task_id, path)
+
+    def get_next_version(self, current: str | None, channel: None) -> str:
+        """Return a channel's next version: a number that grows, and a random part."""
+        number = 0 if current is None else int(str(current).partition(".")[0])
+        return f"{number + 1:032}.{random.random():016}"
+
+    # Removing and copying
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Erase a thread in every tier: checkpoints, writes and history."""
+        run(keeping.delete(self._named(thread_id, "blocking")))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """The same on asyncio."""
+        await run_async(keeping.delete(self._named(thread_id, "aio")))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints and writes of these runs, in whichever threads they are."""
+        for thread in self._threads(None, "blocking"):
+            run(keeping.delete_runs(thread, frozenset(run_ids)))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """The same on asyncio."""
+        for thread in await self._threads_async(None):
+            await run_async(keeping.delete_runs(thread, frozenset(run_ids)))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread: to a new id by reference, without copying; else what is there stays, too."""
+        run(self._copy("blocking", source_thread_id, target_thread_id))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """The same on asyncio."""
+        await run_async(self._copy("aio", source_thread_id, target_thread_id))
+
+    def _copy(self, face: str, source: str, target: str) -> Steps[None]:
+        into = self._named(target, face)
+        return keeping.copy(self._named(source, face), into, self._record_id(into.id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Keep of each namespace the newest checkpoint, and what its delta channels need; or "delete" all."""
+        for thread_id in thread_ids:
+            run(keeping.prune(self._named(thread_id, "blocking"), strategy))
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """The same on asyncio."""
+        for thread_id in thread_ids:
+            await run_async(keeping.prune(self._named(thread_id, "aio"), strategy))
+
+    # Threads
+
+    def _record_id(self, thread_id: str) -> str:
+        return self.prefix + thread_id
+
+    def _record(self, face: str, thread_id: str, config: RunnableConfig | None = None) -> Any:
+        """The session of a thread."""
+        options: dict[str, Any] = {name: value for name, value in self._options.items() if value is not None}
+        owner = (config or {}).get("configurable", {}).get(self._user) if self._user else None
+        if owner is not None:
+            options["user"] = str(owner)
+        return self._faces.of(face).session(self._record_id(thread_id), **options)
+
+    def _named(self, thread_id: str, face: str, config: RunnableConfig | None = None) -> Thread:
+        return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)
+
+    def _thread(self, config: RunnableConfig, face: str) -> Thread:
+        return self._named(thread_of(config), face, config)
+
+    def _threads(self, config: RunnableConfig | None, face: str) -> Iterator[Thread]:
+        if config is not None and "thread_id" in config.get("configurable", {}):
+            return iter([self._thread(config, face)])
+        return (self._named(each, face) for each in run(listing.thread_ids(self._faces.of(face), self.prefix)))
+
+    async def _threads_async(self, config: RunnableConfig | None) -> Sequence[Thread]:
+        if config is not None and "thread_id" in config.get("configurable", {}):
+            return [self._thread(config, "aio")]
+        found = await run_async(listing.thread_ids(self._faces.of("aio"), self.prefix))
+        return [self._named(each, "aio") for each in found]

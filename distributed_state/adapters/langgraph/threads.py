@@ -1,0 +1,205 @@
+"""A thread of LangGraph is a record: saves its checkpoints. Law: a checkpoint is one commit.
+
+That the checkpoint from which a run goes on still is the newest is what the commit expects of the record's field `at`.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    get_checkpoint_metadata,
+)
+
+from distributed_state import ABSENT, Conflict, Deleted, PutItem
+from distributed_state.adapters.langgraph.frames import (
+    BLOBS,
+    CHECKPOINTS,
+    WRITES,
+    Saved,
+    SavedWrite,
+    Typed,
+    blob_key,
+    checkpoint_key,
+    pack_blob,
+    placed,
+    write_key,
+)
+from distributed_state.adapters.langgraph.reading import AT, HEAD, ThreadReading, flag
+from distributed_state.adapters.langgraph.recent import Addressed
+from distributed_state.adapters.langgraph.steps import Steps
+
+_HEAD_BYTES = 16 * 1024
+_ATTEMPTS = 100
+
+
+class Thread(ThreadReading):
+    """One thread, by a handle of its record of either face: read as in `reading`, and saved."""
+
+    def put(
+        self,
+        config: Mapping[str, Any],
+        namespace: str,
+        parent: str | None,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Steps[None]:
+        """Save a checkpoint. Raises Conflict where a run went on from the newest one, and it is not that any more."""
+        saved, items = yield from self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
+        items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
+        if namespace:
+            yield from self._commit({}, [], items, None)
+        else:
+            yield from self._advance(saved, parent, items)
+        self.known.keep_values(namespace, saved.id, checkpoint["channel_versions"], saved.values)
+
+    def _frame(
+        self,
+        config: Mapping[str, Any],
+        namespace: str,
+        parent: str | None,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> Steps[tuple[Saved, list[PutItem]]]:
+        """The checkpoint as it is stored, and the values that are stored beside it."""
+        given: dict[str, Any] = dict(checkpoint)
+        values, versions = given.pop("channel_values"), checkpoint["channel_versions"]
+        fresh = {channel: self.serde.dumps_typed(values[channel]) for channel in new_versions if channel in values}
+        carried: dict[str, Typed | None] = {}
+        inherited = versions.keys() - new_versions.keys()
+        if inherited:
+            before = (yield from self._values_of(namespace, parent)) if parent is not None else None
+            for channel in inherited:
+                if before is not None and before[0].get(channel) == versions[channel]:
+                    if channel in before[1]:
+                        carried[channel] = before[1][channel]
+                elif channel in values:  # a copy of another checkpoint has this one's parent
+                    fresh[channel] = self.serde.dumps_typed(values[channel])
+        described: Any = get_checkpoint_metadata(dict(config), metadata)  # type: ignore[arg-type]
+        if described.get("parents"):  # plain text, whatever the ids know of themselves
+            described["parents"] = {space: str(named) for space, named in described["parents"].items()}
+        inline, alone = placed(fresh, carried)
+        run = described.get("run_id")
+        saved = Saved(
+            namespace, str(checkpoint["id"]), None if parent is None else str(parent), self.serde.dumps_typed(given),
+            self.serde.dumps_typed(described), inline, str(run) if run is not None else None,
+        )  # fmt: skip
+        items = []
+        for channel, value in alone.items():
+            key = blob_key(namespace, channel, versions.get(channel, new_versions.get(channel)))
+            items.append(PutItem(collection=BLOBS, key=key, value=pack_blob(value)))
+            self.recent.keep_blob(self.id, key, value)
+        return saved, items
+
+    def _values_of(
+        self, namespace: str, checkpoint_id: str
+    ) -> Steps[tuple[Mapping[str, Any], Mapping[str, Typed | None]] | None]:
+        """The versions of a checkpoint's channels, and where their values are."""
+        known = self.known.parents.get((namespace, checkpoint_id))
+        if known is None:
+            saved = yield from self.find(namespace, checkpoint_id)
+            if saved is not None:
+                known = (self.serde.loads_typed(saved.checkpoint)["channel_versions"], saved.values)
+        return known
+
+    def _advance(self, saved: Saved, parent: str | None, items: list[PutItem]) -> Steps[None]:
+        """Save a checkpoint of the root namespace; if it is the newest then, say so in the same commit."""
+        continues = self.known.continues(parent)
+        expected = parent if continues or not self.known.known else self.known.head
+        frame = items[-1].value
+        for _ in range(_ATTEMPTS):
+            # A child of the newest is the newest, also if it was made by a machine whose clock is behind.
+            newest = expected is None or expected == parent or saved.id >= expected
+            fields: dict[str, Any] = {AT: saved.id} if newest else {}
+            over = {flag(parent)} if parent else set()
+            # Writes may be there before their checkpoint: only what lies behind this one is out of date.
+            past = {name for name in self.known.flags if name < flag(saved.id)}
+            gone = sorted((past | over) - {flag(saved.id)}) if newest else []
+            if newest and len(frame) <= _HEAD_BYTES:
+                fields[HEAD] = frame
+            elif newest:
+                gone.append(HEAD)
+            try:
+                yield from self._commit(fields, gone, items, expected)
+            except (Conflict, Deleted) as error:
+                found = yield from self._refused(error, saved.id, parent if continues else Addressed())
+                expected = found
+                continue
+            self.known.saved(saved.id, saved.id if newest else expected)
+            self.known.flags -= set(gone)
+            return
+        raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be")
+
+    def _refused(self, error: Conflict | Deleted, own: str, parent: str | None) -> Steps[str | None]:
+        """Which checkpoint is the newest, where another was expected. Raises Conflict for a run that is behind."""
+        if isinstance(error, Deleted):
+            if parent is not None and not isinstance(parent, Addressed):
+                raise error
+            with suppress(Conflict):  # somebody else just did
+                yield self.record.create()
+        fields = yield self.record.get_all(fresh=True)
+        head: str | None = fields.get(AT)
+        self.known.read(head, fields)
+        if not isinstance(parent, Addressed) and head not in (parent, own):  # its own: it is saved once more
+            raise Conflict(
+                f"thread {self.id!r:.80} went on while this run was under way: its newest checkpoint is {head}, and "
+                f"this run goes on from {parent}. Run it again on what is there now, or hold the thread with "
+                "`saver.turn(config)` around each run"
+            ) from error
+        return head
+
+    def _commit(
+        self, fields: Mapping[str, Any], gone: Sequence[str], items: Sequence[Any], expected: str | None
+    ) -> Steps[None]:
+        if fields or gone:
+            expect = {AT: ABSENT if expected is None else expected}
+            yield self.record.write(set=fields, delete=gone, items=items, expect=expect)
+            return
+        for _ in range(_ATTEMPTS):
+            try:
+                yield self.record.write(items=items)
+            except Deleted:
+                try:
+                    yield self.record.create()
+                except Conflict:
+                    continue
+            else:
+                return
+
+    def put_writes(
+        self, namespace: str, checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str
+    ) -> Steps[None]:
+        """Save what a task wrote; special writes replace what is there, others do not."""
+        items: dict[int, PutItem] = {}
+        for at, (channel, value) in enumerate(writes):
+            index = WRITES_IDX_MAP.get(channel, at)
+            if index >= 0 and index in items:
+                continue
+            frame = SavedWrite(str(checkpoint_id), task_id, index, channel, self.serde.dumps_typed(value), path).pack()
+            key = write_key(namespace, checkpoint_id, task_id, index)
+            items[index] = PutItem(collection=WRITES, key=key, value=frame, keep=index >= 0)
+        if not items:
+            return
+        # Its checkpoint may come later: LangGraph saves both in the background.
+        fields = {} if namespace else {flag(checkpoint_id): 1}
+        for _ in range(_ATTEMPTS):
+            try:
+                yield self.record.write(set=fields, items=list(items.values()))
+            except Deleted:
+                try:
+                    yield self.record.create()
+                except Conflict:
+                    continue
+            else:
+                self.known.flags.update(fields)
+                return

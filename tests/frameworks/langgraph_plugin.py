@@ -1,0 +1,58 @@
+"""A pytest plugin that runs LangGraph's own tests on another saver. Law: nothing of theirs is copied or edited.
+
+Loaded into a run of the tests that stand in the source archives of langgraph, langgraph-checkpoint and
+langgraph-checkpoint-postgres. The savers and stores that their fixtures make are replaced at one place each, and of
+their tests those stay that take one. ADAPTER says what stands in: "theirs" is their own memory saver (the control: as
+many must pass), "ours" is this package, with the servers that WARM and ARCHIVE name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from types import ModuleType
+
+import langgraph_stand_ins as stand_ins
+import pytest
+
+FIXTURES = ("sync_checkpointer", "async_checkpointer", "sync_store", "async_store")
+OURS = os.environ["ADAPTER"] == "ours"
+MEMORY = re.compile(r"\b(?:InMemorySaver|MemorySaver)\(")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = [item for item in items if _wanted(item)]
+    kept = set(map(id, chosen))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = chosen
+    if OURS:
+        _replace({item.module for item in chosen if isinstance(item, pytest.Function)})
+
+
+def _wanted(item: pytest.Item) -> bool:
+    """Those that take a saver, of the kind that is replaced, or make a memory saver by name."""
+    given = getattr(getattr(item, "callspec", None), "params", {})
+    kinds = [given[name] for name in FIXTURES if name in given]
+    if kinds:
+        return all(kind in ("memory", "in_memory") for kind in kinds) and given.get("cache") != "sqlite"
+    return isinstance(item, pytest.Function) and bool(MEMORY.search(_source(item)))
+
+
+def _source(item: pytest.Function) -> str:
+    """What the test says, and what the helpers of its module that it calls say."""
+    text = inspect.getsource(item.function)
+    own = {name: each for name, each in vars(item.module).items() if inspect.isfunction(each)}
+    helpers = [each for name, each in own.items() if name + "(" in text and each is not item.function]
+    return text + "".join(inspect.getsource(each) for each in helpers if each.__module__ == item.module.__name__)
+
+
+def _replace(modules: set[ModuleType]) -> None:
+    """Give their fixtures and modules ours."""
+    import tests.conftest as theirs
+
+    theirs._checkpointer_memory = stand_ins.saver
+    for module in modules:
+        for name in ("InMemorySaver", "MemorySaver"):
+            if name in vars(module):
+                setattr(module, name, stand_ins.Saver)

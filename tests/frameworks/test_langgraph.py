@@ -1,0 +1,299 @@
+"""LangGraph's saver and store on ours: the conformance package, LangGraph's own tests, and what only we promise."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from controls import sabotage
+from frameworks.langgraph_crew import config_of, graph_on
+from frameworks.theirs import archive
+from langgraph.checkpoint.conformance import validate
+from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
+from langgraph.checkpoint.conformance.initializer import checkpointer_test
+
+from distributed_state import AsyncStateStore, Conflict, Encryption, KeyRing, Locked, StateStore
+from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
+
+HERE = Path(__file__).parent
+
+# Of the archive of langgraph: what persists. Streams, retries, remote graphs and the like only have a saver at hand.
+PERSISTENCE = (
+    "test_channels", "test_checkpoint_migration", "test_delta_channel_exit_mode", "test_delta_channel_fork",
+    "test_delta_channel_id_stability", "test_delta_channel_migration", "test_delta_channel_node_cache",
+    "test_delta_channel_parallel_order", "test_delta_channel_run_input", "test_delta_channel_seal_subscribers",
+    "test_delta_channel_subgraph", "test_delta_channel_supersteps_bound", "test_delta_channel_to_plain",
+    "test_delta_channel_update_overwrite", "test_delta_channel_update_state", "test_delta_channel_write_failures",
+    "test_interrupt_migration", "test_interrupt_state", "test_interruption", "test_large_cases",
+    "test_large_cases_async", "test_messages_state", "test_parent_command", "test_parent_command_async",
+    "test_pregel", "test_pregel_async", "test_pregel_debug", "test_strict_resume", "test_subgraph_detection",
+    "test_subgraph_persistence", "test_subgraph_persistence_async", "test_time_travel", "test_time_travel_async",
+)  # fmt: skip
+PASSED, SKIPPED = 827, 1
+APART = {
+    "test_channels.py::test_delta_channel_snapshot_version_based": "it looks into the memory saver's own dict of blobs",
+}
+
+# Of the archive of langgraph-checkpoint-postgres: its store and delta channels.
+POSTGRES = ("test_store", "test_async_store", "test_delta_pagination", "test_delta_plain_value_seed")
+POSTGRES_PASSED = 59
+POSTGRES_APART = {
+    "vector or embed or scores or non_ascii or sorting": "vectors: ours are of the store's search, not of `index=`",
+    "migration or escape or pattern": "they test SQL statements",
+    "omit_expired": "they put values out of date by SQL",
+    "no_running_loop": "theirs refuses blocking calls on a running loop, ours serves them",
+    "single_pool_checkout or reads_nothing_newer": "they count statements",
+    "inline_primitive_seed": "to theirs None is no value, to ours and to LangGraph's memory saver it is one",
+    "large_batches": "they take half a minute, for many equal writes",
+}
+
+
+def run_theirs(
+    folder: Path, plugin: str, files: tuple[str, ...], adapter: str, apart: list[str], environment: dict[str, str]
+) -> dict[str, int]:
+    """Run tests of theirs with a plugin of ours in a process of its own; how many ended how."""
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", plugin, "-p", "no:cacheprovider", "-n", "2"]
+    command += ["-o", "addopts=", "--timeout=60", *apart, *(f"tests/{each}.py" for each in files)]
+    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    given = {**os.environ, "NO_DOCKER": "true", "ADAPTER": adapter, "PYTHONPATH": path, **environment}
+    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=500)
+    found = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", done.stdout)}
+    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    assert "failed" not in found, "\n".join(failures)
+    assert "passed" in found, done.stdout + done.stderr
+    return found
+
+
+@pytest.fixture
+def cache(request: pytest.FixtureRequest) -> Path:
+    return Path(request.config.cache.mkdir("archives"))
+
+
+@pytest.fixture
+def place(redis_url: str, tmp_path: Path) -> dict[str, str]:
+    """Where our stores are, in runs of theirs."""
+    return {"WARM": redis_url, "ARCHIVE": f"sqlite:///{tmp_path}/archive.db"}
+
+
+@pytest.mark.timeout(500)
+def test_langgraphs_own_tests_of_persistence_pass(cache: Path, place: dict[str, str]) -> None:
+    apart = [f"--deselect=tests/{name}" for name in APART]
+    found = run_theirs(archive("langgraph", cache), "langgraph_plugin", PERSISTENCE, "ours", apart, place)
+    assert found == {"passed": PASSED, "skipped": SKIPPED}
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(500)
+def test_as_many_pass_on_their_own_memory_saver(cache: Path) -> None:
+    """The control: our plugin chooses, and nothing is left out but what is named."""
+    found = run_theirs(archive("langgraph", cache), "langgraph_plugin", PERSISTENCE, "theirs", [], {})
+    assert found == {"passed": PASSED + len(APART), "skipped": SKIPPED}
+
+
+@pytest.mark.timeout(500)
+def test_the_tests_of_their_postgres_store_and_delta_channels_pass(cache: Path, place: dict[str, str]) -> None:
+    folder = archive("langgraph-checkpoint-postgres", cache)
+    apart = ["-o", "asyncio_mode=auto", "-k", f"not ({' or '.join(POSTGRES_APART)})"]
+    found = run_theirs(folder, "langgraph_postgres_plugin", POSTGRES, "ours", apart, place)
+    assert found == {"passed": POSTGRES_PASSED}
+
+
+@pytest.mark.parametrize("archive_url", ["postgres"], indirect=True)
+def test_every_capability_of_the_conformance_package_is_there(redis_url: str, archive_url: str, namespace: str) -> None:
+    @checkpointer_test(name="DistributedStateSaver")
+    async def ours() -> Any:
+        settings = {"archive": archive_url, "namespace": namespace}
+        async with DistributedStateSaver.from_conn_string(redis_url, **settings) as saver:
+            yield saver
+
+    report = asyncio.run(validate(ours))
+    assert {name for name, each in report.results.items() if each.passed} == {each.value for each in ALL_CAPABILITIES}
+
+
+# What only we promise
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path, namespace: str) -> dict[str, Any]:
+    return {"url": redis_url, "archive": f"sqlite:///{tmp_path}/archive.db", "namespace": namespace}
+
+
+@pytest.fixture
+def savers(settings: dict[str, Any]) -> Iterator[tuple[DistributedStateSaver, DistributedStateSaver]]:
+    """Those of two workers."""
+    with StateStore.open(**settings) as one, StateStore.open(**settings) as other:
+        yield DistributedStateSaver(one), DistributedStateSaver(other)
+
+
+def overtaken(mine: DistributedStateSaver, other: DistributedStateSaver) -> tuple[Any, Any]:
+    """Two graphs of one thread; while the first runs a turn, the second runs one whole."""
+    first, second = graph_on(mine), graph_on(other)
+    first.invoke({"log": ["hello"]}, config_of("t"))
+    read = mine.get_tuple
+
+    def and_be_overtaken(config: Any) -> Any:
+        found = read(config)
+        mine.get_tuple = read  # type: ignore[method-assign]
+        second.invoke({"log": ["faster"]}, config_of("t"))
+        return found
+
+    mine.get_tuple = and_be_overtaken  # type: ignore[method-assign]
+    return first, second
+
+
+def test_a_run_that_is_behind_is_refused_and_the_other_turn_stays(savers: Any) -> None:
+    first, second = overtaken(*savers)
+    with pytest.raises(Conflict, match="went on while this run was under way"):
+        first.invoke({"log": ["slower"]}, config_of("t"))
+    assert second.get_state(config_of("t")).values["log"] == ["hello", "re:hello", "faster", "re:faster"]
+    first.invoke({"log": ["slower"]}, config_of("t"))
+    assert first.get_state(config_of("t")).values["log"][-4:] == ["faster", "re:faster", "slower", "re:slower"]
+
+
+def test_without_what_is_expected_the_other_turn_would_be_lost(savers: Any) -> None:
+    """The control of the test above: a script that compares nothing."""
+    with sabotage("commit", "wanted ~= '+' and wanted ~= '+' .. stored", "false"):
+        first, _ = overtaken(*savers)
+        first.invoke({"log": ["slower"]}, config_of("t"))
+        assert first.get_state(config_of("t")).values["log"] == ["hello", "re:hello", "slower", "re:slower"]
+
+
+def test_who_names_a_checkpoint_makes_a_branch_however_far_the_thread_went_on(savers: Any) -> None:
+    mine, other = savers
+    graph = graph_on(mine)
+    graph.invoke({"log": ["one"]}, config_of("t"))
+    graph.invoke({"log": ["two"]}, config_of("t"))
+    old = next(each for each in graph.get_state_history(config_of("t")) if each.values["log"] == ["one", "re:one"])
+    graph_on(other).invoke({"log": ["three"]}, config_of("t"))
+    branch = graph.invoke({"log": ["instead"]}, old.config)
+    assert branch["log"] == ["one", "re:one", "instead", "re:instead"]
+    assert graph_on(other).get_state(config_of("t")).values == branch
+    updated = graph.update_state(old.config, {"log": ["by hand"]})
+    assert graph.get_state(updated).values["log"] == ["one", "re:one", "by hand"]
+
+
+def test_saving_and_reading_the_newest_take_one_script_each(savers: Any, redis_url: str) -> None:
+    import redis
+
+    mine, other = savers
+    graph = graph_on(mine)
+    graph.invoke({"log": ["one"]}, config_of("t"))
+    other.get_tuple(config_of("x"))
+    with redis.Redis.from_url(redis_url) as client:
+
+        def scripts() -> int:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        saved = mine.get_tuple(config_of("t"))
+        for saver in (mine, other):
+            before = scripts()
+            assert saver.get_tuple(config_of("t")).checkpoint == saved.checkpoint
+            assert scripts() - before <= 2  # the archiver or a link may have run one meanwhile
+
+
+def test_an_exclusive_saver_saves_only_what_is_held(settings: dict[str, Any]) -> None:
+    with StateStore.open(**settings) as store:
+        saver = DistributedStateSaver(store, exclusive=True)
+        graph = graph_on(saver)
+        with pytest.raises(Locked, match=r"saver\.turn"):
+            graph.invoke({"log": ["one"]}, config_of("t"))
+        with saver.turn(config_of("t")):
+            graph.invoke({"log": ["two"]}, config_of("t"))
+            with StateStore.open(**settings) as other, pytest.raises(Locked):
+                DistributedStateSaver(other).turn(config_of("t"), wait=0.1).__enter__()
+        assert graph.get_state(config_of("t")).values["log"] == ["two", "re:two"]
+
+        async def run() -> Any:
+            async with saver.turn(config_of("t")):
+                return await graph.ainvoke({"log": ["three"]}, config_of("t"))
+
+        assert asyncio.run(run())["log"][-1] == "re:three"
+
+
+def test_both_faces_are_one_object_on_any_loop(settings: dict[str, Any]) -> None:
+    async def both() -> Any:
+        async with AsyncStateStore.open(**settings) as store:
+            graph = graph_on(DistributedStateSaver(store))
+            await graph.ainvoke({"log": ["one"]}, config_of("t"))
+            graph.invoke({"log": ["two"]}, config_of("t"))  # blocking, on a running loop
+            found = await asyncio.to_thread(graph.invoke, {"log": ["three"]}, config_of("t"))
+            return found, [each async for each in graph.aget_state_history(config_of("t"))]
+
+    found, history = asyncio.run(both())
+    assert found["log"] == ["one", "re:one", "two", "re:two", "three", "re:three"]
+    assert len(history) == 12
+
+
+def test_what_is_stored_is_encrypted_and_what_is_deleted_is_erased(settings: dict[str, Any]) -> None:
+    import redis
+
+    keys = KeyRing({"k": os.urandom(32)})
+    with StateStore.open(encryption=Encryption(keys), **settings) as store:
+        saver = DistributedStateSaver(store)
+        graph = graph_on(saver)
+        graph.invoke({"log": ["secret words"]}, config_of("t"))
+        store.archive()
+        file = Path(settings["archive"].removeprefix("sqlite:///"))
+        with redis.Redis.from_url(settings["url"]) as client:
+            kept = [client.dump(key) or b"" for key in client.scan_iter(f"{settings['namespace']}:*")]
+        assert not any(b"secret words" in each for each in [*kept, file.read_bytes()])
+        saver.delete_thread("t")
+        assert graph.get_state(config_of("t")).values == {}
+        assert store.session("langgraph/t").history() == []
+        graph.invoke({"log": ["afresh"]}, config_of("t"))
+        assert graph.get_state(config_of("t")).values["log"] == ["afresh", "re:afresh"]
+
+
+def test_a_copy_costs_nothing_and_goes_its_own_way(savers: Any) -> None:
+    mine, other = savers
+    graph = graph_on(mine)
+    for turn in range(5):
+        graph.invoke({"log": [f"{turn}" * 2000]}, config_of("a"))
+    mine.copy_thread("a", "b")
+    graph_on(other).invoke({"log": ["b"]}, config_of("b"))
+    assert len(list(graph.get_state_history(config_of("a")))) == 20
+    assert len(list(graph.get_state_history(config_of("b")))) == 24
+    mine.prune(["b"])
+    assert len(list(graph.get_state_history(config_of("b")))) == 1
+    assert len(graph.get_state(config_of("b")).values["log"]) == 12
+    mine.delete_thread("a")
+    assert len(graph_on(other).get_state(config_of("b")).values["log"]) == 12
+
+
+def test_memories_are_found_by_prefix_and_filter_and_go_after_their_time(settings: dict[str, Any]) -> None:
+    with StateStore.open(**settings) as store:
+        memories = DistributedStateStore(store)
+        memories.put(("users", "u1"), "seat", {"train": "window", "price": 3}, ttl=0.02)
+        memories.put(("users", "u2"), "seat", {"train": "aisle", "price": 5})
+        memories.put(["users", "u2", "trips"], "oslo", {"price": 7})  # type: ignore[arg-type]
+        with StateStore.open(**settings) as other:
+            seen = DistributedStateStore(other)
+            assert [each.key for each in seen.search(("users", "u2"))] == ["oslo", "seat"]
+            assert [each.value["price"] for each in seen.search(("users",), filter={"price": {"$gte": 5}})] == [7, 5]
+            assert seen.list_namespaces(max_depth=2) == [("users", "u1"), ("users", "u2")]
+            seen.put(("users", "u2"), "seat", {"train": "window"})
+        item = memories.get(("users", "u2"), "seat")
+        assert item is not None
+        assert item.value == {"train": "window"}
+        assert item.created_at < item.updated_at
+        first = memories.get(("users", "u1"), "seat", refresh_ttl=False)
+        assert first is not None
+        deadline = asyncio.run(_gone(memories))
+        assert deadline
+        assert memories.sweep_ttl() == 1
+
+
+async def _gone(memories: DistributedStateStore) -> bool:
+    """Wait until a value is past its time."""
+    for _ in range(400):
+        if await memories.aget(("users", "u1"), "seat", refresh_ttl=False) is None:
+            return True
+        await asyncio.sleep(0.02)
+    return False
