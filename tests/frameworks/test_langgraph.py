@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from controls import sabotage
+from frameworks.docstrings import run_example
 from frameworks.langgraph_crew import config_of, graph_on
 from frameworks.theirs import archive
 from langgraph.checkpoint.conformance import validate
@@ -288,6 +289,11 @@ def test_memories_are_found_by_prefix_and_filter_and_go_after_their_time(setting
         deadline = asyncio.run(_gone(memories))
         assert deadline
         assert memories.sweep_ttl() == 1
+
+
+@pytest.mark.parametrize("shown", [DistributedStateSaver, DistributedStateStore])
+def test_the_examples_are_true(shown: type) -> None:
+    asyncio.run(run_example(shown, **{shown.__name__: shown}))
 
 
 async def _gone(memories: DistributedStateStore) -> bool:

@@ -16,8 +16,8 @@ from distributed_state.adapters.langgraph import DistributedStateSaver
 
 THREADS = ["a", "b"]
 WORKERS = 4
-KILLS = 4
-TURNS = 60
+KILLS = 3
+TURNS = 40
 DEADLINE = 60.0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 import time
@@ -121,6 +122,11 @@ def _sql_bytes(url: str) -> int:
     return int(size)
 
 
+def _growing(thread: Thread, length: int) -> Iterator[Thread]:
+    """The thread, as often as it is put to; of short ones so many side by side that there is enough to measure."""
+    return itertools.cycle([thread, *(Thread() for _ in range(SAMPLES // length - 1))])
+
+
 def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
     """The figures of our saver."""
     with _database(postgres_url) as database, redis.Redis.from_url(redis_url) as client:
@@ -131,10 +137,10 @@ def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
         thread = Thread()
         with StateStore.open(**settings) as store:
             saver, base = DistributedStateSaver(store), _sql_bytes(database)
-            for _ in range(max(length - SAMPLES, 1)):
+            for _ in range(length - SAMPLES):
                 thread.put(saver)
-            samples = min(SAMPLES, length)
-            put, put_scripts = _quietest(lambda: thread.put(saver), samples, lambda: _scripts(client))
+            growing = _growing(thread, length)
+            put, put_scripts = _quietest(lambda: next(growing).put(saver), SAMPLES, lambda: _scripts(client))
             store.archive()
             latest, latest_scripts = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: _scripts(client))
             used, sql = client.info("memory")["used_memory"] - empty, _sql_bytes(database) - base
@@ -154,9 +160,12 @@ def theirs(length: int, redis_url: str, postgres_url: str) -> Figures:
         with PostgresSaver.from_conn_string(database) as saver:
             saver.setup()
             base = _sql_bytes(database)
-            for _ in range(max(length - SAMPLES, 1)):
+            for _ in range(length - SAMPLES):
                 thread.put(saver)
-            put, _ = _quietest(lambda: thread.put(saver), min(SAMPLES, length), lambda: 0)
+            with psycopg.connect(database, autocommit=True) as connection:
+                connection.execute("ANALYZE")  # else it is a matter of luck which plan a young table gets
+            growing = _growing(thread, length)
+            put, _ = _quietest(lambda: next(growing).put(saver), SAMPLES, lambda: 0)
             latest, _ = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: 0)
             sql = _sql_bytes(database) - base
         with PostgresSaver.from_conn_string(database) as saver:
