@@ -25,6 +25,8 @@ from distributed_state.programs.servers import postgres_server, redis_server
 # Of each the module whose `rows(redis, archive)` measures: imported when it is asked for, as it imports its framework.
 MEASURED = {
     "openai": "deploy.load.frameworks.openai_agents",
+    "adk": "deploy.load.frameworks.adk",
+    "agno": "deploy.load.frameworks.agno",
 }
 
 
