@@ -21,6 +21,7 @@ import ormsgpack
 from distributed_state import CorruptState
 
 CHECKPOINTS, BLOBS, WRITES = "checkpoints", "blobs", "writes"
+RUN = "langgraph-run"
 INLINE_BYTES = 4096
 _SMALL_BYTES = 1024
 _PART_BYTES = 300
@@ -35,6 +36,11 @@ def part(text: str) -> str:
     if len(text.encode("utf-8", "surrogatepass")) <= _PART_BYTES and "\0" not in text:
         return text
     return "#" + hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def run_tag(run: str) -> str:
+    """The tag of threads in which a run may be found. One of 128, as a record has few tags and a thread many runs."""
+    return f"{hashlib.sha256(run.encode('utf-8', 'surrogatepass')).digest()[0] % 128}"
 
 
 def within(namespace: str) -> str:

@@ -5,7 +5,7 @@ Design: section 22.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from langgraph.checkpoint.base import (
@@ -18,12 +18,14 @@ from langgraph.checkpoint.base import (
 from distributed_state.adapters.langgraph.configs import id_of
 from distributed_state.adapters.langgraph.frames import (
     CHECKPOINTS,
+    RUN,
     WRITES,
     Saved,
     SavedWrite,
     Typed,
     blob_key,
     checkpoint_key,
+    run_tag,
     within,
     writes_prefix,
 )
@@ -210,14 +212,16 @@ class _Ancestors:
         return known
 
 
-def thread_ids(store: Any, prefix: str) -> Steps[list[str]]:
-    """The ids of all threads whose sessions begin with a prefix."""
-    yield store.archive()
-    found: list[str] = []
-    after: str | None = None
-    while True:
-        rows = yield store.sessions(limit=PAGE, after=after)
-        found += [row.id.removeprefix(prefix) for row in rows if row.id.startswith(prefix)]
-        if len(rows) < PAGE:
-            return found
-        after = rows[-1].cursor
+def thread_ids(store: Any, prefix: str, runs: Collection[str] | None = None) -> Steps[list[str]]:
+    """The ids of all threads whose sessions begin with a prefix; with runs, of those in which one of them may be."""
+    tags: list[dict[str, str] | None] = [None] if runs is None else [{RUN: each} for each in sorted(map(run_tag, runs))]
+    found: dict[str, None] = {}
+    for wanted in tags:
+        after: str | None = None
+        while True:
+            rows = yield store.sessions(prefix=prefix, tags=wanted, limit=PAGE, after=after, fresh=True)
+            found |= {row.id.removeprefix(prefix): None for row in rows}
+            if len(rows) < PAGE:
+                break
+            after = rows[-1].cursor
+    return list(found)

@@ -53,13 +53,14 @@ class Addressed(_Id):
 class RecentThread:
     """A thread: its newest checkpoint, if known, which of them this process saved, and what these say of values."""
 
-    __slots__ = ("empty", "flags", "head", "known", "own", "parents")
+    __slots__ = ("empty", "flags", "head", "known", "own", "parents", "tags")
 
     def __init__(self) -> None:
         self.known = False
         self.head: str | None = None
         self.empty = False  # a run that found nothing is about to begin the thread
         self.flags: set[str] = set()
+        self.tags: set[str] = set()
         self.own: OrderedDict[str, None] = OrderedDict()
         self.parents: OrderedDict[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Typed | None]]] = OrderedDict()
 

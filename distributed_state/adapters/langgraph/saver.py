@@ -237,12 +237,12 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints and writes of these runs, in whichever threads they are."""
-        for thread in self._threads(None, "blocking"):
+        for thread in self._threads(None, "blocking", run_ids):
             run(keeping.delete_runs(thread, frozenset(run_ids)))
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """The same on asyncio."""
-        for thread in await self._threads_async(None):
+        for thread in await self._threads_async(None, run_ids):
             await run_async(keeping.delete_runs(thread, frozenset(run_ids)))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
@@ -286,13 +286,15 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     def _thread(self, config: RunnableConfig, face: str) -> Thread:
         return self._named(thread_of(config), face, config)
 
-    def _threads(self, config: RunnableConfig | None, face: str) -> Iterator[Thread]:
+    def _threads(self, config: RunnableConfig | None, face: str, runs: Sequence[str] | None = None) -> Iterator[Thread]:
         if config is not None and "thread_id" in config.get("configurable", {}):
             return iter([self._thread(config, face)])
-        return (self._named(each, face) for each in run(listing.thread_ids(self._faces.of(face), self.prefix)))
+        return (self._named(each, face) for each in run(listing.thread_ids(self._faces.of(face), self.prefix, runs)))
 
-    async def _threads_async(self, config: RunnableConfig | None) -> Sequence[Thread]:
+    async def _threads_async(
+        self, config: RunnableConfig | None, runs: Sequence[str] | None = None
+    ) -> Sequence[Thread]:
         if config is not None and "thread_id" in config.get("configurable", {}):
             return [self._thread(config, "aio")]
-        found = await run_async(listing.thread_ids(self._faces.of("aio"), self.prefix))
+        found = await run_async(listing.thread_ids(self._faces.of("aio"), self.prefix, runs))
         return [self._named(each, "aio") for each in found]

@@ -23,6 +23,7 @@ from distributed_state import ABSENT, Conflict, Deleted, PutItem
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
+    RUN,
     WRITES,
     Saved,
     SavedWrite,
@@ -31,6 +32,7 @@ from distributed_state.adapters.langgraph.frames import (
     checkpoint_key,
     pack_blob,
     placed,
+    run_tag,
     write_key,
 )
 from distributed_state.adapters.langgraph.reading import AT, HEAD, ThreadReading, flag
@@ -56,10 +58,13 @@ class Thread(ThreadReading):
         """Save a checkpoint. Raises Conflict where a run went on from the newest one, and it is not that any more."""
         saved, items = yield from self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
+        tag = None if saved.run is None else run_tag(saved.run)
+        added = {RUN: tag} if tag is not None and tag not in self.known.tags else {}
         if namespace:
-            yield from self._commit({}, [], items, None)
+            yield from self._commit({}, [], items, None, added)
         else:
-            yield from self._advance(saved, parent, items)
+            yield from self._advance(saved, parent, items, added)
+        self.known.tags.update(added.values())
         self.known.keep_values(namespace, saved.id, checkpoint["channel_versions"], saved.values)
 
     def _frame(
@@ -112,7 +117,7 @@ class Thread(ThreadReading):
                 known = (self.serde.loads_typed(saved.checkpoint)["channel_versions"], saved.values)
         return known
 
-    def _advance(self, saved: Saved, parent: str | None, items: list[PutItem]) -> Steps[None]:
+    def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], added: Mapping[str, str]) -> Steps[None]:
         """Save a checkpoint of the root namespace; if it is the newest then, say so in the same commit."""
         continues = self.known.continues(parent)
         expected = parent if continues or not self.known.known else self.known.head
@@ -130,7 +135,7 @@ class Thread(ThreadReading):
             elif newest:
                 gone.append(HEAD)
             try:
-                yield from self._commit(fields, gone, items, expected)
+                yield from self._commit(fields, gone, items, expected, added)
             except (Conflict, Deleted) as error:
                 found = yield from self._refused(error, saved.id, parent if continues else Addressed())
                 expected = found
@@ -159,22 +164,22 @@ class Thread(ThreadReading):
         return head
 
     def _commit(
-        self, fields: Mapping[str, Any], gone: Sequence[str], items: Sequence[Any], expected: str | None
+        self,
+        fields: Mapping[str, Any],
+        gone: Sequence[str],
+        items: Sequence[Any],
+        expected: str | None,
+        added: Mapping[str, str],
     ) -> Steps[None]:
         if fields or gone:
             expect = {AT: ABSENT if expected is None else expected}
-            yield self.record.write(set=fields, delete=gone, items=items, expect=expect)
-            return
-        for _ in range(_ATTEMPTS):
-            try:
-                yield self.record.write(items=items)
-            except Deleted:
-                try:
-                    yield self.record.create()
-                except Conflict:
-                    continue
-            else:
-                return
+            yield self.record.write(set=fields, delete=gone, items=items, expect=expect, tag=added)
+        else:
+            yield self.record.write(items=items, tag=added, revive=self._may_begin())
+
+    def _may_begin(self) -> bool:
+        """Whether a deleted thread may begin anew: not for a run that was under way when it was deleted."""
+        return not self.known.known or self.known.head is None
 
     def put_writes(
         self, namespace: str, checkpoint_id: str, writes: Sequence[tuple[str, Any]], task_id: str, path: str
@@ -192,14 +197,5 @@ class Thread(ThreadReading):
             return
         # Its checkpoint may come later: LangGraph saves both in the background.
         fields = {} if namespace else {flag(checkpoint_id): 1}
-        for _ in range(_ATTEMPTS):
-            try:
-                yield self.record.write(set=fields, items=list(items.values()))
-            except Deleted:
-                try:
-                    yield self.record.create()
-                except Conflict:
-                    continue
-            else:
-                self.known.flags.update(fields)
-                return
+        yield self.record.write(set=fields, items=list(items.values()), revive=self._may_begin())
+        self.known.flags.update(fields)
