@@ -26,6 +26,8 @@ from distributed_state.programs.servers import postgres_server, redis_server
 MEASURED = {
     "openai": "deploy.load.frameworks.openai_agents",
     "langgraph": "deploy.load.frameworks.langgraph",
+    "adk": "deploy.load.frameworks.adk",
+    "agno": "deploy.load.frameworks.agno",
 }
 
 

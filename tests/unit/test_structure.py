@@ -67,7 +67,6 @@ LONG = {
     "tiers.commit": "the write path from top to bottom",
     "tiers.recovery": "a recovery from its first step to its last",
     "tiers.archiver": "one pass and who asks for it, with what befalls them: read from top to bottom",
-    "store.metrics": "each metric beside what it reads",
     "store.asyncio": "the whole public face of a store in one place",
     "warm.lease": "the whole public face of a lease in one place, beside how it is taken",
     "commit.lua": "one atomic step, from its first check to its last write",
