@@ -121,7 +121,7 @@ class DistributedStateStore(BaseStore):
 
     def _search(self, store: Any, op: SearchOp, used: dict[tuple[Namespace, str], Memory]) -> Steps[list[SearchItem]]:
         prefix = op.namespace_prefix
-        if op.query and op.query.strip() and hasattr(store, "search"):
+        if op.query and op.query.strip():
             # As with LangGraph's own stores: where nothing is indexed, a query chooses nothing.
             with suppress(ConfigurationError):
                 return (yield from self._memories.matching(store, prefix, op.query, op.filter, op.limit, op.offset))
