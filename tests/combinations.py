@@ -6,7 +6,6 @@ import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from functools import cache
 
 FACES, COLD = ("asyncio", "blocking"), ("memory", "sqlite", "postgres")
 # "cluster" is of Valkey; "sentinel" of what "redis" is, the oldest server that the package serves.
@@ -82,25 +81,25 @@ def _in_turn(turn: int, kind: Sequence[Combination]) -> list[Combination]:
     return [kind[turn % len(kind)]] if kind else []
 
 
-def parts(combination: Combination, together: int = 2) -> frozenset[tuple[tuple[int, str], ...]]:
-    """Each pair of values, or so many of them, with their axes."""
-    return frozenset(itertools.combinations(enumerate(astuple(combination)), together))
+def parts(combination: Combination) -> frozenset[tuple[int, str]]:
+    """Its values, with their axes."""
+    return frozenset(enumerate(astuple(combination)))
 
 
-@cache
-def covering(allowed: tuple[Combination, ...], together: int = 2) -> tuple[Combination, ...]:
-    """Few that hold every pair of values which any of `allowed` holds, or every so many together.
+def covering(name: str, allowed: Sequence[Combination]) -> list[Combination]:
+    """Few that hold every value which any of `allowed` holds. Which ones changes from test to test.
 
-    Greedy, the default ones first.
+    So all tests together meet every combination, and each meets every face, server and database.
     """
-    missing = set[object]().union(*(parts(combination, together) for combination in allowed))
-    preferred = [c for c in (*EMBEDDED, *SERVERS) if c in allowed] + list(allowed)
+    missing = set[tuple[int, str]]().union(*map(parts, allowed))
+    turn = zlib.crc32(name.encode()) % max(len(allowed), 1)
+    in_turn = [*allowed[turn:], *allowed[:turn]]
     chosen = []
     while missing:
-        best = max(preferred, key=lambda combination: len(parts(combination, together) & missing))
+        best = max(in_turn, key=lambda combination: len(parts(combination) & missing))
         chosen.append(best)
-        missing -= parts(best, together)
-    return tuple(chosen)
+        missing -= parts(best)
+    return chosen
 
 
 def shared_out(case: int, combination: int, cases: int, combinations: int) -> bool:

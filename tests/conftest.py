@@ -1,8 +1,8 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
 A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one or two
-combinations of face, warm tier and cold tier; with `--wide` on every pair of them (a `brief` one, as most are that take
-seconds, on each of them), with `--full` on the whole product, with `--quick` on one that needs no server.
+combinations of face, warm tier and cold tier; with `--wide` on each of these at least once, in other combinations from
+test to test; with `--full` on the whole product, with `--quick` on one that needs no server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ FRAMEWORKS = Path(__file__).parent / "frameworks"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="unit tests and the core on the embedded server: no process")
-    parser.addoption("--wide", action="store_true", help="each pair of face, server and database at least once a test")
+    parser.addoption("--wide", action="store_true", help="each face, server and database at least once a test")
     parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
 
@@ -86,11 +86,11 @@ def _chosen(test: pytest.Function) -> Sequence[Combination]:
     allowed = tuple(combination for combination in EVERY if _wanted(combination, test))
     if test.config.option.full:
         return allowed
-    brief = test.get_closest_marker("brief")
     if test.config.option.wide:
-        return covering(allowed, 1 if brief else 2)
+        return covering(test.name, allowed)
     if test.config.option.quick:
         return quick(test.name, allowed) or few(test.name, allowed, "servers")  # the latter is left out below
+    brief = test.get_closest_marker("brief")
     return few(test.name, allowed, None if brief is None else (*brief.args, "embedded")[0])
 
 

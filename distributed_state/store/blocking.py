@@ -181,8 +181,8 @@ class StateStore:
 
         Example::
 
-            with store.session("c1").lock():
-                await store.aio.session("c1").set("city", "Oslo")  # the same task, so it writes under the lock
+            session = store.aio.session("c1")  # whose methods are awaited
+            assert store.aio.blocking is store
         """
         return self._twin
 

@@ -115,8 +115,9 @@ async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: 
 async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, monkeypatch: Any) -> None:
     """Negative control of the test above: what is published alone does not suffice."""
 
-    async def blind(feed: Any, subscription: Subscription, partitions: list[int], heads: Any) -> None:
+    async def blind(feed: Any, subscription: Subscription, partitions: list[int], heads: Any) -> set[int]:
         subscription.assign({at: Position(*heads[at][:2]) for at in partitions if heads[at].epoch})
+        return set()
 
     monkeypatch.setattr(Consumers, "_read", blind)
     with own_server(opener) as server:
