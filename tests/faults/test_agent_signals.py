@@ -58,6 +58,7 @@ def running(opener: Any, work: str, config: Path | None = None, **more: Any) -> 
             process.kill()
 
 
+@pytest.mark.wide
 async def test_sighup_reads_the_config_again_and_a_broken_one_changes_nothing(opener: Any, tmp_path: Path) -> None:
     file = tmp_path / "agents.yaml"
     file.write_text("poll_interval: 5\n")
@@ -78,6 +79,7 @@ async def test_sighup_reads_the_config_again_and_a_broken_one_changes_nothing(op
     assert error.startswith(f"{file}, line 2, column 1: ")
 
 
+@pytest.mark.wide
 async def test_sigusr1_tells_how_the_replica_is(opener: Any) -> None:
     with running(opener, "wait") as agent:
         agent.until("started")
@@ -93,6 +95,7 @@ async def test_sigusr1_tells_how_the_replica_is(opener: Any) -> None:
     assert agent.said[-1][0] == "handlers"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_turn_that_runs_is_finished_before_the_end(opener: Any, number: int) -> None:
     with running(opener, "turns") as agent:
@@ -144,6 +147,7 @@ async def test_what_does_not_end_is_left_after_a_while(opener: Any) -> None:
     assert [each[0] for each in agent.said if each[0] != "log"][-3:] == ["shutdown", "cleanup", "handlers"]
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 async def test_a_second_signal_does_not_wait_any_longer(opener: Any) -> None:
     with running(opener, "hang", shutdown_timeout=600) as agent:

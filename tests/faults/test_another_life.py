@@ -389,6 +389,7 @@ def test_what_a_writer_remembers_is_not_taken_for_archived_by_the_offset_of_anot
     written_before_a_swap_and_archived_over(archive)
 
 
+@pytest.mark.wide
 def test_it_is_if_the_server_is_not_asked(archive: str) -> None:
     with believing_a_note_for_ever(), pytest.raises(AssertionError):
         written_before_a_swap_and_archived_over(archive)

@@ -117,6 +117,7 @@ async def test_a_url_of_any_node_is_the_cluster(face: str, place: Any) -> None:
 # Slots move
 
 
+@pytest.mark.wide
 @FACE
 async def test_a_slot_that_moved_is_followed_and_asked_there_from_then_on(face: str, place: Any) -> None:
     with redis_cluster(replicas=0) as cluster:
@@ -135,6 +136,7 @@ async def test_a_slot_that_moved_is_followed_and_asked_there_from_then_on(face: 
         await store.close()
 
 
+@pytest.mark.wide
 @FACE
 async def test_what_hot_held_of_a_slot_that_moved_answers_again_from_where_it_is(face: str, place: Any) -> None:
     with redis_cluster(replicas=0) as cluster:
@@ -329,6 +331,7 @@ async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, 
 # Each thing that a store does, once
 
 
+@pytest.mark.wide
 @FACE
 async def test_what_goes_over_all_nodes_in_one_exchange(face: str, place: Any) -> None:
     with redis_cluster(replicas=0) as cluster:

@@ -300,6 +300,7 @@ async def test_what_is_archived_and_dropped_meanwhile_is_confirmed(face: str, pl
         await store.close()
 
 
+@pytest.mark.wide
 @FACE
 @pytest.mark.parametrize("others", [0, 3, 40])
 async def test_a_write_that_is_sent_again_is_confirmed_as_well(face: str, others: int, place: Any) -> None:

@@ -78,6 +78,7 @@ async def test_a_lease_does_not_survive(opener: Any, server: RedisServer) -> Non
     await opener.close()
 
 
+@pytest.mark.wide
 async def test_waiters_go_on_waiting(opener: Any, server: RedisServer) -> None:
     """The queue is gone with everything else; those who stood in it line up again."""
     store = await opener(url=server.url)

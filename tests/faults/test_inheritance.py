@@ -62,6 +62,7 @@ def test_a_child_does_not_unlock_its_parents_embedded_store(tmp_path: Path, clos
         assert store.session("s").set("n", 2) == 2
 
 
+@pytest.mark.wide
 def test_a_child_knows_that_it_holds_nothing(tmp_path: Path) -> None:
     """Its copy of the lease says lost; the parent's is renewed as before."""
     with redis_server() as server, StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db") as store:

@@ -110,6 +110,7 @@ async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: 
             assert by_partition(each.told()) == expected
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.only(face="asyncio")
 async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, monkeypatch: Any) -> None:
@@ -302,6 +303,7 @@ async def test_by_its_number_alone_it_would_be(opener: Any, monkeypatch: pytest.
         await written_again_behind_a_loss(opener)
 
 
+@pytest.mark.wide
 @single
 async def test_one_who_hangs_is_no_reason_for_others_to_hear_twice(
     opener: Any, monkeypatch: pytest.MonkeyPatch

@@ -26,6 +26,7 @@ def slow_begins(daemon: Process) -> str:
     return id
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("how", ["SIGTERM", "end of input"])
 async def test_a_command_that_runs_is_finished_and_answered(opener: Any, how: str) -> None:
     with Process(opener, "Troubled") as daemon:
@@ -49,6 +50,7 @@ async def test_a_command_that_is_killed_has_done_nothing(opener: Any) -> None:
     assert await (await opener()).app("agent:Troubled").get("slow", fresh=True) is None
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("when", ["from the beginning", "when it is ready"])
 async def test_a_daemon_that_reads_no_more_ends_its_agent(opener: Any, when: str) -> None:
     reads, writes = os.pipe()
@@ -80,6 +82,7 @@ async def test_a_daemon_that_sleeps_holds_nobody_up(opener: Any) -> None:
         assert time.monotonic() - began < 15
 
 
+@pytest.mark.wide
 async def test_signals_reload_the_config_and_ask_for_the_status(opener: Any, tmp_path: Path) -> None:
     file = tmp_path / "agents.yaml"
     file.write_text("poll_interval: 5\n")
@@ -116,6 +119,7 @@ async def test_what_is_said_while_redis_is_away_is_logged_and_what_comes_later_i
         await store.close()
 
 
+@pytest.mark.wide
 async def test_a_command_that_hangs_is_left_when_the_daemon_is_gone(opener: Any) -> None:
     release = threading.Event()
 

@@ -157,6 +157,7 @@ def _away(database: Any, migrate: bool) -> None:
     raise ColdUnavailable("not yet")
 
 
+@pytest.mark.wide
 @postgres
 async def test_a_statement_that_waits_too_long_is_ended(opener: Any, postgres_url: str) -> None:
     opener.archive = postgres_url
@@ -320,6 +321,7 @@ async def test_a_worker_that_is_stopped_in_a_transaction_holds_nobody_up(
             stopped.__exit__(None, None, None)
 
 
+@pytest.mark.wide
 @sqlite
 async def test_a_file_that_another_process_has_locked_is_away(opener: Any, tmp_path: Path) -> None:
     """For those who write; readers do not wait for it. Who has the file to himself keeps out readers too."""

@@ -894,6 +894,7 @@ def made_without_a_store(base: Any, name: str) -> Any:
     return type(name, (Recorder, base), {})(name=name)
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="real")
 @pytest.mark.brief("servers")
 async def test_a_replica_that_missed_events_looks_anew(store: Any) -> None:
@@ -931,6 +932,7 @@ async def test_each_of_several_agents_puts_its_own_defaults_in(store: Any) -> No
     assert [change.kind for change in await session.history()].count("initialize") == 5
 
 
+@pytest.mark.wide
 async def test_a_hook_that_hangs_is_noticed_and_does_not_hinder_the_end(store: Any, caplog: Any) -> None:
     release = threading.Event()
 

@@ -578,6 +578,7 @@ async def test_a_folder_that_is_not_there_is_not_made(face: str, tmp_path: Path)
     assert {file.name for file in tmp_path.iterdir()} == {"a.db", "a.db.lock"}
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_redis_and_archive_must_belong_together(opener: Any, tmp_path: Path) -> None:
     store = await opener(partitions=16)

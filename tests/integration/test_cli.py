@@ -314,6 +314,7 @@ TRIP = Schema(Trip, version=2, upcasters={1: lambda fields: {"nights": fields.ge
 """
 
 
+@pytest.mark.wide
 def test_records_are_brought_up_to_a_schema(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "trips_of_the_test.py").write_text(STATE)
     monkeypatch.chdir(tmp_path)
@@ -335,6 +336,7 @@ def test_records_are_brought_up_to_a_schema(run: Run, tmp_path: Path, monkeypatc
         assert (refused.code, refused.err[:7], lines(refused.err)) == (1, "error: ", 1)
 
 
+@pytest.mark.wide
 def test_bringing_up_ends_cleanly_at_ctrl_c(archive: str, tmp_path: Path) -> None:
     """The records done are said and stay; the next run does the rest."""
     slow = STATE.replace("lambda fields: {", "lambda fields: __import__('time').sleep(0.05) or {")
@@ -571,6 +573,7 @@ def test_replicas_are_listed(run: Run, fleet: tuple[str, ...]) -> None:
     assert run(*fleet, "replicas", "--json").out == "", "it left"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_what_happens_is_shown_as_it_happens(fleet: tuple[str, ...], number: signal.Signals) -> None:
     with shared(fleet) as store:
@@ -605,6 +608,7 @@ def lines_of(text: str) -> dict[str, str]:
     return {line.split()[1]: line.split()[2] for line in text.splitlines()}
 
 
+@pytest.mark.wide
 def test_one_conversation_is_followed_and_what_was_missed_is_seen(fleet: tuple[str, ...]) -> None:
     with shared(fleet) as store:
         for id in ("c1", "c2"):
@@ -618,6 +622,7 @@ def test_one_conversation_is_followed_and_what_was_missed_is_seen(fleet: tuple[s
     assert "events of 1 partitions were missed here (epoch)" in out
 
 
+@pytest.mark.wide
 def test_a_reader_that_leaves_ends_it(fleet: tuple[str, ...]) -> None:
     with shared(fleet) as store, start(*fleet, "tail", "--since", "oldest") as process:
         assert process.stdout is not None

@@ -44,6 +44,7 @@ def test_the_migrations_make_the_tables_that_the_code_expects(cold: ColdStore) -
         assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
 
 
+@pytest.mark.wide
 def test_many_processes_migrate_an_empty_database_at_once(tmp_path: Path, servers: Any) -> None:
     """One does the work, the others wait for it; all register one archive."""
     spawn = multiprocessing.get_context("spawn")
@@ -185,6 +186,7 @@ def test_a_role_that_may_not_create_tables_is_told_so(postgres_url: str, opened:
         opened(as_role).cursors()
 
 
+@pytest.mark.wide
 def test_a_server_that_is_away_is_unavailable_and_comes_back(servers: Any) -> None:
     """Neither opening nor using a store takes a stopped server for a wrong setting."""
     from distributed_state.programs.servers import postgres_server

@@ -897,6 +897,7 @@ async def test_a_request_that_lay_about_is_not_applied_after_its_repetition(open
         await store.close()
 
 
+@pytest.mark.wide
 @single
 async def test_a_request_that_lay_about_for_longer_than_the_window_is_not_applied(opener: Any) -> None:
     """By then nobody need remember that its repetition was applied."""
@@ -940,6 +941,7 @@ async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(op
         await store.close()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("guard", "check"),
     [

@@ -306,6 +306,7 @@ def test_a_damaged_block_is_named(journal: Journal) -> None:
         journal.store.history("session:a")
 
 
+@pytest.mark.wide
 def test_compaction_beside_an_archiver_and_readers_loses_nothing(cold: ColdStore, monkeypatch: Any) -> None:
     """Readers see each history without a gap at every moment."""
     monkeypatch.setattr(compaction, "_LEAST", 1)

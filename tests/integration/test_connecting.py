@@ -84,6 +84,7 @@ async def test_client_certificates(face: str, certificates: Path, place: Any) ->
             await works(face, url, retry_for=0, timeout=1.0, **place)
 
 
+@pytest.mark.wide
 @TLS
 @FACE
 async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,6 +302,7 @@ def has_ipv6() -> bool:
     return True
 
 
+@pytest.mark.wide
 @FACE
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_ipv6(face: str, place: Any) -> None:
@@ -311,6 +313,7 @@ async def test_ipv6(face: str, place: Any) -> None:
         await works(face, f"redis+cluster://{seeds}", **place | {"namespace": "clusters"})
 
 
+@pytest.mark.wide
 @FACE
 async def test_a_cluster_whose_servers_know_no_address_of_their_own(face: str, place: Any) -> None:
     """Behind NAT: they leave it out, and mean the one where they were asked."""

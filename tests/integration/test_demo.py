@@ -84,6 +84,7 @@ def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
         assert len(store.audit()) == len(report.events)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted_it_ends_its_replicas_and_servers(tmp_path: Path, number: signal.Signals, code: int) -> None:
     process = subprocess.Popen(

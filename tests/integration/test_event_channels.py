@@ -184,6 +184,7 @@ async def test_where_the_lists_are_full_all_is_heard(opener: Any, monkeypatch: p
     await alone(replicas[2][0])
 
 
+@pytest.mark.wide
 @real
 async def test_a_redis_that_was_emptied_knows_no_types_until_it_is_told(opener: Any) -> None:
     store, heard = await listening(opener, "wanted")

@@ -249,6 +249,7 @@ async def test_the_last_event_of_a_burst_is_heard_though_its_relay_died_with_it(
     assert event.type == "last"
 
 
+@pytest.mark.wide
 async def test_without_the_comparison_of_positions_it_would_not_be(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -624,6 +624,7 @@ async def test_who_was_away_longer_than_the_window_is_told_once(opener: Any) -> 
     assert found[-1].data["n"] >= 796
 
 
+@pytest.mark.wide
 async def test_a_lost_tail_is_found_without_another_event(opener: Any, monkeypatch: Any) -> None:
     """Nothing was published, as when the server dropped us: positions are compared all the same."""
     store = await opener()

@@ -228,6 +228,7 @@ async def test_what_was_erased_does_not_come_back_from_a_memory(opener: Any) -> 
     assert known.heads["session:s"].version >= 2
 
 
+@pytest.mark.wide
 async def test_a_failed_hand_over_is_made_again(opener: Any) -> None:
     store = await writing(opener)
     memory: Memory = tiers(store).memory

@@ -166,6 +166,7 @@ def events_end(store: Any, partition: int) -> str:
     return f"{epoch.decode()} {int(offset or 0)}"
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_a_member_whose_clock_is_wrong_takes_no_more_than_its_share(opener: Any) -> None:
     one, other = [await opener(partitions=16, archiver=False) for _ in range(2)]
@@ -218,6 +219,7 @@ def group_of(store: Any) -> Any:
     return tiers(store).handlings[0]._events._group
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_a_handler_that_hangs_does_not_stall_its_share_of_a_group(opener: Any, monkeypatch: Any) -> None:
     hanging, other = await hung(opener, monkeypatch)

@@ -690,6 +690,7 @@ async def a_frozen_server(opener: Any) -> None:
         await store.close()
 
 
+@pytest.mark.wide
 @single
 async def test_a_frozen_server_is_never_taken_for_an_empty_one(opener: Any) -> None:
     await a_frozen_server(opener)

@@ -386,6 +386,7 @@ async def in_task(session: Any) -> None:
         pass
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="blocking")
 async def test_renewal_survives_threads_that_come_and_go(store: Any) -> None:
     stop = time.monotonic() + 3.0

@@ -135,6 +135,7 @@ async def test_entries_travel_as_they_are(opener: Any) -> None:
     assert unpack_entries(pack_entries(found)) == found
 
 
+@pytest.mark.wide
 @real
 async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
     """By the answer to the next commit; and who writes no more lets go of it as well."""

@@ -23,6 +23,7 @@ async def kept(store: Any, partitions: int = 8) -> dict[int, tuple[list[int], in
     return {at: (found[at], head.offset, head.floor) for at, head in enumerate(heads) if head.offset}
 
 
+@pytest.mark.wide
 async def test_old_events_leave_the_stream_and_stay_in_sql(opener: Any) -> None:
     store = await quiet(opener, events_for=1.0, partitions=1)
     sweeps = Sweeps(store)

@@ -79,6 +79,7 @@ async def test_what_is_announced_later_does_not_change_with_what_was_given(store
     assert await until(told) == {"x": {"a": [1]}}
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any) -> None:
     """Leaving is no loss: nobody is told."""
@@ -191,6 +192,7 @@ async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -
     assert len(events) > 3, "each of three, again and again"
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.brief("servers")
 async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
@@ -272,6 +274,7 @@ async def counts_for(opener: Any, others: int) -> float:
     return longest
 
 
+@pytest.mark.wide
 @single
 async def test_in_a_large_fleet_each_beats_more_rarely_and_says_so(opener: Any) -> None:
     """What it says counts for three of its pauses. The pauses have an end, so that a loss is noticed."""
@@ -308,6 +311,7 @@ async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
             await store.close()
 
 
+@pytest.mark.wide
 @real
 async def test_whoever_died_with_the_whole_fleet_is_told_of_by_the_next(opener: Any) -> None:
     store = await opener(beat=0.1)
@@ -349,6 +353,7 @@ async def lost_locks(store: Any) -> list[Any]:
     return [(each.subject, each.data) for each in await store.audit(type="lock.lost")]
 
 
+@pytest.mark.wide
 @real
 @pytest.mark.brief("servers")
 async def test_a_lost_lock_is_told_once(opener: Any) -> None:

@@ -138,6 +138,7 @@ async def test_what_changed_meanwhile_is_read_and_nothing_else(opener: Any) -> N
         await store.close()
 
 
+@pytest.mark.wide
 @single
 async def test_who_reads_before_that_is_told_in_a_few_bytes_too(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(Refill, "add", lambda self, channels: None)
@@ -512,6 +513,7 @@ async def bounded(opener: Any, bound: str) -> None:
         await store.close()
 
 
+@pytest.mark.wide
 @single
 @BOUNDS
 async def test_what_is_put_aside_counts_and_makes_room_first(opener: Any, bound: str) -> None:
@@ -555,6 +557,7 @@ async def test_a_store_is_closed_while_it_asks(opener: Any) -> None:
         asking.go.set()
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="fake")
 async def test_the_embedded_server_cuts_nobody_off(store: Any) -> None:
     """Its link can only be renewed; what is in hot then is asked about as elsewhere."""

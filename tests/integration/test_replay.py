@@ -89,6 +89,7 @@ def test_without_servers_threads_do_it(tmp_path: Path) -> None:
     assert "480 messages of 24 conversations" in shown.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
 
 
+@pytest.mark.wide
 def test_what_should_not_be_there_is_found_and_named(redis_url: str, tmp_path: Path, namespace: str) -> None:
     """The negative control: a message that nobody acknowledged, a turn that never came, and the verdict turns."""
     archive = f"sqlite:///{tmp_path}/archive.db"
@@ -120,6 +121,7 @@ def test_differences_are_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "and 10 more" in out
 
 
+@pytest.mark.wide
 def test_a_truncated_file_is_refused_before_anything_starts(tmp_path: Path) -> None:
     file = tmp_path / "cut.jsonl"
     whole = json.dumps({"id": "a", "messages": [{"role": "user", "content": "hi"}]})

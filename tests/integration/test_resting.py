@@ -89,6 +89,7 @@ async def looks_of_one_that_was_woken(opener: Any, monkeypatch: pytest.MonkeyPat
     return len(looks)
 
 
+@pytest.mark.wide
 async def test_an_archiver_that_finds_nothing_rests_again(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await looks_of_one_that_was_woken(opener, monkeypatch, rests=True) == 1
 
@@ -172,6 +173,7 @@ async def ends_soon(opener: Any, idle: float) -> bool:
     return True
 
 
+@pytest.mark.wide
 async def test_what_is_written_at_rest_ends_in_time(opener: Any) -> None:
     """Its end is looked for again, and then when it is due: at neither time is anything written."""
     assert await ends_soon(opener, 2.0)

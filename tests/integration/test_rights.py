@@ -186,6 +186,7 @@ def several(kind: str, namespace: str) -> Iterator[tuple[list[RedisServer], str]
         yield [*watched.servers, *watched.sentinels], url + named
 
 
+@pytest.mark.wide
 @pytest.mark.only(face=("asyncio", "blocking"), warm="valkey", cold="sqlite")
 @pytest.mark.brief("servers")
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])

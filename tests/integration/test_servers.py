@@ -258,6 +258,7 @@ def test_slots_move_to_a_node_that_was_added_and_back(binary: str) -> None:
         assert cluster.replicas_of(before[0]) == [replica]
 
 
+@pytest.mark.wide
 def test_a_slot_on_its_way_stands_still_between_any_two_steps(binary: str) -> None:
     with redis_cluster("--requirepass", "secret", "--masterauth", "secret", binary=binary, replicas=0) as cluster:
         fill(cluster)

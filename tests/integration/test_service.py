@@ -286,6 +286,7 @@ def test_a_head_without_an_end_is_not_kept(shared: Worker, begun: str) -> None:
         assert answered(connection).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.wide
 def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(worker: Worker) -> None:
     healthz = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
     with raw(worker) as connection:
@@ -318,6 +319,7 @@ def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...
         assert len(other.get("/conversations/c", params={"fresh": "true"}).json()["messages"]) == 3
 
 
+@pytest.mark.wide
 def test_a_turn_whose_users_part_is_missing_is_to_be_repeated(options: tuple[str, ...]) -> None:
     """Whoever has its request id repeats it until that is complete, here a turn that a library's worker began."""
 
@@ -350,6 +352,7 @@ def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tu
         assert response.json() == {"version": 1, "repeated": True, "outcome": outcome}
 
 
+@pytest.mark.wide
 def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[str, ...]) -> None:
     with Worker(*options, "--access-log").ready() as worker:
         headers = {"X-Actor": "Zoë".encode(), "X-Request-Id": "7f"}
@@ -429,6 +432,7 @@ def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[s
         assert [each.to_dict() for each in store.session("c").messages()] == [HI]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], number: int) -> None:
     with Worker(*options, "--notice", "0.5").ready() as worker, store_of(options) as store:
@@ -463,6 +467,7 @@ def test_a_turn_that_does_not_end_is_given_up_and_changes_nothing(options: tuple
         assert store.session("c").version(fresh=True) == 1
 
 
+@pytest.mark.wide
 def test_what_is_acknowledged_is_archived_at_the_end(options: tuple[str, ...]) -> None:
     with Worker(*options, ARCHIVE_EVERY="60").ready() as worker:
         worker.post("/conversations", id="c")
@@ -541,6 +546,7 @@ def test_a_broken_setting_fails_at_once(
     assert expected in err
 
 
+@pytest.mark.wide
 def test_an_address_that_is_taken_is_one_line_of_error(options: tuple[str, ...], worker: Worker) -> None:
     port = worker.url.rpartition(":")[2]
     with Worker(*options, "--port", port) as second:
@@ -664,6 +670,7 @@ class Reader(threading.Thread):
         return [data["data"]["n"] for _, type, data in self.events if type == "a.b"]
 
 
+@pytest.mark.wide
 def test_a_reader_that_comes_back_misses_nothing_and_gets_nothing_twice(options: tuple[str, ...]) -> None:
     """Cut off again and again while events are written, it goes on at whichever worker."""
     total, seen, stop = 600, list[int](), threading.Event()
@@ -696,6 +703,7 @@ def test_a_reader_that_comes_back_misses_nothing_and_gets_nothing_twice(options:
     assert lives > 3
 
 
+@pytest.mark.wide
 def test_a_reader_that_says_nothing_of_where_it_was_misses_some(worker: Worker, options: tuple[str, ...]) -> None:
     """The negative control of the test before."""
     with store_of(options) as store:
@@ -720,6 +728,7 @@ def test_events_are_cloud_events_of_the_types_asked_for(worker: Worker) -> None:
     assert all(data["specversion"] == "1.0" and data["subject"] == "session:c" for *_, data in reader.events)
 
 
+@pytest.mark.wide
 def test_a_quiet_stream_shows_that_it_lives_and_moves_on(options: tuple[str, ...]) -> None:
     with Worker(*options, "--heartbeat", "0.1").ready() as worker:
         reader = Reader(worker.url, types="conversation.deleted")
@@ -781,6 +790,7 @@ def _blocks(text: bytes) -> str:
     return b"".join(parts).decode().rpartition("\n\n")[0]
 
 
+@pytest.mark.wide
 def test_a_reader_is_told_where_redis_lost_events(tmp_path: Path) -> None:
     with redis_server() as server:
         options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")

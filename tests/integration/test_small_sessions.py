@@ -121,6 +121,7 @@ async def test_without_the_other_pieces_it_is_not(opener: Any) -> None:
         await remembered(opener)
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_pieces_go_with_what_stood_in_them(opener: Any) -> None:
     """Else what is left of one would be read as part of the next."""
@@ -142,6 +143,7 @@ async def pieces_go(opener: Any) -> None:
     assert list(op_fields(stores[0])) == [b"#ops"]
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="asyncio", warm="redis")
 async def test_pieces_that_are_left_would_be_seen(opener: Any) -> None:
     left = "for i = parts + 1, pieces and #pieces or 0 do"

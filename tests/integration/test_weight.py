@@ -65,6 +65,7 @@ def test_a_command_that_needs_a_store_loads_one() -> None:
     assert {"redis", "fakeredis", "sqlalchemy", "distributed_state.store.blocking"} <= loaded
 
 
+@pytest.mark.wide
 def test_without_prometheus_all_but_metrics_works() -> None:
     done = run(LEAN + "from distributed_state import *; import distributed_state, pydoc; print(Conflict)")
     assert (done.stdout, done.stderr) == ("<class 'distributed_state.errors.Conflict'>\n", "")
