@@ -292,6 +292,8 @@ def _change(connection: Connection, writes: Iterable[Write], language: str) -> N
     if connection.dialect.name == "postgresql":
         given = dict(zip((*_COLUMNS, "vector"), map(list, zip(*rows, strict=True)), strict=True))
         worded = all(one.vector is None for one in new.values())
+        # Folded here: a database of the locale C knows the case of ASCII alone.
+        given["text"] = [one.text.lower() for one in new.values()]
         # Its words are in the index; the text follows from the value. Twice, an index takes a quarter more.
         connection.execute(_PUT_ALL, given | {"language": language, "worded": worded})
         if not worded:

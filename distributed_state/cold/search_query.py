@@ -140,7 +140,8 @@ def _by_words_sqlite(query: SearchQuery) -> Select[Any]:
 
 def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:
     config = cast(language, _Type("regconfig"))
-    words = query.words.split() if query.match == "any" else [query.words]
+    folded = query.words.lower()  # as the index is
+    words = folded.split() if query.match == "any" else [folded]
     # What the language makes of each; none of it is read as a query.
     each = [func.plainto_tsquery(config, word) for word in words]
     asked: ColumnElement[Any] = each[0]

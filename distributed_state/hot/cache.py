@@ -89,7 +89,7 @@ class Hot:
         here = self._port.here()
         with self._mutex:
             flights = self._flights.setdefault(text, [])
-            joinable = [] if alone else [flight for flight in flights if flight.open and flight.here is here]
+            joinable = [] if alone else [each for each in flights if each.open and each.here in (None, here)]
             if joinable:
                 return joinable[-1], False
             flight = Flight(self._port.signal(), freshness, not private, here)

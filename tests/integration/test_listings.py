@@ -20,7 +20,7 @@ from distributed_state.tiers import unarchived as journals
 from distributed_state.values.tags import tag_field, tag_text
 from tests.journals import Journal, put, statements
 
-UNARCHIVED = {"archive_every": 3600}
+UNARCHIVED = {"archive_every": 3600, "durability": "memory"}
 ORDERS: list[dict[str, Any]] = [{}, {"user": "u0"}, {"prefix": ""}, {"prefix": "a"}, {"tags": {"run": "r0"}}]
 
 
@@ -86,7 +86,7 @@ async def test_a_page_of_ids_goes_on_behind_its_last_row_whatever_is_archived_me
         assert found == every
 
 
-@pytest.mark.brief("servers")
+@pytest.mark.replicas
 @pytest.mark.parametrize("wanted", [{}, {"prefix": ""}, {"tags": {"k": "v"}}])
 async def test_while_others_archive_no_record_is_missing_and_none_is_twice(opener: Any, wanted: Any) -> None:
     """What is listed is what was acknowledged before the listing began."""

@@ -429,6 +429,7 @@ async def test_an_sqlite_without_fts5_says_so(opener: Any, monkeypatch: Any) -> 
         await searching(opener)
 
 
+@pytest.mark.replicas
 @pytest.mark.only(cold="postgres")
 async def test_a_role_that_may_not_make_the_index_is_told_who_may(opener: Any) -> None:
     plain = await opener(partitions=4)

@@ -103,6 +103,7 @@ async def test_what_is_no_vector_stops_the_index_and_nobody_else(meaning: Any) -
 
 
 @postgres
+@pytest.mark.replicas
 async def test_who_has_no_function_is_told_and_does_not_follow(meaning: Any) -> None:
     store = await meaning(search=Search(embed=embed, dimensions=5), partitions=4)
     await store.session("c1").append(said("a cat"))
