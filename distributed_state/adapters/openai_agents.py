@@ -113,7 +113,8 @@ class DistributedSession(SessionABC):
         A run adds its items in several commits, and without it two runs on one session at once mix their items. Whoever
         holds it is waited for, at most `wait` seconds, else LockTimeout; one who died for `ttl` seconds.
         """
-        return self._session.lock(wait=wait, ttl=ttl)
+        lease: AsyncLease = self._session.lock(wait=wait, ttl=ttl)
+        return lease
 
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
         """As the SDK asks for it: replace the items in one commit. A subclass may store them otherwise: not its."""

@@ -16,6 +16,7 @@ from distributed_state import AsyncStateStore
 from distributed_state.adapters.openai_agents import DistributedSession
 
 QUIET = RunConfig(tracing_disabled=True)
+OPEN = "open "
 
 
 def spoken(text: str) -> ResponseOutputMessage:
@@ -34,8 +35,8 @@ def called(name: str, **arguments: Any) -> ResponseFunctionToolCall:
 
 @function_tool
 async def look_up(turn: str) -> str:
-    """Look something up."""
-    await asyncio.sleep(0.002)
+    """Look something up, for longer where nobody holds the session: one who waits for our turn must not keep it free."""
+    await asyncio.sleep(0.1 if turn.startswith(OPEN) else 0.002)
     return f"found {turn}"
 
 
@@ -63,7 +64,7 @@ async def take_turns(id: str, me: str, settings: dict[str, Any]) -> None:
             async with ours.lock(ttl=2, wait=60):
                 await Runner.run(agent(turn), turn, session=ours, run_config=QUIET)
             print(f"ours {turn}", flush=True)  # noqa: T201 - to the test
-            await Runner.run(agent(turn), turn, session=theirs, run_config=QUIET)
+            await Runner.run(agent(OPEN + turn), OPEN + turn, session=theirs, run_config=QUIET)
             print(f"theirs {turn}", flush=True)  # noqa: T201
 
 
