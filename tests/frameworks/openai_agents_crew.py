@@ -35,7 +35,7 @@ def called(name: str, **arguments: Any) -> ResponseFunctionToolCall:
 
 @function_tool
 async def look_up(turn: str) -> str:
-    """Look something up, for longer where nobody holds the session: one who waits for our turn must not keep it free."""
+    """Look something up; where nobody holds the session, for longer than who waits for a turn of ours stays away."""
     await asyncio.sleep(0.1 if turn.startswith(OPEN) else 0.002)
     return f"found {turn}"
 
