@@ -62,19 +62,12 @@ QUICK_FILES = (
 
 
 def few(name: str, allowed: Sequence[Combination], brief: str | None = None) -> list[Combination]:
-    """Two combinations, on both faces: one embedded and one with servers.
-
-    One only for a fleet's test, which waits for others, and if the test is `brief` ("embedded" or "servers"). Which
-    ones changes from test to test.
-    """
+    """One combination, embedded or with servers: as `brief` says, else in turn from test to test."""
     turn = zlib.crc32(name.encode())
-    embedded, servers = ([c for c in kind if c in allowed] for kind in (EMBEDDED, SERVERS))
-    if brief is not None or not embedded:
-        kind = (servers if brief == "servers" else embedded) or servers or embedded
-        return _in_turn(turn, kind) or list(allowed[:1])
-    first = _in_turn(turn, embedded)
-    others = [c for c in servers if c.face != first[0].face] or servers
-    return first + _in_turn(turn // len(EVERY), others)
+    kinds = [[c for c in kind if c in allowed] for kind in (EMBEDDED, SERVERS)]
+    if brief == "servers" or (brief is None and turn % 2):
+        kinds.reverse()
+    return _in_turn(turn // 2, kinds[0] or kinds[1]) or list(allowed[:1])
 
 
 def _in_turn(turn: int, kind: Sequence[Combination]) -> list[Combination]:

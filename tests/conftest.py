@@ -1,8 +1,8 @@
 """Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
 
-A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one or two
-combinations of face, warm tier and cold tier; with `--wide` on each of these at least once, in other combinations from
-test to test; with `--full` on the whole product, with `--quick` on one that needs no server.
+A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one combination of
+face, warm tier and cold tier; with `--wide` on each of these at least once, in other combinations from test to test;
+with `--full` on the whole product, with `--quick` on one that needs no server.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _PAGE = 200
 _NAMES = ("record", "kind", "collection", "name")
 _COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
 _REMOVE = delete(documents).where(*(documents.c[name] == bindparam(f"{name}_") for name in _NAMES))
-# PostgreSQL is given a list for each column: a statement a row takes it four times as long.
+# PostgreSQL is given a list a column: a statement a row takes it four times as long. It keeps the words of texts alone.
 _LISTED = (
     "unnest(CAST(:record AS bigint[]), CAST(:kind AS text[]), CAST(:collection AS bytea[]), CAST(:name AS bytea[]){}) "
     "AS n (record, kind, collection, name{})"
@@ -292,9 +292,7 @@ def _change(connection: Connection, writes: Iterable[Write], language: str) -> N
     if connection.dialect.name == "postgresql":
         given = dict(zip((*_COLUMNS, "vector"), map(list, zip(*rows, strict=True)), strict=True))
         worded = all(one.vector is None for one in new.values())
-        # Folded here: a database of the locale C knows the case of ASCII alone.
-        given["text"] = [one.text.lower() for one in new.values()]
-        # Its words are in the index; the text follows from the value. Twice, an index takes a quarter more.
+        given["text"] = [one.text.lower() for one in new.values()]  # the locale C knows the case of ASCII alone
         connection.execute(_PUT_ALL, given | {"language": language, "worded": worded})
         if not worded:
             connection.execute(_VECTORS, given)

@@ -292,7 +292,11 @@ async def a_change_while_the_answer_is_on_its_way(opener: Any) -> None:
         await other.session("s").set("n", 1)
         await used(store, ["s"])
         hot = tiers(store).hot
-        proxy.lag(b"EVALSHA", 0.5)
+        proxy.cut(LINK)
+        await until(lambda: "session:s" not in hot.entries)
+        await all_back(store, ["s"])  # the server knows the script, and the connection is there
+        await used(store, ["s"])
+        proxy.lag(UNCHANGED.sha, 0.5)
         proxy.cut(LINK)
         await until(lambda: "session:s" in hot._flights)
         await asyncio.sleep(0.1)  # the server has answered
