@@ -188,6 +188,18 @@ def test_the_past_is_listed_without_what_a_terminal_would_obey(run: Run, archive
     assert "\\x1b" not in run("sessions", "--after", cursor).out
 
 
+def test_sessions_are_listed_by_prefix_and_tags(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        for name, run_id in (("shop:1", "r1"), ("shop:2", "r2"), ("bank:1", "r1")):
+            store.session(name).write(set={"a": 1}, tag={"run": run_id})
+    listed = run("sessions", "--prefix", "shop:", "--tag", "run=r1", "--fresh").out
+    assert "shop:1" in listed
+    assert "shop:2" not in listed, "it has another tag"
+    assert "bank:1" not in listed, "its id begins otherwise"
+    refused = run("sessions", "--tag", "run")
+    assert (refused.code, "write it as name=value" in refused.err) == (1, True)
+
+
 def test_branches_are_listed_and_forked(run: Run, archive: str) -> None:
     with StateStore.open(archive=archive) as store:
         store.session("s\x1b[2J", actor="agent[bold]").set("city", "Oslo")

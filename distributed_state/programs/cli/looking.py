@@ -81,6 +81,11 @@ def history(
 def sessions(
     context: typer.Context,
     user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only those whose ids begin so, in order of their ids.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Only those with this tag, as name=value; may be given several times.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Also what is not archived yet.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 50,
     after: Annotated[
         str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
@@ -89,10 +94,11 @@ def sessions(
 ) -> None:
     """List sessions, the most recently archived change first, to the minute.
 
-    Example: [cyan]distributed-state sessions --user u1[/]
+    Example: [cyan]distributed-state sessions --user u1 --tag run=r1[/]
     """
+    tags = _tags(tag or [])
     with open_store(context) as store:
-        rows = store.sessions(user=user, limit=limit, after=after, scope=scope)
+        rows = store.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
     table = Table("id", "user", "version", "created", "updated", "")
     for row in rows:
         deleted = "deleted" if row.deleted else ""
@@ -102,6 +108,17 @@ def sessions(
     out.print(table)
     if len(rows) == limit:
         err.print(f"more may follow: --after {rows[-1].cursor}", markup=False, highlight=False)
+
+
+def _tags(given: list[str]) -> dict[str, list[str]]:
+    """What `--tag name=value` asks for: each name with all of its values."""
+    tags: dict[str, list[str]] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise InvalidValue(f"{text!r:.80} is no tag: write it as name=value")
+        tags.setdefault(name, []).append(value)
+    return tags
 
 
 @app.command()
