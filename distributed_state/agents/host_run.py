@@ -131,7 +131,7 @@ class HostRun:
 
     def _waits(self) -> bool:
         """Whether the caller can wait for this host's hooks: not in a forked child, nor beside the loop they need."""
-        return self.services.port is self.port and self._here in (None, self.port.here())
+        return self.services.port is self.port and not self.port.holds_up(self._here)
 
     async def _before_deletion(self, ref: Ref) -> None:
         if ref.scope != "session" or self.shutdown.requested or not self._waits():

@@ -134,7 +134,8 @@ def _anthropic_blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
         return "user", [result]
     for call in calls(message):
         made.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)})
-    return str(message.role), made
+    assert message.role is not None  # `paired` refuses such a message
+    return message.role, made
 
 
 def _anthropic_part(part: Any) -> list[dict[str, Any]]:

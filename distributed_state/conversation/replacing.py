@@ -60,8 +60,8 @@ async def replace(
     for name, number in (("after", after), ("expect_last", expect_last)):
         if number is not None and (type(number) is not int or number < 0):
             raise InvalidValue(f"{name} is the number of a message or None, not {number!r:.80}")
-    if expect_last is not None:
-        context.allow("read", MESSAGES)  # who learns that it is another one has read it
+    if after is not None or expect_last is not None:
+        context.allow("read", MESSAGES)  # who learns that it is not shown, or another one, has read it
     fresh = False
 
     async def once() -> int | Conflict:

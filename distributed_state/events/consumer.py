@@ -27,8 +27,8 @@ class AsyncEvents:
             while (event := await events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `async for event in events` waits without limit. Listening begins when it is entered, or first asked. An event of
-    type `resync` says that some were missed: reload what you keep.
+    `async for event in events` waits without limit. Listening begins when it is entered, or first asked, and ends with
+    the event loop of the task that did so. An event of type `resync` says that some were missed: reload what you keep.
     """
 
     def __init__(self, tiers: Tiers, types: Iterable[str], group: str | None, since: str | None) -> None:

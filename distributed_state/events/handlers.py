@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 from distributed_state.errors import CorruptState, InvalidValue, StateError
@@ -24,6 +25,13 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
 _PATIENCE = 5.0
 _HANGING = 5.0
+# What the caller handles, if it is a handler: since when, and the event. In the thread of a plain function as well.
+_handled: ContextVar[tuple[float, Event] | None] = ContextVar("distributed_state_handled", default=None)
+
+
+def inside() -> bool:
+    """Whether the caller is a handler, which must not wait for what waits for handlers."""
+    return _handled.get() is not None
 
 
 def _facts(_: Handling, event: Event) -> Facts:
@@ -42,7 +50,7 @@ class Handling(HandlerWorker):
         )
         if self._awaits and not port.suspends:
             raise InvalidValue(f"{_name(handler)}: a coroutine function is a handler for asyncio only")
-        super().__init__(handler, port.signal())
+        super().__init__(handler, port.signal(), port.here())
         self._events = events
         self._port = port
         self._feed = tiers.consumers
@@ -53,19 +61,21 @@ class Handling(HandlerWorker):
         self._feed.watching.append(self._notice_hanging)
         self._idle = port.signal()
         self._idle.set()
-        self._owner: object = None
+        self._until = 0.0  # the event that is being handled is waited for
         self._closing = False
+        self._leaves = False  # by itself, when its loop goes on
         self._all = tiers.handlings
         self._job = port.spawn_here(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
     async def _run(self) -> None:
-        self._owner = self._port.owner()
         try:
             await self._hand_over()
+            if self._leaves:
+                await self._leave()
         except BaseException as error:
             # Cancelled by nobody here: its event loop ends, while the store lives on.
             if not isinstance(error, Exception) and not self._closing:
-                self._end()
+                self.end()
                 self._events.leave()
                 if self in self._all:
                     self._all.remove(self)
@@ -106,11 +116,14 @@ class Handling(HandlerWorker):
     async def _handle(self, event: Event) -> None:
         began = self._port.monotonic()
         self._at = began, event
+        outer = _handled.set(self._at)
         try:
             await self._call(event)
         except (Exception, SystemExit):  # an exit as well: from a thread it would end the handler, without a word
             self.failed += 1
             log.exception("%s failed on %s %s of %r", _name(self.handler), event.type, event.id, event.subject[:200])
+        finally:
+            _handled.reset(outer)
         self._at = None
         self.handled += 1
         took = self._port.monotonic() - began
@@ -129,35 +142,54 @@ class Handling(HandlerWorker):
             await self._port.thread(self.handler, event)
 
     def _notice_hanging(self) -> None:
-        if self._at is not None and self._at is not self._noticed:
-            since, event = self._at
+        at = self._at  # once: the handler goes on meanwhile
+        if at is not None and at is not self._noticed:
+            since, event = at
             took = self._port.monotonic() - since
             if took > max(_HANGING, self._slow):
-                self._noticed = self._at
+                self._noticed = at
                 log.warning(
                     "%s has been at %s %s of %r for %.0f s, and %d events wait for it",
                     _name(self.handler), event.type, event.id, event.subject[:200], took, self._events.waiting,
                 )  # fmt: skip
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Hand over no more events."""
+        if self._closing:
+            return
         self._closing = True
+        self._until = self._port.monotonic() + _PATIENCE
         self._feed.watching.remove(self._notice_hanging)
         self._feed.past.update(handled=self.handled, failed=self.failed, slowed=self.slowed)
         self._events.end()
 
+    def _is_caller(self) -> bool:
+        handled = _handled.get()
+        return handled is not None and handled is self._at
+
+    async def finish(self) -> None:
+        """Let the event that is being handled be handled, if that is soon, and ask the job to end."""
+        if not self._is_caller() and not self._port.holds_up(self.here):
+            await self._idle.wait(max(0.0, self._until - self._port.monotonic()))
+            self._job.ask()
+
     async def close(self) -> None:
         """Hand over no more events, and let the one that is being handled be handled, if that is soon.
 
-        A handler may do this itself, by `off` or by closing the store: it is done with its event, and goes on.
+        A handler may do this itself, by `off` or by closing the store: it is done with its event, and goes on. Blocking
+        code that holds up the handler's event loop does not wait for it; it ends as soon as the loop goes on.
         """
-        if self._closing:
-            return
-        self._end()
-        if self._port.owner() is self._owner:
+        self.end()
+        if self._is_caller():
             await self._events.close()
-            return
-        await self._idle.wait(_PATIENCE)
-        await self._job.stop()
+        elif self._port.holds_up(self.here):
+            self._leaves = True
+        else:
+            await self.finish()
+            await self._job.stop()
+            await self._leave()
+
+    async def _leave(self) -> None:
         await self._events.close(handled=await self._idle.wait(0))
 
 

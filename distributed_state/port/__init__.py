@@ -42,8 +42,12 @@ class Signal(Protocol):
 class Job(Protocol):
     """A thread or a task of the store's own."""
 
+    def ask(self) -> None:
+        """Ask it to end."""
+        ...
+
     async def stop(self) -> None:
-        """End it and wait until it has ended."""
+        """Ask it to end and wait until it has ended, for a limited time since it was first asked."""
         ...
 
 
@@ -97,6 +101,18 @@ class Port(Protocol):
 
         Blocking code may hold a loop up, so it never waits for what only a task of that loop can do.
         """
+        ...
+
+    def holds_up(self, here: object) -> bool:
+        """Whether the caller is blocking code that a coroutine of this event loop called; never if it is None."""
+        ...
+
+    def loop_of(self, owner: object) -> object:
+        """The event loop of an `owner` that is a task, None of a thread."""
+        ...
+
+    def when_a_loop_ends(self, call: Callable[[object], None]) -> None:
+        """Call this with each event loop that has ended: its tasks have, too. It must not wait."""
         ...
 
     @property
@@ -230,8 +246,16 @@ class Port(Protocol):
         """As `shield`, for work that callers of other event loops and threads may wait for."""
         ...
 
+    async def drive_start(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same for what starts a partition: it may take seconds, and what is driven does not wait for it."""
+        ...
+
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         """Run a coroutine function of the store's own in the background: in a task or a thread."""
+        ...
+
+    def ask_all(self) -> None:
+        """Ask all that `spawn` began to end, before any of it is waited for."""
         ...
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:

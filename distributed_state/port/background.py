@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -65,9 +66,14 @@ def end_if_stopped() -> None:
 async def join(thread: threading.Thread, seconds: float) -> None:
     """Wait for a thread to end; a task's loop goes on meanwhile."""
     if callers.loop() is None:
-        thread.join(seconds)
-    else:
-        await asyncio.to_thread(thread.join, seconds)
+        thread.join(max(0.0, seconds))
+        return
+    # Not in a thread of asyncio's own pool, which the user's work may fill.
+    end = time.monotonic() + seconds
+    pause = 0.001
+    while thread.is_alive() and time.monotonic() < end:
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.02)
 
 
 def sleep(seconds: float) -> None:
@@ -85,6 +91,7 @@ class BlockingJob:
     def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._job = job
         self._stop = threading.Event()
+        self._until = math.inf  # it is waited for, once it was asked to end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -99,7 +106,13 @@ class BlockingJob:
         finally:
             user_coroutines.close()
 
-    async def stop(self) -> None:
+    def ask(self) -> None:
+        """Ask it to end at its next wait."""
+        self._until = min(self._until, time.monotonic() + JOINED)
         self._stop.set()
+
+    async def stop(self) -> None:
+        """Ask it to end, and wait for that unless it is the caller."""
+        self.ask()
         if self._thread is not threading.current_thread():
-            await join(self._thread, JOINED)
+            await join(self._thread, self._until - time.monotonic())

@@ -29,6 +29,12 @@ def loop() -> asyncio.AbstractEventLoop | None:
     return None if found is None or found is _here.held_up else found
 
 
+def held_up() -> asyncio.AbstractEventLoop | None:
+    """The event loop that waits until the caller, which is blocking code, has returned; None if none does."""
+    found = running()
+    return found if found is _here.held_up else None
+
+
 @contextmanager
 def blocking() -> Iterator[None]:
     """Inside, this thread is blocking code, whatever loop runs in it."""

@@ -16,7 +16,9 @@ class Pools:
         self.sql = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
         self.handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
         self.looks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-look")
-        self.work = ThreadPoolExecutor(max_workers=16, thread_name_prefix="distributed-state-work")
+        # All that ask SQL are together fewer than the connections to it, of which the background needs some.
+        self.passes = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-pass")
+        self.starts = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-start")
 
     def close(self) -> threading.Thread:
         """Begin nothing more. The thread ends when what asks SQL has: its connections must not outlive the archive."""
@@ -27,5 +29,6 @@ class Pools:
         return ending
 
     def _end(self) -> None:
-        self.work.shutdown()
+        self.passes.shutdown()
+        self.starts.shutdown()
         self.sql.shutdown()

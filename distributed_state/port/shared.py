@@ -12,7 +12,9 @@ import asyncio
 import logging
 import threading
 import time
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -43,6 +45,8 @@ class SharedPort(BlockingPort):
         self._loops: dict[asyncio.AbstractEventLoop, AsyncioPort] = {}
         self._keepers: dict[asyncio.AbstractEventLoop, AsyncGenerator[None, None]] = {}
         self._meeting = threading.Lock()
+        self._jobs: weakref.WeakSet[BlockingJob] = weakref.WeakSet()  # a thread that runs keeps its own
+        self._when_ended: list[Callable[[object], None]] = []
 
     async def open(self) -> None:
         await self.command(b"PING")
@@ -50,6 +54,7 @@ class SharedPort(BlockingPort):
     async def close(self) -> None:
         with self._meeting:
             self.closed = True
+        self.ask_all()
         for loop, port in list(self._loops.items()):
             port.forget()  # at once: one that does not run closes its connections when it ends
             if loop is callers.running() or loop.is_closed():
@@ -66,6 +71,8 @@ class SharedPort(BlockingPort):
     def abandon(self) -> None:
         """After fork() nothing of the parent's can be used or closed."""
         super().abandon()
+        self._meeting = threading.Lock()  # perhaps held by a thread that is not here
+        self._when_ended.clear()  # nor may what they ask for be
         ports = list(self._loops.values())
         self._loops.clear()
         for port in ports:
@@ -102,6 +109,8 @@ class SharedPort(BlockingPort):
             if port is not None:
                 with suppress(RuntimeError):  # the loop is closed
                     port.leave()
+            for call in [] if self.closed else list(self._when_ended):
+                call(loop)
 
     def _part(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close what belongs to a loop, in its thread, unless it is closed."""
@@ -118,6 +127,15 @@ class SharedPort(BlockingPort):
 
     def here(self) -> object:
         return callers.loop()
+
+    def holds_up(self, here: object) -> bool:
+        return here is not None and callers.held_up() is here
+
+    def loop_of(self, owner: object) -> object:
+        return owner.get_loop() if isinstance(owner, asyncio.Task) else None
+
+    def when_a_loop_ends(self, call: Callable[[object], None]) -> None:
+        self._when_ended.append(call)
 
     def owner(self) -> object:
         # A task is its own also where it calls a blocking method.
@@ -167,13 +185,19 @@ class SharedPort(BlockingPort):
     def shield(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return super().shield(work) if callers.loop() is None else shield(work, self._connections.timeout)
 
-    async def drive(self, work: Coroutine[Any, Any, T]) -> T:
+    def drive(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return self._drive(self._pools.passes, work)
+
+    def drive_start(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return self._drive(self._pools.starts, work)
+
+    async def _drive(self, pool: ThreadPoolExecutor, work: Coroutine[Any, Any, T]) -> T:
         loop = callers.loop()
         if loop is None:
             return await super().shield(work)
         # Not in a task: who waits for the work may be blocking code that holds this loop up.
         try:
-            found = loop.run_in_executor(self._pools.work, copy_context().run, finish, work)
+            found = loop.run_in_executor(pool, copy_context().run, finish, work)
         except RuntimeError as error:
             work.close()
             raise WarmUnavailable("the store was closed meanwhile") from error
@@ -185,7 +209,19 @@ class SharedPort(BlockingPort):
     # What any caller may wait for
 
     def spawn(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
-        return BlockingJob(job, name)
+        made = BlockingJob(job, name)
+        with self._meeting:
+            self._jobs.add(made)
+            late = self.closed
+        if late:
+            made.ask()  # nobody else would
+        return made
+
+    def ask_all(self) -> None:
+        with self._meeting:
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.ask()
 
     def spawn_here(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> Job:
         loop = callers.loop()
@@ -207,6 +243,7 @@ class LoopJob:
         self._name = name
         self._loop = loop
         self._ended = SharedSignal()
+        self._asked = False
         self._task = loop.create_task(self._run(job), name=name)
         self._task.add_done_callback(lambda _: self._ended.set())
 
@@ -216,16 +253,17 @@ class LoopJob:
         except StateError as error:
             log.error("%s ended: %s", self._name, error)
 
+    def ask(self) -> None:
+        """Cancel it, once."""
+        asked, self._asked = self._asked, True
+        if not asked:
+            with suppress(RuntimeError):  # its loop is closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
     async def stop(self) -> None:
-        """Cancel it, and wait for its end unless that waits for the caller."""
-        try:
-            self._loop.call_soon_threadsafe(self._task.cancel)
-        except RuntimeError:
-            return  # its loop is closed
-        if callers.running() is not self._loop:
-            waits = self._loop.is_running()
-        else:
-            # Blocking code holds its own loop up.
-            waits = callers.loop() is self._loop and asyncio.current_task() is not self._task
-        if waits:
+        """Cancel it, and wait for its end unless that waits for the caller, or its loop does not run."""
+        self.ask()
+        if callers.held_up() is self._loop or not self._loop.is_running():
+            return
+        if callers.loop() is not self._loop or asyncio.current_task() is not self._task:
             await self._ended.wait(JOINED)

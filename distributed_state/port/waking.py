@@ -96,3 +96,30 @@ class _Task:
     def _wake(self) -> None:
         if not self.woken.done():
             self.woken.set_result(None)
+
+
+class Exclusive:
+    """Held by one caller at a time, a task of any loop or blocking code, for as long as what it does takes."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._free: SharedSignal | None = None  # set when whoever holds it now is done
+
+    async def take(self, *, unless: bool) -> bool:
+        """Hold it, once nobody else does. False if that has to be waited for and must not be: `unless` it is free."""
+        while True:
+            with self._mutex:
+                free = self._free
+                if free is None:
+                    self._free = SharedSignal()
+                    return True
+            # Whoever holds it may wait for a task of the loop that the caller holds up.
+            if unless or callers.held_up() is not None:
+                return False
+            await free.wait()
+
+    def give_back(self) -> None:
+        """Let the next one have it."""
+        free, self._free = self._free, None
+        if free is not None:
+            free.set()

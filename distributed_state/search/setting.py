@@ -21,7 +21,7 @@ _OFF = (
 
 
 class Setting:
-    """What all event loops of a store know of its index. `lazily`: the first search switches it on."""
+    """What a store knows of its index. `lazily`: the first search switches it on."""
 
     def __init__(self, given: Search | bool | None, *, lazily: bool, migrate: bool) -> None:
         if given is not None and not isinstance(given, (bool, Search)):

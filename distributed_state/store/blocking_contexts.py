@@ -135,11 +135,6 @@ class Turn(MutableMapping[str, Any]):
         return self._twin.epoch
 
     @property
-    def suspends(self) -> bool:
-        """Whether coroutine functions can be run in this turn: on the asyncio face."""
-        return self._twin.suspends
-
-    @property
     def lost(self) -> bool:
         """Whether the lease is gone, so that nothing of this turn can be committed any more."""
         return self._twin.lost

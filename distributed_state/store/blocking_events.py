@@ -21,8 +21,8 @@ class Events:
             while (event := events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `for event in events` waits without limit. Listening begins when it is entered, or first asked. An event of
-    type `resync` says that some were missed: reload what you keep.
+    `for event in events` waits without limit. Listening begins when it is entered, or first asked, and ends with
+    the event loop of the task that did so. An event of type `resync` says that some were missed: reload what you keep.
     """
 
     def __init__(self, twin: AsyncEvents) -> None:

@@ -21,10 +21,12 @@ from distributed_state.cold.registration import Known
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.urls import parse_url
 from distributed_state.errors import ColdUnavailable, ConfigurationError
+from distributed_state.events import handlers
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
 from distributed_state.port.connections import Connections, Credentials
 from distributed_state.port.shared import SharedPort
+from distributed_state.port.waking import Exclusive
 from distributed_state.records.access import Guard
 from distributed_state.records.store_context import StoreContext
 from distributed_state.search.follower import Follower
@@ -75,22 +77,28 @@ class StoreLifecycle:
         self._tiers: Tiers | None = None
         self._openings: set[object] = set()
         self._mutex = Mutex()
-        self._closing = False
+        self._changing = Exclusive()  # who opens or closes it
         self._layout: dict[str, Any] = {}
 
     async def open(self) -> None:
         """Open it, unless it is open. Raises ConfigurationError, WarmUnavailable or ColdUnavailable."""
-        if self.cold is None:
-            try:
-                await self._open_archive()
-                tiers = self._assemble()
-                await tiers.port.open()
-                await tiers.clock.know()
-                await admit(tiers, tiers.confirming.level)
-                await self._require_index(tiers)
-            except BaseException:
-                await self.close()
-                raise
+        if not await self._changing.take(unless=handlers.inside()):
+            raise ConfigurationError("a task of the event loop that this call holds up opens or closes the store")
+        try:
+            if self.cold is None:
+                await self._open()
+        except BaseException:
+            await self._to_the_end()
+            raise
+        self._changing.give_back()
+
+    async def _open(self) -> None:
+        await self._open_archive()
+        tiers = self._assemble()
+        await tiers.port.open()
+        await tiers.clock.know()
+        await admit(tiers, tiers.confirming.level)
+        await self._require_index(tiers)
 
     async def _require_index(self, tiers: Tiers) -> None:
         """What is wrong with the index is said at once. While SQL is away nobody knows."""
@@ -112,7 +120,7 @@ class StoreLifecycle:
                 await port.sql(self._open_cold, opening)
                 await self._check_layout(port)
             except ColdUnavailable as error:
-                await self._let_go()
+                self._let_go()
                 await self._open_without_sql(port, error)
             self.unusable = ""
             _watch_forks()
@@ -219,25 +227,27 @@ class StoreLifecycle:
             return tiers
 
     async def close(self) -> None:
-        """Stop the background work, drop all connections and close the archive."""
-        with self._mutex:
-            if self._closing:
-                return
-            self._closing = True
-        tiers = self._tiers
-        try:
-            # Until it has ended they are there for what is under way, as a handler that is let finish.
-            if tiers is not None and self.connections.embedded:
-                await tiers.archive_rest()
-            if tiers is not None:
-                await tiers.close()
-        finally:
-            self.unusable = "it is closed"
-            self._tiers = None
-            await self._let_go()
-            self._closing = False
+        """Stop the background work, drop all connections and close the archive. Who does so meanwhile waits for it."""
+        if await self._changing.take(unless=handlers.inside()):
+            await self._to_the_end()
 
-    async def _let_go(self) -> None:
+    async def _to_the_end(self) -> None:
+        """Close it, in a task that is not cancelled with the caller: half closed, it would archive for good."""
+        port = self._tiers and self._tiers.port
+        await (port.shield(self._close()) if port and port.suspends else self._close())
+
+    async def _close(self) -> None:
+        try:
+            if self._tiers is not None:
+                await self._tiers.close()
+        finally:
+            self.unusable, self._tiers = "it is closed", None
+            try:
+                self._let_go()
+            finally:
+                self._changing.give_back()
+
+    def _let_go(self) -> None:
         with self._mutex:
             self._openings.clear()
             cold = self.cold
@@ -248,7 +258,7 @@ class StoreLifecycle:
     def after_fork(self) -> None:
         """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
         self._mutex = Mutex()  # perhaps held by a thread that is not here
-        self._closing = False
+        self._changing = Exclusive()
         if self._tiers is not None:
             self._tiers.leases.abandoned = True
             self._tiers.port.abandon()

@@ -36,7 +36,7 @@ class StoreServices:
 
     @property
     def port(self) -> Port:
-        """Time, threads and tasks of the running event loop, or of blocking code."""
+        """Time, threads and tasks: what it does suits the caller, a task of any event loop or blocking code."""
         return self.store.tiers().port
 
     async def server_time(self) -> float:

@@ -95,9 +95,11 @@ class Archiver:
         if self._job is None:
             return
         self.resting.stirred.set()  # a thread that waits looks for its own end now and then only
-        await self._job.stop()
-        self._job = None
-        await self._assignment.leave()
+        try:
+            await self._job.stop()
+        finally:
+            self._job = None
+            await self._assignment.leave()
 
     async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
         """Archive a commit. Raises ColdUnavailable if that cannot be done, or Redis lost it before."""

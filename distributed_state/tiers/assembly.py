@@ -15,13 +15,14 @@ import orjson
 
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Kept
-from distributed_state.errors import ColdUnavailable, InvalidValue, StateError
+from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue, StateError
 from distributed_state.hot.cache import Hot
 from distributed_state.port import Port
 from distributed_state.settings import Settings
 from distributed_state.tiers.absence import Absence
 from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.branches import Branches
+from distributed_state.tiers.closing import Step, try_each
 from distributed_state.tiers.familiar import Familiar
 from distributed_state.tiers.gathering import Gathering
 from distributed_state.tiers.memory import Memory
@@ -217,6 +218,9 @@ class Tiers:
     async def listening(self) -> None:
         """Wait until every handler listens, so that none misses what is written afterwards."""
         for each in list(self.handlings):
+            if self.port.holds_up(each.here) and not await each.joined.wait(0):
+                held_up = "ready: a handler is to listen in the event loop that this call holds up"
+                raise ConfigurationError(f"{held_up}: `await store.aio.ready()` there")
             await each.joined.wait(self.settings.timeout)
 
     def _lock_lost(self, lease: AsyncLease) -> None:
@@ -252,13 +256,12 @@ class Tiers:
 
     def figures(self) -> Figures:
         """What this replica knows of itself without asking anybody."""
-        consumers = self.consumers
         handlings = list(self.handlings)
         return Figures(
             positions={
                 "archived": self.archiver.archived,
                 "archives": len(self.archiver.mine),
-                "events": consumers.reached,
+                "events": self.consumers.reached,
             },
             stats={
                 "hot_hits": self.hot.hits,
@@ -269,11 +272,11 @@ class Tiers:
                 "remembered_bytes": self.memory.bytes,
                 "link_up": int(self.link.up),
                 "leases": self.leases.held,
-                "events_waiting": consumers.waiting,
+                "events_waiting": self.consumers.waiting,
                 "events_handled": sum(each.handled for each in handlings),
                 "events_failed": sum(each.failed for each in handlings),
                 "slow_handlers": sum(each.slowed for each in handlings),
-                "resyncs": consumers.resyncs,
+                "resyncs": self.consumers.resyncs,
             },
         )
 
@@ -285,13 +288,13 @@ class Tiers:
             log.warning("close: what was not archived yet is lost: %s", error)
 
     async def close(self) -> None:
-        """Stop the background work and drop the connections. Every step is tried."""
-        closing = [each.close for each in (*self.handlings, *self.workers)]
-        closing += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
-        closing += [self.leases.close, self.background_events.close, self.presence.close]
-        closing += [self.link.close, self.port.close]
-        for step in closing:
-            try:
-                await step()
-            except StateError as error:
-                log.warning("close: %s", error)
+        """Stop the background work and drop the connections."""
+        # All are asked to end before one is waited for: where a server is silent, each would wait for it in turn.
+        steps: list[Step] = [] if self.settings.url else [self.archive_rest]
+        handlings = list(self.handlings)
+        steps += [each.end for each in handlings]
+        steps += [each.finish for each in handlings] + [each.close for each in handlings]
+        steps += [self.background_events.close, self.port.ask_all, *(each.close for each in self.workers)]
+        steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
+        steps += [self.leases.close, self.presence.close, self.link.close, self.port.close]
+        await try_each(steps)

@@ -40,7 +40,9 @@ async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> Cache
         flight, ours = hot.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
         if not ours:
             # Ctrl-C may have ended its leader at the one moment when nothing can be put right.
-            alone = not await flight.done.wait(_FLIGHT_SECONDS)
+            if not await flight.done.wait(_FLIGHT_SECONDS):
+                alone = True
+                flight.open = False  # nor is it waited for by those who come after us
         else:
             found = None
             try:

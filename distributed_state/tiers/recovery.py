@@ -92,7 +92,7 @@ class Recovery:
         while True:
             held_up: StateError = RecoveryInProgress(f"partition {partition}: another replica is starting it")
             try:
-                if await self._port.drive(self._attempt(self._keys.partition(partition), token, over, brought)):
+                if await self._port.drive_start(self._attempt(self._keys.partition(partition), token, over, brought)):
                     return
             except WarmUnavailable as error:
                 held_up = error

@@ -24,11 +24,23 @@ class Worker(ABC):
 
 
 class HandlerWorker(Worker):
-    """What calls a handler of events. `joined` is set when it listens; the counts are of events."""
+    """What calls a handler of events. `joined` is set when it listens; the counts are of events.
 
-    def __init__(self, handler: Any, joined: Signal) -> None:
+    `here`: the event loop of which it is a task, None of a thread.
+    """
+
+    def __init__(self, handler: Any, joined: Signal, here: object) -> None:
         self.handler = handler
         self.joined = joined
+        self.here = here
         self.handled = 0
         self.failed = 0
         self.slowed = 0  # took longer than `slow_handler`
+
+    @abstractmethod
+    def end(self) -> None:
+        """Hand over no more events."""
+
+    @abstractmethod
+    async def finish(self) -> None:
+        """Let the event that is being handled be handled, if that is soon, and ask the job to end."""

@@ -100,8 +100,9 @@ class Search:
     `language` is a text search configuration of PostgreSQL ("english", "german", ...), which reduces words to their
     stems; "simple" leaves them as they are, as SQLite always does. With `embed`, a function that returns a vector of
     `dimensions` numbers for each of some texts, what means the same is found: that needs PostgreSQL with pgvector.
-    What is encrypted is in no index, unless `encrypted=True`: then its words stand there in plain text. `kinds` are
-    what is found. `index` is one of your own, in place of the database's.
+    What is async is awaited in the caller's event loop for a search, and for indexing in one of a thread of the store's
+    own. What is encrypted is in no index, unless `encrypted=True`: then its words stand there in plain text. `kinds`
+    are what is found. `index` is one of your own, in place of the database's.
     """
 
     language: str = "simple"

@@ -84,6 +84,7 @@ class Subscription:
         self.types = types_of(types)
         self.ready = port.signal()
         self.closed = False
+        self.here: object = None  # whose loop ends it, too
         self.starved = False
         self.resyncs = self.handed = self.replayed = 0
         self._mutex = port.mutex()

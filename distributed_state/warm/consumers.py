@@ -61,6 +61,7 @@ class Consumers:
         self._stirred = port.signal()
         self._older: dict[int, float] = {}  # partitions that showed an epoch that is over, and since when
         self._job: Job | None = None
+        port.when_a_loop_ends(self._loop_ended)
         self.watching: list[Callable[[], None]] = []  # called now and then
 
     @property
@@ -118,6 +119,7 @@ class Consumers:
         with self._mutex:
             # Chosen first: what this one asks for is heard of before it is told of any.
             self._channels.choose(types_together(each.types for each in [*self._subscriptions, subscription]))
+            subscription.here = self._port.here()
             self._subscriptions.append(subscription)
             if self._job is None:
                 self._job = self._port.spawn(self._follow, "distributed-state-events")
@@ -133,6 +135,10 @@ class Consumers:
                 self._replayed += subscription.replayed
             # Still under the mutex: whoever joins meanwhile must not find channels that are about to be left.
             self._channels.choose(types_together(each.types for each in self._subscriptions))
+
+    def _loop_ended(self, loop: object) -> None:
+        for each in [each for each in list(self._subscriptions) if each.here is loop]:
+            self.leave(each)
 
     def stir(self, partitions: Iterable[int]) -> None:
         """Look into the stream for what these partitions hold."""
@@ -172,8 +178,7 @@ class Consumers:
             if not await self._stirred.wait(max(0.0, again - self._port.monotonic()) if away else _CHECK):
                 self.stir(self._all())
             self._stirred.clear()
-            for look in list(self.watching):
-                look()
+            self._look()
             with self._mutex:
                 behind = self._behind
                 self._behind = set()
@@ -191,6 +196,13 @@ class Consumers:
                 pause = min(pause * 2, _LONGEST)
             elif not away:
                 pause = _SHORTEST
+
+    def _look(self) -> None:
+        for look in list(self.watching):
+            try:
+                look()
+            except Exception:  # the events go on
+                log.exception("events: looking at a handler failed")
 
     async def _catch_up(self, behind: set[int]) -> set[int]:
         """Take what the stream holds of these partitions; those that could not be looked at."""
@@ -282,9 +294,9 @@ class Consumers:
 
     async def close(self) -> None:
         """Close all subscriptions and stop reading."""
-        await self._relay.close()
         for each in list(self._subscriptions):
             each.close()
+        await self._relay.close()
         if self._job is not None:
             await self._job.stop()
             self._job = None

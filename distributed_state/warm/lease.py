@@ -46,6 +46,7 @@ class Leases:
         self._renewal = Renewal[AsyncLease](port, self._lose)
         self._count = itertools.count(1)
         self.lost = self.timeouts = 0
+        port.when_a_loop_ends(self._loop_ended)
         self.abandoned = False  # set in a forked child: what its parent holds is not the child's to release
 
     @property
@@ -101,6 +102,12 @@ class Leases:
             if lease.lock_value == lock_value:
                 lease.seized = True
                 self._lose(lease, "was taken over by another request")
+
+    def _loop_ended(self, loop: object) -> None:
+        """Nobody can give back what its tasks have left held."""
+        for lease in list(self._renewal.held.values()):
+            if self.port.loop_of(lease.owner) is loop:
+                self._lose(lease, "was held by a task of an event loop that has ended")
 
     def _lose(self, lease: AsyncLease, why: str) -> None:
         if self._renewal.drop(lease.holder) and not lease.lost:

@@ -199,10 +199,12 @@ class Presence:
         """Leave at once: going is no loss."""
         if self._job is None:
             return
-        await self._job.stop()
-        self._job = None
         replica = self._warm.replica
-        await self._port.exchange([(b"ZREM", self._keys.roll, replica), (b"DEL", self._keys.replica(replica))])
+        try:
+            await self._job.stop()
+        finally:
+            self._job = None
+            await self._port.exchange([(b"ZREM", self._keys.roll, replica), (b"DEL", self._keys.replica(replica))])
 
 
 def _read(id: str, card: bytes | None, left_ms: float) -> Replica:

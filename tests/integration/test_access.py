@@ -84,6 +84,11 @@ async def _dropped(session: Any) -> None:
         await session.drop_branch("1-none")
 
 
+async def _replaced(session: Any) -> None:
+    await session.replace_messages([{"role": "user"}], after=0)
+    await session.replace_messages([{"role": "user"}], expect_last=1)
+
+
 async def _applied(session: Any) -> None:
     await session.apply(lambda view: view.update(a=2))
 
@@ -144,10 +149,7 @@ SESSION: dict[str, Case] = {
     "create": (lambda s: s._create(), [("write", "a"), ("write", None)]),
     "append": (lambda s: s.append({"role": "user"}), [("write", M)]),
     "pop_message": (lambda s: s.pop_message(), [("read", M), ("write", M)]),
-    "replace_messages": (
-        lambda s: s.replace_messages([{"role": "user"}], expect_last=0),
-        [("read", M), ("write", M)],
-    ),
+    "replace_messages": (_replaced, [("read", M), ("write", M)]),
     "transaction": (
         _transaction,
         [("read", V), ("read", "a"), ("read", P), ("write", "a"), ("write", P), ("write", M)],

@@ -114,6 +114,31 @@ async def test_the_replica_that_deletes_hears_of_it_before_the_data_goes(store: 
             await store.delete("never")
 
 
+@pytest.mark.only(face="asyncio")
+async def test_a_thread_or_another_loop_waits_for_the_hook_as_well(store: Any) -> None:
+    """Whoever holds up the loop in which the hooks run cannot, and there they run after it."""
+    agent = made(Recorder, store)
+
+    async def elsewhere() -> list[Any]:
+        await store.delete("loop")
+        return agent.of("deleted")
+
+    def in_thread() -> list[Any]:
+        store.blocking.delete("thread")
+        return agent.of("deleted")
+
+    async with hosted(agent):
+        for id in ("loop", "thread", "held up"):
+            await store.session(id).set("notes", ["kept"])
+        seen = await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+        assert seen == [("deleted", "loop", True, ["kept"])]
+        seen = await asyncio.to_thread(in_thread)
+        assert seen[1:] == [("deleted", "thread", True, ["kept"])]
+        store.blocking.delete("held up")
+        assert len(agent.of("deleted")) == 2
+        await until(lambda: agent.of("deleted")[2:] == [("deleted", "held up", False, ["kept"])])
+
+
 async def test_without_being_told_first_the_hook_comes_after_the_data_is_gone(store: Any) -> None:
     """The negative control of the test above."""
     agent = made(Recorder, store)

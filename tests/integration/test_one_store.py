@@ -12,7 +12,8 @@ import pytest
 from below import names, redis_of, tiers, until
 from faces import core
 
-from distributed_state import AsyncStateStore, Locked, LockTimeout, StateStore, WarmUnavailable
+from distributed_state import AsyncStateStore, ConfigurationError, Locked, LockTimeout, StateStore, WarmUnavailable
+from distributed_state.events import handlers
 from distributed_state.port import callers
 from distributed_state.port.shared import SharedPort
 
@@ -170,6 +171,20 @@ async def test_blocking_code_waits_for_nothing_that_a_task_of_the_loop_it_holds_
     assert await loading == 1
 
 
+async def test_a_load_that_nobody_ends_is_waited_for_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may end its leader at the one moment when nothing can be put right."""
+    await store.session("s").set("a", 1)
+    hot, text = tiers(store).hot, names(store, "s").ref.text
+    hot.forget(text)
+    monkeypatch.setattr("distributed_state.tiers.read._FLIGHT_SECONDS", 0.05)
+    here = tiers(store).port.here() if core(store) is store else None
+    flight, ours = hot.take_off(text, freshness=None)
+    flight.here = here
+    assert ours
+    assert await store.session("s").get("a") == 1
+    assert not flight.open
+
+
 @pytest.mark.only(warm="real")
 async def test_if_all_waited_together_it_would(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aio, blocking = faces(store)
@@ -250,6 +265,57 @@ async def test_a_handler_runs_where_it_was_given(store: Any) -> None:
     assert tiers(store).handlings == []
 
 
+async def test_blocking_code_waits_for_no_handler_of_the_loop_that_it_holds_up(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends by itself, once the event is handled, and no other member of its group is given that."""
+    aio, blocking = faces(store)
+    began, go_on, heard = asyncio.Event(), asyncio.Event(), list[Any]()
+
+    async def first(event: Any) -> None:
+        began.set()
+        await go_on.wait()
+        heard.append(("first", event.data["n"]))
+
+    aio.on("a", first, group="g")
+    with pytest.raises(ConfigurationError, match=r"aio\.ready"):
+        blocking.ready()
+    await aio.ready()
+    blocking.ready()
+    await aio.emit("a", {"n": 1})
+    await began.wait()
+    monkeypatch.setattr(handlers, "_PATIENCE", 0.1)
+    handling: Any = tiers(store).handlings[0]
+    blocking.off(first)
+    assert not handling._idle._set
+    go_on.set()
+    await until(handling._job._task.done)
+    aio.on("a", lambda event: heard.append(("second", event.data["n"])), group="g")
+    await aio.ready()
+    await aio.emit("a", {"n": 2})
+    await until(lambda: len(heard) == 2)
+    assert heard == [("first", 1), ("second", 2)]
+
+
+async def test_a_handler_in_a_thread_may_take_itself_off_by_the_blocking_face(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would wait for itself; it is the task's, though the thread is another."""
+    aio, blocking = faces(store)
+    monkeypatch.setattr(handlers, "_PATIENCE", 60.0)
+    over: list[Any] = []
+
+    def once(event: Any) -> None:
+        blocking.off(once)
+        over.append(event.data["n"])
+
+    aio.on("a", once)
+    await aio.ready()
+    await aio.emit("a", {"n": 1})
+    await until(lambda: over == [1])
+    assert tiers(store).handlings == []
+
+
 async def test_a_handler_ends_with_its_loop_and_the_others_go_on(store: Any) -> None:
     aio, blocking = faces(store)
     heard: list[str] = []
@@ -279,11 +345,13 @@ async def test_a_handler_ends_with_its_loop_and_the_others_go_on(store: Any) -> 
 # The end
 
 
-async def write_and_leave(aio: AsyncStateStore) -> None:
-    """In a loop of its own; the lock is given back while the loop ends."""
-    await aio.session("s").lock().acquire()
+async def write_and_leave(aio: AsyncStateStore) -> Any:
+    """In a loop of its own; one lock is given back while the loop ends, the other one, which is returned, by nobody."""
+    lease = await aio.session("s").lock().acquire()
+    await aio.events("*").next(0)
     asyncio.create_task(under_lock(aio), name="cancelled when the loop ends")  # noqa: RUF006 - as users do
     await asyncio.sleep(0.05)
+    return lease
 
 
 async def under_lock(aio: AsyncStateStore) -> None:
@@ -296,10 +364,18 @@ async def test_a_loop_that_ends_leaves_nothing_behind(store: Any) -> None:
     port: Any = tiers(store).port
     await aio.session("x").set("a", 1)
     assert len(port._loops) == 1
-    await asyncio.to_thread(lambda: asyncio.run(write_and_leave(aio)))
-    gc.collect()  # warnings are errors
-    assert list(port._loops) == list(port._keepers) == [asyncio.get_running_loop()]
-    assert await aio.session("t").lock(wait=0).acquire()
+    mine = await aio.session("m").lock().acquire()
+    async with aio.events("*") as events:
+        left = await asyncio.to_thread(lambda: asyncio.run(write_and_leave(aio)))
+        gc.collect()  # warnings are errors
+        assert list(port._loops) == list(port._keepers) == [asyncio.get_running_loop()]
+        assert await aio.session("t").lock(wait=0).acquire()
+        assert left.lost, "else it would be renewed for ever"
+        assert not mine.lost
+        assert left.holder not in tiers(store).leases._renewal.held
+        assert tiers(store).consumers._subscriptions == [core(events)._subscription]
+    await left.release()
+    assert await aio.session("s").lock(wait=0).acquire()
 
 
 @pytest.mark.only(warm="single")
