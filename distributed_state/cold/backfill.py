@@ -21,8 +21,18 @@ from distributed_state.cold.history import states
 from distributed_state.cold.recovery import clock_us, is_at
 from distributed_state.cold.values import Batch, Cursor
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
-from distributed_state.values.model import DELETED, ERASE, FORGET, NEXT, OWNER, PARENT, REPAIR, START
+from distributed_state.values.journal import (
+    Happened,
+    JournalEntry,
+    KeptItems,
+    Loaded,
+    Segment,
+    State,
+    Step,
+    pack,
+    unpack,
+)
+from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
 
 _ASIDE = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
 
@@ -31,7 +41,8 @@ _ASIDE = "SQL lacks what came before it; what it did is in a later version, whic
 class Backfilled:
     """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
 
-    `lost` are messages that neither has, by the record that showed them. `deleted` are records of which Redis only
+    `lost` are messages that neither has, by the record that showed them. Of the items of those in `lost_items` some may
+    be lost: Redis has only the newest. `deleted` are records of which Redis only
     knows that they were deleted, or erased, since the backup. Of `stale` ones Redis shows what they are not any more.
     """
 
@@ -40,6 +51,7 @@ class Backfilled:
     events: int = 0
     aside: int = 0
     lost: list[Segment] = field(default_factory=list)
+    lost_items: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
 
@@ -50,6 +62,7 @@ class Backfilled:
         self.events += other.events
         self.aside += other.aside
         self.lost += other.lost
+        self.lost_items += other.lost_items
         self.deleted += other.deleted
         self.stale += other.stale
 
@@ -70,6 +83,7 @@ class Held:
     entries: Mapping[str, Sequence[JournalEntry]]
     deleted: Mapping[str, int]
     elsewhere: Mapping[str, Set[int]]
+    items: Mapping[str, KeptItems]
 
 
 def backfill(
@@ -147,7 +161,7 @@ class _Plan:
         if carried and newer is not None:
             if gone and not newer.state.deleted:
                 end = _tombstone(newer.state, ended + 1)
-                self._change(name, end, newer.state.fields, carried, {})
+                self._change(name, end, newer.state.fields, carried, [])
             elif not newer.state.deleted:
                 self._leave_out(name, newer, carried)
         self.carried += carried
@@ -169,6 +183,8 @@ class _Plan:
         self.aside += [entry for entry in entries if entry is not same]
         self.done.records += 1
         carried: list[JournalEntry] = []
+        known = version if before else 0
+        items = self._items(name, known, newer, entries)
         runs = message_ranges.segments(name, newer.state.fields)
         kept = self._kept(name, runs) if before else set()
         sources = {number: run.source for run in runs for number in range(run.start, run.stop)}
@@ -178,8 +194,34 @@ class _Plan:
             for number, data in newer.messages
             if number >= first or (number in sources and not kept & {(name, number), (sources[number], number)})
         }
-        self._change(name, newer, before.fields if before else {}, carried, messages, same)
+        steps = [*items, *((b"m", b"%d" % number, data) for number, data in messages.items())]
+        if layer := _layer(newer.state, known):
+            newer = replace(newer, state=replace(newer.state, fields={**newer.state.fields, ITEMS: layer}))
+        self._change(name, newer, before.fields if before else {}, carried, steps, same)
         return carried
+
+    def _items(self, name: str, known: int, newer: Loaded, entries: Sequence[JournalEntry]) -> list[Step]:
+        """What became of items since SQL's version, as steps; and note it if some of that may be lost."""
+        since, below = _layered(newer.state)
+        if newer.state.deleted or not since:
+            return []
+        kept = self._held.items.get(name) or KeptItems({}, 0)
+        # Of several entries of one version, as it was hydrated from the older SQL since, the last one led there.
+        line: list[JournalEntry] = []
+        for entry in reversed(entries):
+            if entry.version < (line[-1].version if line else newer.state.version + 1):
+                line.append(entry)
+        found: dict[bytes, bytes] = {}
+        reached = known
+        for entry in reversed(line):
+            reached += entry.version == reached + 1
+            changed = [op for op in unpack(entry.data) if op.kind in (b"p", b"q")]
+            found |= {op.name: op.value for op in changed if entry.version >= since}
+        # Redis has all that is not archived, and of the rest the newest: both as they are at the end.
+        found |= {item: frame for item, (at, frame) in kept.items.items() if known < at <= newer.state.version}
+        if kept.missing > reached or since > known < below:
+            self.done.lost_items.append(name)
+        return [(b"p" if frame else b"q", item, frame) for item, frame in sorted(found.items())]
 
     def _change(
         self,
@@ -187,15 +229,15 @@ class _Plan:
         whole: Loaded,
         old: Mapping[bytes, bytes],
         carried: list[JournalEntry],
-        messages: Mapping[int, bytes],
+        lacking: Sequence[Step],
         same: JournalEntry | None = None,
     ) -> None:
-        """Add the entry that leads from these fields to those of a state, with messages that SQL lacks."""
+        """Add the entry that leads from these fields to those of a state, with messages and items that SQL lacks."""
         version = whole.state.version
         fields = whole.state.fields
         steps: list[Step] = [(b"c", b"", b"")] if old else []
         steps += [(b"d", each, b"") for each in old if each[:1] == b"#" and each not in fields]
-        steps += [(b"m", b"%d" % number, data) for number, data in messages.items()]
+        steps += lacking
         # Not a parent that SQL knows: it would be taken for a fork that is made only now, and erased if its source was.
         steps += [(b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value]
         steps += [op for op in unpack(same.data) if op.kind == b"l"] if same else []
@@ -255,10 +297,24 @@ def _next(state: State) -> int:
     return int(state.fields.get(NEXT, b"0"))
 
 
+def _layered(state: State) -> tuple[int, int]:
+    """Since which version a state shows its items so, and those of which version lie below, as far as that is noted."""
+    since, _, below = state.fields.get(ITEMS, b"").partition(b" ")
+    return int(since or b"0"), int(below or b"0")
+
+
+def _layer(state: State, known: int) -> bytes | None:
+    """What `#items` is where a layer came whole that began behind the version that SQL knows: it begins with that."""
+    since, separator, below = state.fields.get(ITEMS, b"").partition(b" ")
+    return b"%d %b" % (state.version, below) if separator and int(since) > known else None
+
+
 def _tombstone(state: State, version: int) -> Loaded:
     """What a record is that was deleted, or erased, as far as its last state tells."""
     end = state.fields.get(NEXT, b"0")
     kept = {name: value for name, value in state.fields.items() if name in (OWNER, NEXT)}
+    # Else what begins again under its name would show the items of before.
+    kept |= {ITEMS: b"%d 0" % version} if ITEMS in state.fields else {}
     return Loaded(State(state.epoch, version, {**kept, DELETED: b"1", START: end}), [])
 
 

@@ -8,8 +8,10 @@ Design: section 9.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import (
@@ -27,8 +29,7 @@ from sqlalchemy import (
 )
 
 from distributed_state.cold import bulk
-from distributed_state.cold.layers import Layer
-from distributed_state.cold.record_index import keys
+from distributed_state.cold.entries import LARGEST
 from distributed_state.cold.tables import items, records
 
 Name = tuple[bytes, bytes, int]  # collection, key and version of a row of a record
@@ -74,23 +75,6 @@ def _named(size: int) -> Select[Any]:
     return select(i.collection, i.key, i.version, i.origin, i.data).where(or_(*named))
 
 
-def shown(
-    connection: Connection, namespace: str, layers: Sequence[Layer], collection: bytes, prefix: bytes = b""
-) -> dict[bytes, bytes]:
-    """The frames of the items of a collection that layers show, the uppermost first, in the order of their keys."""
-    i = items.c
-    numbers = keys(connection, namespace, {layer.source for layer in layers})
-    found: dict[bytes, bytes] = {}
-    for layer in layers:
-        here = [i.record == numbers.get(layer.source, -1), i.collection == collection, i.key >= prefix]
-        if (end := behind(prefix)) is not None:
-            here.append(i.key < end)
-        within = i.version.between(layer.first, layer.last)
-        rows = connection.execute(select(i.key, i.data).where(*here, within, ~newer(layer.last)))
-        found = dict(tuple(row) for row in rows) | found
-    return {key: data for key, data in sorted(found.items()) if data}
-
-
 def behind(prefix: bytes) -> bytes | None:
     """The first key, in the order of bytes, that is behind all that begin with a prefix; None if there is none."""
     kept = prefix.rstrip(b"\xff")
@@ -130,8 +114,16 @@ def thin(connection: Connection, bases: Mapping[int, int], ends: Mapping[int, Co
 def drop_hidden(connection: Connection, record: int, base: int, shown: Collection[tuple[int, int]]) -> None:
     """Remove what a record that began layers put before its base and shows in none of them any more."""
     i = items.c
-    within = [i.version.between(first, last) for first, last in shown]
-    connection.execute(delete(items).where(i.record == record, i.version <= base, ~or_(*within)))
+    query = select(i.version).where(i.record == record, i.version <= base).distinct()
+    # Not as conditions: each rollback leaves a span, and SQLite takes a thousand of them at most.
+    spans = sorted(shown)
+    reach = list(accumulate((last for _, last in spans), max))
+    hidden = []
+    for version in connection.execute(query).scalars():
+        at = bisect_right(spans, (version, LARGEST))
+        if not at or reach[at - 1] < version:
+            hidden.append(version)
+    connection.execute(delete(items).where(i.record == record, bulk.among(connection, i.version, hidden)))
 
 
 def forget_deleted(connection: Connection, bases: Mapping[int, int]) -> None:

@@ -8,17 +8,21 @@ Design: section 9.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from distributed_state.cold.item_reading import ItemRow, Range
 from distributed_state.errors import Conflict, CorruptState, InvalidValue
 from distributed_state.records.access import ITEMS
 from distributed_state.records.context import RecordContext
+from distributed_state.records.preconditions import equal
 from distributed_state.tiers import items as item_tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import (
+    ANY,
+    MOST_ITEMS,
     DeleteItem,
     Item,
     ItemPage,
@@ -27,8 +31,6 @@ from distributed_state.values.items import (
     encode_item_key,
     name_of,
 )
-
-MOST = 1000
 
 
 class AsyncItems:
@@ -80,8 +82,8 @@ class AsyncItems:
         if isinstance(keys, str):
             raise InvalidValue(f"give several keys, as [{keys!r:.80}]")
         names = {self._name + b"\0" + encode_item_key(key): key for key in keys}
-        if len(names) > MOST:
-            raise InvalidValue(f"at most {MOST} items are read at once, not {len(names)}")
+        if len(names) > MOST_ITEMS:
+            raise InvalidValue(f"at most {MOST_ITEMS} items are read at once, not {len(names)}")
         found = await read(self._context, list(names), version)
         return {names[name]: item for name, item in found.items()}
 
@@ -112,8 +114,8 @@ class AsyncItems:
         with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than leaving
         out what only SQL has.
         """
-        if type(limit) is not int or not 1 <= limit <= MOST:
-            raise InvalidValue(f"limit is an int from 1 to {MOST}, not {limit!r:.80}")
+        if type(limit) is not int or not 1 <= limit <= MOST_ITEMS:
+            raise InvalidValue(f"limit is an int from 1 to {MOST_ITEMS}, not {limit!r:.80}")
         self._context.allow("read", ITEMS)
         wanted = Range(
             self._name,
@@ -140,14 +142,15 @@ class AsyncItems:
         *,
         if_absent: bool = False,
         if_present: bool = False,
-        equals: Any = None,
+        equals: Any = ANY,
         durability: str | None = None,
     ) -> int:
         """Put an item and return the record's new version. One round trip.
 
         With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one. `equals` is a
-        value that it must have, or an `Item` that must be still there, which `find` returned: the second costs no
-        further look. What must be so of an item that only SQL knows costs a look there, and one more round trip.
+        value that it must have, or what `find` returned: an `Item` that must be still there, None if there must be
+        none still; that costs no further look. What must be so of an item that only SQL knows costs a look there, and
+        one more round trip.
         """
         item = PutItem(
             collection=self._collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals
@@ -183,7 +186,7 @@ class AsyncItems:
         return frozenset(names[name] for name in put)
 
     async def delete(
-        self, *keys: str, if_present: bool = False, equals: Any = None, durability: str | None = None
+        self, *keys: str, if_present: bool = False, equals: Any = ANY, durability: str | None = None
     ) -> int:
         """Delete items in one commit and return the record's new version. One that is not there is no error.
 
@@ -232,7 +235,8 @@ def opened(record_codec: Codec, name: bytes, row: ItemRow, epoch: str) -> Item:
     """An item from what is stored. Raises CorruptState and DecryptionFailed."""
     value = record_codec.written_to(row.source).decode(row.frame, codec.item_name(name))
     origin = "" if row.source == record_codec.record else row.source
-    return Item(_text(name.partition(b"\0")[2]), value, row.version, origin, epoch)
+    collection, _, key = name.partition(b"\0")
+    return Item(_text(collection), _text(key), value, row.version, origin, epoch)
 
 
 def _text(key: bytes) -> str:
@@ -248,31 +252,19 @@ async def add(context: RecordContext, changes: Changes, items: Iterable[PutItem 
     for item in items:
         if not isinstance(item, PutItem | DeleteItem):
             raise InvalidValue(f"items takes PutItem and DeleteItem, not {type(item).__name__}")
-    by_value = {
-        name_of(item.collection, item.key): item.equals
-        for item in items
-        if item.equals is not None and not isinstance(item.equals, Item)
-    }
+    by_value = {name_of(item.collection, item.key): item.equals for item in items if _by_value(item)}
     found = await read(context, list(by_value)) if by_value else {}
     for name, value in by_value.items():
-        if name not in found or not same(found[name].value, value):
+        if name not in found or not equal(found[name].value, value):
             key = name.partition(b"\0")[2][:80]
             what = f"item {key.decode(errors='replace')!r}"
             raise Conflict(f"{context.text[:200]}: {what} has another value" if name in found else
                            f"{context.text[:200]}: {what} is not there")  # fmt: skip
     for item in items:
-        equals = item.equals
-        if equals is not None and not isinstance(equals, Item):
-            equals = found[name_of(item.collection, item.key)]
-        if isinstance(item, DeleteItem):
-            changes.delete_item(item.collection, item.key, if_present=item.if_present, equals=equals)
-        else:
-            changes.put_item(
-                item.collection, item.key, item.value, if_absent=item.if_absent, if_present=item.if_present,
-                equals=equals, keep=item.keep,
-            )  # fmt: skip
+        if _by_value(item):
+            item = replace(item, equals=found[name_of(item.collection, item.key)])
+        changes.items.add(item)
 
 
-def same(one: Any, other: Any) -> bool:
-    """Whether two values would be stored as the same: 1 is not 1.0, nor True."""
-    return type(one) is type(other) and one == other
+def _by_value(item: PutItem | DeleteItem) -> bool:
+    return item.equals is not ANY and item.equals is not None and not isinstance(item.equals, Item)

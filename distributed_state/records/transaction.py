@@ -12,7 +12,7 @@ from typing import Any
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.workspace import Workspace
-from distributed_state.values.items import Item
+from distributed_state.values.items import ANY
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import Message
 
@@ -44,19 +44,20 @@ class Transaction(MutableMapping[str, Any]):
         *,
         if_absent: bool = False,
         if_present: bool = False,
-        equals: Item | None = None,
+        equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item of the record at the end, with what changes beside it; as `record.items(collection).put`.
+        """Put an item of the record at the end, with what changes beside it.
 
-        `keep` leaves one that is there then as it is.
+        `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes what `find` returned, and
+        no value: nothing is looked up for it here. `keep` leaves one that is there then as it is.
         """
         changes = self._workspace.open()
         changes.put_item(
             collection, key, value, if_absent=if_absent, if_present=if_present, equals=equals, keep=keep
         )  # fmt: skip
 
-    def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Item | None = None) -> None:
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
         """Delete an item of the record at the end; one that is not there is no error, unless it must be."""
         self._workspace.open().delete_item(collection, key, if_present=if_present, equals=equals)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
-from distributed_state.errors import InvalidValue
+from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.access import MOVES
 from distributed_state.tiers.changes import Changes
@@ -85,6 +85,9 @@ class Workspace(MutableMapping[str, Any]):
         if not self.changes:
             return None
         draft = self.changes.draft(kind)
+        if draft.epoch not in ("", self.entry.epoch):
+            # Of items that are expected: the version that this view shows is of another history than theirs.
+            raise Conflict(f"{self.entry.codec.record[:200]}: an item that is expected was read under another epoch")
         draft.expected = self.entry.version
         draft.epoch = self.entry.epoch
         return draft
@@ -101,6 +104,8 @@ class Workspace(MutableMapping[str, Any]):
         for key, value in merged.items():
             changes.set(key, value)
         draft = changes.draft("transaction")
+        if draft.epoch not in ("", newest.epoch):
+            return None
         draft.expected = newest.version
         draft.epoch = newest.epoch
         return draft

@@ -511,9 +511,9 @@ class AsyncStateStore:
         Until then Redis serves them and nothing of them is archived. Commits that the journal still holds come one by
         one; other records that Redis has newer come whole, at their present version, and the versions between are
         missing in their history. What neither has is lost, and named: messages older than the recent ones that Redis
-        keeps, and whatever is in Redis no more. Partition by partition: its reads and writes wait meanwhile, its
-        leases end, and it begins a new epoch. It may be broken off and repeated. `dry_run` only counts; `progress` is
-        called with the counts after each partition.
+        keeps, records of whose items some may be, and whatever is in Redis no more. Partition by partition: its reads
+        and writes wait meanwhile, its leases end, and it begins a new epoch. It may be broken off and repeated.
+        `dry_run` only counts; `progress` is called with the counts after each partition.
         """
         self._context.allow("admin")
         return await repairing.repair(self._context.tiers(), dry_run, progress)

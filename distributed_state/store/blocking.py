@@ -65,9 +65,9 @@ class Batch:
     def on(self, handle: Any, *, expect: Mapping[str, Any] | None = None, expect_exists: bool | None = None) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
-        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag` and `clear`. Raises
-        InvalidValue for what is no record. `expect` and `expect_exists` are as in `write`: where they do not hold, that
-        record is not changed, and the block ends with Conflict.
+        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag`, `clear`, `put_item` and
+        `delete_item`. Raises InvalidValue for what is no record. `expect` and `expect_exists` are as in `write`: where
+        they do not hold, that record is not changed, and the block ends with Conflict.
         """
         return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)
 
@@ -467,9 +467,9 @@ class StateStore:
         Until then Redis serves them and nothing of them is archived. Commits that the journal still holds come one by
         one; other records that Redis has newer come whole, at their present version, and the versions between are
         missing in their history. What neither has is lost, and named: messages older than the recent ones that Redis
-        keeps, and whatever is in Redis no more. Partition by partition: its reads and writes wait meanwhile, its
-        leases end, and it begins a new epoch. It may be broken off and repeated. `dry_run` only counts; `progress` is
-        called with the counts after each partition.
+        keeps, records of whose items some may be, and whatever is in Redis no more. Partition by partition: its reads
+        and writes wait meanwhile, its leases end, and it begins a new epoch. It may be broken off and repeated.
+        `dry_run` only counts; `progress` is called with the counts after each partition.
         """
         return finish(self._twin.repair(dry_run=dry_run, progress=progress))
 

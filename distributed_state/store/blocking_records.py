@@ -27,7 +27,7 @@ from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.twins import twin_of
-from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
+from distributed_state.values.items import ANY, DeleteItem, Item, ItemPage, PutItem
 from distributed_state.values.merge import Merge
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Branch, Change, Checkpoint, Lifetime, Snapshot, Written
@@ -571,14 +571,15 @@ class Items:
         *,
         if_absent: bool = False,
         if_present: bool = False,
-        equals: Any = None,
+        equals: Any = ANY,
         durability: str | None = None,
     ) -> int:
         """Put an item and return the record's new version. One round trip.
 
         With `if_absent` or `if_present` Conflict, and nothing is written, unless there is none, or one. `equals` is a
-        value that it must have, or an `Item` that must be still there, which `find` returned: the second costs no
-        further look. What must be so of an item that only SQL knows costs a look there, and one more round trip.
+        value that it must have, or what `find` returned: an `Item` that must be still there, None if there must be
+        none still; that costs no further look. What must be so of an item that only SQL knows costs a look there, and
+        one more round trip.
         """
         return finish(
             self._twin.put(key, value, if_absent=if_absent, if_present=if_present, equals=equals, durability=durability)
@@ -601,7 +602,7 @@ class Items:
         """
         return finish(self._twin.put_missing(values, durability=durability))
 
-    def delete(self, *keys: str, if_present: bool = False, equals: Any = None, durability: str | None = None) -> int:
+    def delete(self, *keys: str, if_present: bool = False, equals: Any = ANY, durability: str | None = None) -> int:
         """Delete items in one commit and return the record's new version. One that is not there is no error.
 
         With `if_present` Conflict, and nothing is written, if any is not there; `equals` as in `put`.

@@ -40,7 +40,7 @@ from distributed_state.store.import_checks import (
 from distributed_state.tiers import actors
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.journal import JournalEntry, Op, State, fold, pack, unpack
-from distributed_state.values.model import NEXT, OWNER, SEGMENTS, START, TAG, Ref, escape, is_state, is_value
+from distributed_state.values.model import ITEMS, NEXT, OWNER, SEGMENTS, START, TAG, Ref, escape, is_state, is_value
 
 _EVENT = re.compile(r"[0-9A-Za-z]{1,64}\.\d{1,19}\.[0-9A-Za-z]{1,64}", re.ASCII)
 
@@ -115,6 +115,8 @@ class ImportedFile:
                 raise ValueError("a base stands before all messages and changes, once")
             fields = {raw(name): raw_value(value) for name, value in row["fields"].items()}
             self.base = State(str(row["epoch"]), whole(row, "base", 1, MOST), {})
+            if _since(fields.get(ITEMS, b"0")) > self.base.version:
+                raise ValueError(f"{fields[ITEMS]!r:.80} shows items since a version behind {self.base.version}")
             for name, value in fields.items():
                 self._set(name, value)
             self.base.fields.update(fields)
@@ -212,6 +214,8 @@ class ImportedFile:
             moved = self._apply(op) or moved
         if moved:
             self._check_shown()
+        if ITEMS not in self._fields and any(op.kind in (b"p", b"q") for op in ops):
+            raise ValueError("a change of items of a record that has none")
         if not isinstance(row["event"], str) or not _EVENT.fullmatch(row["event"]):
             raise ValueError(f"event {row['event']!r:.80} is none")
         kind = row["kind"]
@@ -232,10 +236,13 @@ class ImportedFile:
         if kind == b"s":
             if name == NEXT and digits(name, value) < following:
                 raise ValueError(f"#mn goes back from {following} to {int(value)}")
+            if name == ITEMS and value != self._fields.get(ITEMS) and _since(value) != self.version + 1:
+                # Who reads items waits until SQL has what it says here.
+                raise ValueError(f"#items is {value!r:.80} at version {self.version + 1}")
             self._set(name, value)
             return name in (SEGMENTS, START, NEXT)
         if kind == b"d":
-            if not is_state(name) or name in (START, NEXT) or value:
+            if not is_state(name) or name in (START, NEXT, ITEMS) or value:
                 raise ValueError(f"field {name!r:.80} cannot be deleted")
             if name[:1] != b"#":
                 codec.encode_key(codec.decode_key(name))
@@ -268,3 +275,8 @@ class ImportedFile:
             if first < last and (held < 0 or last > self._stops[held]):
                 raise ValueError(f"messages {first} to {last - 1} are shown, and not all of them are in the file")
             at = last
+
+
+def _since(value: bytes) -> int:
+    """Since which version `#items` says that items are shown so."""
+    return digits(ITEMS, value.partition(b" ")[0])

@@ -33,7 +33,8 @@ class Repaired:
     `records` whole, at their present version, without the versions before. `aside` are commits in the quarantine: what
     came before them is not known, and a record that came whole has what they did. `deleted` are (scope, id) of records
     that Redis only knows to have been deleted, or erased: they are deleted again; what was to be erased is to be
-    erased once more.
+    erased once more. `lost` are messages that neither has; of the items of the records in `lost_items` some may be
+    lost, as Redis keeps the newest alone.
     """
 
     partitions: int = 0
@@ -44,6 +45,7 @@ class Repaired:
     aside: int = 0
     lost: tuple[LostMessages, ...] = ()
     deleted: tuple[tuple[str, str], ...] = ()
+    lost_items: tuple[tuple[str, str], ...] = ()
 
 
 Progress = Callable[[Repaired], None]
@@ -65,6 +67,7 @@ async def repair(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Repa
                 aside=done.aside + found.aside,
                 lost=(*done.lost, *map(_lost, found.lost)),
                 deleted=(*done.deleted, *map(_named, found.deleted)),
+                lost_items=(*done.lost_items, *map(_named, found.lost_items)),
             )
         if progress is not None:
             progress(done)

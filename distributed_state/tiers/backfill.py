@@ -20,7 +20,7 @@ from distributed_state.port import Port
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Loaded
 from distributed_state.values.keys import Keys, PartitionKeys, RecordKeys
-from distributed_state.values.model import Ref
+from distributed_state.values.model import ITEMS, Ref
 from distributed_state.warm import scanning
 from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
@@ -96,8 +96,9 @@ class Backfill:
             entries = {text: self._entries[text] for text in some if text in self._entries}
             ended = {text: self._ended[text] for text in some if text in self._ended}
             held = Held(
-                keys.partition, place.epoch, place.archived, states, entries, ended, await self._elsewhere(states)
-            )
+                keys.partition, place.epoch, place.archived, states, entries, ended, await self._elsewhere(states),
+                await scanning.windows(self._warm, [each for each in records if _has_items(states, each)]),
+            )  # fmt: skip
             brought = await self._port.sql(partial(self._cold.backfill, held, after, keep=self._discard is None))
             if brought is None:
                 return False
@@ -151,3 +152,8 @@ class Backfill:
             self._happened[each.offset] = each
             if each.type in _ENDS:
                 self._ended[each.subject] = max(each.version, self._ended.get(each.subject, 0))
+
+
+def _has_items(states: Mapping[str, Loaded], names: RecordKeys) -> bool:
+    there = states.get(names.ref.text)
+    return there is not None and ITEMS in there.state.fields

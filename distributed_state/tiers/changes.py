@@ -17,7 +17,7 @@ from distributed_state.settings import Settings
 from distributed_state.tiers.item_changes import ItemChanges
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
-from distributed_state.values.items import Item
+from distributed_state.values.items import ANY, DeleteItem, PutItem
 from distributed_state.values.model import DELETED, LIFETIME, PHASE, SUMMARY, TAG, TIMED, Message
 from distributed_state.values.tags import tag_field, tag_texts
 from distributed_state.warm.answers import Draft, Swap
@@ -192,17 +192,20 @@ class Changes:
         *,
         if_absent: bool = False,
         if_present: bool = False,
-        equals: Item | None = None,
+        equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item: see `record.items(collection).put`; with `keep` one that is there stays as it is."""
-        self.items.put(
-            collection, key, value, if_absent=if_absent, if_present=if_present, equals=equals, keep=keep
+        """Put an item, as an item of `write(items=[...])`; but `equals` takes an Item that was read, or None."""
+        self.items.add(
+            PutItem(
+                collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals,
+                keep=keep,
+            )
         )  # fmt: skip
 
-    def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Item | None = None) -> None:
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
         """Delete an item; one that is not there is no error, unless it must be."""
-        self.items.delete(collection, key, if_present=if_present, equals=equals)
+        self.items.add(DeleteItem(collection=collection, key=key, if_present=if_present, equals=equals))
 
     def layer(self, version: int) -> None:
         """Show the items of this version from now on, 0: none; what was put so far in this change is forgotten."""

@@ -284,7 +284,9 @@ async def sums(tiers: Tiers, names: RecordKeys, draft: Draft, done: Committed, k
     """The sums that the increments of a commit gave; from SQL if Redis does not remember."""
     if done.results is not None:
         results = iter(done.results)
-        fields = {name: b"%d" % next(results) if step in (b"i", b"n") else value for step, name, value in draft.steps}
+        # Not of items: they come behind the fields, and the name of one may be a field's.
+        steps = [each for each in draft.steps if each[0] in (b"i", b"s")]
+        fields = {name: b"%d" % next(results) if step == b"i" else value for step, name, value in steps}
     else:
         await reach(tiers, names)
         before = done.version + 1

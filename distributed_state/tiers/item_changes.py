@@ -5,17 +5,13 @@ Design: section 9.
 
 from __future__ import annotations
 
-from typing import Any
-
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.settings import Settings
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
-from distributed_state.values.items import Item, name_of, stamp_of
+from distributed_state.values.items import ANY, MOST_ITEMS, DeleteItem, Item, PutItem, name_of, stamp_of
 from distributed_state.values.journal import Step
 from distributed_state.warm.answers import Draft
-
-MOST = 1000
 
 
 class ItemChanges:
@@ -41,59 +37,65 @@ class ItemChanges:
         other._epoch, other._size = self._epoch, self._size
         return other
 
-    def put(
-        self, collection: str, key: str, value: Any, *, if_absent: bool, if_present: bool, equals: Any, keep: bool
-    ) -> None:
-        """Put an item."""
-        name = name_of(collection, key)
-        data = self._codec.encode(value, codec.item_name(name))
-        if len(data) > self._settings.max_field_bytes:
-            limit = self._settings.max_field_bytes
-            raise TooLarge(f"item {key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
-        if keep and (if_absent or if_present or equals is not None):
-            raise InvalidValue(f"item {key!r:.80}: with keep=True nothing is expected of it")
-        self._add((b"n" if keep else b"p", name, codec.compact(data)), if_absent, if_present, equals)
+    def add(self, item: PutItem | DeleteItem) -> None:
+        """Put or delete an item."""
+        if not isinstance(item, PutItem | DeleteItem):
+            raise InvalidValue(f"items takes PutItem and DeleteItem, not {type(item).__name__}")
+        name = name_of(item.collection, item.key)
+        expected = self._expectation(item, name)
+        self._add((b"q", name, b"") if isinstance(item, DeleteItem) else self._put(item, name))
+        self._expected.pop(name, None)
+        if expected is not None:
+            self._expected[name] = expected
 
     def put_stored(self, name: bytes, frame: bytes) -> None:
         """Put an item as it is stored, or delete it if the frame is empty."""
-        self._add((b"p" if frame else b"q", name, frame), False, False, None)
+        self._add((b"p" if frame else b"q", name, frame))
 
-    def delete(self, collection: str, key: str, *, if_present: bool, equals: Any) -> None:
-        """Delete an item."""
-        self._add((b"q", name_of(collection, key), b""), False, if_present, equals)
+    def _put(self, item: PutItem, name: bytes) -> Step:
+        data = self._codec.encode(item.value, codec.item_name(name))
+        if len(data) > self._settings.max_field_bytes:
+            limit = self._settings.max_field_bytes
+            raise TooLarge(f"item {item.key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
+        return b"n" if item.keep else b"p", name, codec.compact(data)
 
-    def _add(self, step: Step, if_absent: bool, if_present: bool, equals: Any) -> None:
+    def _add(self, step: Step) -> None:
         _, name, data = step
-        if if_absent + if_present + (equals is not None) > 1:
-            raise InvalidValue("expect one thing of an item: if_absent, if_present or equals")
-        self._expected.pop(name, None)
-        if if_absent or if_present:
-            self._expected[name] = (b"A" if if_absent else b"P", name, b"")
-        elif equals is not None:
-            self._expected[name] = (b"M", name, self._stamp(equals))
         before = self._steps.get(name)
         self._size += len(data) - len(before[2]) if before else len(data) + len(name)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
         self._steps[name] = step
-        if len(self._steps) > MOST:
-            raise TooLarge(f"one commit changes at most {MOST} items")
+        if len(self._steps) > MOST_ITEMS:
+            raise TooLarge(f"one commit changes at most {MOST_ITEMS} items")
 
-    def _stamp(self, equals: Any) -> bytes:
-        if not isinstance(equals, Item):
-            raise InvalidValue(f"equals takes an Item that was read, here, not {type(equals).__name__}")
-        if not equals.epoch:
+    def _expectation(self, item: PutItem | DeleteItem, name: bytes) -> Step | None:
+        """What must be so of an item, as a step: of a value that is expected it was looked up which item has it."""
+        absent = isinstance(item, PutItem) and item.if_absent
+        given = bool(absent) + bool(item.if_present) + (item.equals is not ANY)
+        if given > 1:
+            raise InvalidValue("expect one thing of an item: if_absent, if_present or equals")
+        if isinstance(item, PutItem) and item.keep and given:
+            raise InvalidValue(f"item {item.key!r:.80}: with keep=True nothing is expected of it")
+        if absent or item.equals is None:
+            return b"A", name, b""
+        if item.if_present:
+            return b"P", name, b""
+        return None if item.equals is ANY else (b"M", name, self._stamp(item))
+
+    def _stamp(self, item: PutItem | DeleteItem) -> bytes:
+        found = item.equals
+        if not isinstance(found, Item):
+            raise InvalidValue(f"equals takes an Item that was read, here, not {type(found).__name__}")
+        if (found.collection, found.key) != (item.collection, item.key):
+            what = f"{item.collection!r:.80} {item.key!r:.80}"
+            raise InvalidValue(f"item {what}: equals is the item {found.collection!r:.80} {found.key!r:.80}")
+        if not found.epoch:
             raise InvalidValue("an Item of a history is not expected to be there still: read it anew")
-        if self._epoch not in ("", equals.epoch):
+        if self._epoch not in ("", found.epoch):
             raise InvalidValue("two items that are expected were read under two epochs: read them anew")
-        self._epoch = equals.epoch
-        return stamp_of(equals, self._codec.record)
-
-    def clear(self) -> None:
-        """Forget all of it: the change clears all items first."""
-        self._steps.clear()
-        self._expected.clear()
-        self._size = 0
+        self._epoch = found.epoch
+        return stamp_of(found.version, found.origin, self._codec.record)
 
     def into(self, draft: Draft) -> None:
         """Add it to a change that is ready."""

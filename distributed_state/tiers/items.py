@@ -16,6 +16,7 @@ from distributed_state.cold.item_reading import FoundItems, FoundPage, ItemRow, 
 from distributed_state.errors import WarmUnavailable
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.read import ROUNDS, reach
+from distributed_state.values.items import stamp_of
 from distributed_state.values.journal import Step, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm import items as warm_items
@@ -146,13 +147,6 @@ def _merged(
     return Listing(listed.epoch, chosen, end)
 
 
-def stamp(row: ItemRow | None, text: str) -> bytes:
-    """What names an item's state to commit.lua: its version; with who wrote it, if that is another record."""
-    if row is None or not row.frame:
-        return b"-"
-    return b"%d" % row.version if row.source == text else f"{row.version}@{row.source}".encode()
-
-
 async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Step]:
     """What SQL has of the items that a change expects to be so, for commit.lua; it says whether that still holds."""
     text = names.ref.text
@@ -166,7 +160,9 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
     else:
         raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
     place = b"%b %d " % (asked.epoch.encode(), found.archived)
-    proofs: list[Step] = [(b"V", name, place + stamp(found.rows.get(name), text)) for name in dict.fromkeys(wanted)]
+    rows = _present(found.rows)
+    stamps = {name: stamp_of(row.version, row.source, text) for name, row in rows.items()}
+    proofs: list[Step] = [(b"V", name, place + stamps.get(name, b"-")) for name in dict.fromkeys(wanted)]
     return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
 
 

@@ -6,10 +6,25 @@ Design: section 9.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum
+from typing import Any, Final
 
 from distributed_state.errors import InvalidValue, TooLarge
 from distributed_state.values.journal import COLLECTION_BYTES, KEY_BYTES
+
+MOST_ITEMS = 1000  # in one commit, and in one read
+
+
+class Anything(Enum):
+    """What `equals` is by default: whatever the item is. Not None, which says that there is none."""
+
+    ANY = "any"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ANY: Final = Anything.ANY
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +35,7 @@ class Item:
     what a change expects to find (`equals=`): exactly this one, put by that commit.
     """
 
+    collection: str
     key: str
     value: Any
     version: int
@@ -47,7 +63,7 @@ class PutItem:
     value: Any
     if_absent: bool = False
     if_present: bool = False
-    equals: Any = None
+    equals: Any = ANY
     keep: bool = False
 
 
@@ -58,7 +74,7 @@ class DeleteItem:
     collection: str
     key: str
     if_present: bool = False
-    equals: Any = None
+    equals: Any = ANY
 
 
 def encode_collection(collection: str) -> bytes:
@@ -88,6 +104,6 @@ def name_of(collection: str, key: str) -> bytes:
     return encode_collection(collection) + b"\0" + encode_item_key(key)
 
 
-def stamp_of(item: Item, record: str) -> bytes:
+def stamp_of(version: int, origin: str, record: str) -> bytes:
     """What names an item's state to the server: its version; with who put it, if that was another record."""
-    return f"{item.version}".encode() if item.origin in ("", record) else f"{item.version}@{item.origin}".encode()
+    return b"%d" % version if origin in ("", record) else f"{version}@{origin}".encode()

@@ -5,7 +5,7 @@ Design: sections 9, 11.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -203,6 +203,17 @@ class Loaded:
     state: State
     messages: list[tuple[int, bytes]]
     time_ms: int = 0  # of the last commit
+
+
+@dataclass(frozen=True, slots=True)
+class KeptItems:
+    """What Redis has of a record's items: the version and the frame of each, by name; an empty one of a deleted item.
+
+    Of what changed at versions up to `missing` some may not be among them; 0: all are, of the layer that is open.
+    """
+
+    items: Mapping[bytes, tuple[int, bytes]]
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Known(Window):
 class Listed(Window):
     """The items of a collection that Redis has in a range, in order, deleted ones too.
 
-    `whole`: SQL knows no others. `more`: there are more here, behind the last.
+    `whole`: SQL knows no others up to the last. `more`: there are more here, behind the last.
     """
 
     whole: bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from distributed_state.values.journal import Happened, Loaded, State
+from distributed_state.values.journal import Happened, KeptItems, Loaded, State
 from distributed_state.values.keys import PartitionKeys, RecordKeys
 from distributed_state.values.model import is_state
 from distributed_state.warm.patience import Patience
@@ -46,6 +46,28 @@ async def states(patience: Patience, epoch: str, records: Sequence[RecordKeys]) 
             state = State(epoch, int(kept[b"#v"]), fields)
             found[names.ref.text] = Loaded(state, sorted(messages), int(kept.get(b"#t", b"0")) or max(times, default=0))
     return found
+
+
+async def windows(patience: Patience, records: Sequence[RecordKeys]) -> dict[str, KeptItems]:
+    """What is there of the items of these records, whatever life of the data it is of, as item_window.lua has it."""
+    commands = [each for names in records for each in ((b"HGETALL", names.items), (b"HGET", names.record, b"#kv"))]
+    answers = await patience.commands(commands)
+    return {
+        names.ref.text: _window(dict(zip(pairs[::2], pairs[1::2], strict=True)), int(last or b"0"))
+        for names, pairs, last in zip(records, answers[::2], answers[1::2], strict=True)
+    }
+
+
+def _window(kept: dict[bytes, bytes], last: int) -> KeptItems:
+    """`last` is the version at which an item changed last."""
+    held = {name[1:]: value.split(b" ", 2) for name, value in kept.items() if name[:1] == b":"}
+    items = {name: (int(version), frame) for name, (_, version, frame) in held.items()}
+    floor = int(kept.get(b"#f", b"0"))
+    if max((floor, *(version for version, _ in items.values()))) < last:
+        return KeptItems({}, last)  # it is gone, or outlived what the record became since
+    # A window that nothing left, and that never lacked any, begins with its layer.
+    whole = kept.get(b"#d", b"1") == b"1" and kept.get(b"#u") != b"2"
+    return KeptItems(items, 0 if whole else floor)
 
 
 async def events(patience: Patience, keys: PartitionKeys, epoch: str, after: int, count: int) -> list[Happened]:

@@ -115,7 +115,9 @@ def repair(
         typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {id}")
     for each in done.lost:
         typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {each.id}")
-    if done.lost:
+    for scope, id in done.lost_items:
+        typer.echo(f"lost, it may be: items of {scope} {id} that changed since the backup, but for the newest")
+    if done.lost or done.lost_items:
         raise typer.Exit(1)
 
 

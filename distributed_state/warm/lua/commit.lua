@@ -276,7 +276,7 @@ if items then
       put, m = {'#e', epoch, '#d', '1', '#f', reset ~= '' and version or format('%d', needed)}, 6
       if reset == '' and (begins or not bare) or reset ~= '' and reset ~= '0' then
         m = 8
-        put[7], put[8] = '#u', '1'
+        put[7], put[8] = '#u', reset == '' and about[2] and '2' or '1'
       end
     end
     for i = 1, #puts, 2 do

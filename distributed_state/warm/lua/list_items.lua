@@ -8,7 +8,7 @@
         reverse          '1' = the greatest key first
         limit, bytes     how many at most, and of which size: the first comes whatever it is
   Returns {'ok', epoch, version, since, whole, more, key, 'version ' and the frame, ...}
-          whole '1' = SQL knows no other ones; more '1' = there are more here, behind the last
+          whole '1' = SQL knows no other ones up to the last; more '1' = there are more here, behind the last
         | {'cold', epoch} | {'uninitialised'}
 ]]
 local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
@@ -67,6 +67,11 @@ if window then
 end
 local highest = top(collection)
 local whole = bare or highest == '-' or (not highest and window and not window[7])
+if not whole and highest then
+  -- All that is below is not behind this key: nothing of it, if the range begins there.
+  local lowest = string.sub(highest, 2)
+  whole = behind(prefix, lowest) or after ~= '' and not behind(lowest, string.sub(after, 2))
+end
 local answer, size, more = {}, 0, ''
 for i, key in ipairs(keys) do
   if i > limit + 0 or i > 1 and size > bytes + 0 then
@@ -77,5 +82,11 @@ for i, key in ipairs(keys) do
   size = size + #held
   answer[#answer + 1] = key
   answer[#answer + 1] = held
+end
+-- From the greatest on, those behind that key come first: a full page of them lacks nothing, and goes on.
+local shown = #answer / 2
+if not whole and highest and reverse == '1' and shown > 0 and (more == '1' or shown == limit + 0)
+  and behind(keys[shown], string.sub(highest, 2)) then
+  whole, more = true, '1'
 end
 return {'ok', epoch, version, since, whole and '1' or '', more, unpack(answer)}

@@ -12,6 +12,8 @@ local life, epoch, offset, event = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local version, ttl_ms, archived, recent = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local window_items = 64 -- @constant how many archived items stay
 local window_bytes = 262144 -- @constant
+local walked_entries = 10000 -- @constant how much of the log one settling walks: a later one goes on there
+local noted_collections = 256 -- @constant of how many the greatest key that left is noted
 -- @include clock
 -- @include epoch
 -- @include same_data
@@ -68,9 +70,10 @@ if changed then
     if whole then call('PEXPIRE', items, ttl_ms) else call('PERSIST', items) end
     local last, at, count, size, floor = window[2] + 0, window[3] + 0, window[4] + 0, window[5] + 0, window[6] + 0
     local left, tops, stop = {}, {}, false
-    while not stop and at <= last and (count > window_items or size > window_bytes) do
+    local walked = math.min(last, at + walked_entries - 1)
+    while not stop and at <= walked and (count > window_items or size > window_bytes) do
       local numbers = {}
-      for number = at, math.min(at + 499, last) do numbers[#numbers + 1] = 'k' .. format('%d', number) end
+      for number = at, math.min(at + 499, walked) do numbers[#numbers + 1] = 'k' .. format('%d', number) end
       for i, entry in ipairs(call('HMGET', items, unpack(numbers))) do
         -- One is missing where its item was put anew since.
         if entry then
@@ -98,8 +101,17 @@ if changed then
       for collection, key in pairs(tops) do
         if key then noted[#noted + 1], noted[#noted + 2] = '#h' .. collection, key end
       end
-      call('HSET', items, unpack(noted))
+      for i = 1, #noted, 5000 do call('HSET', items, unpack(noted, i, math.min(i + 4999, #noted))) end
       for i = 1, #left, 5000 do call('HDEL', items, unpack(left, i, math.min(i + 4999, #left))) end
+    end
+    -- Beside what each item has, and seven fields of the head. Of a collection of which it is not noted SQL is asked.
+    if call('HLEN', items) - 2 * count - 7 > noted_collections then
+      call('HSETNX', items, '#u', '1')
+      local dropped = {}
+      for _, name in ipairs(call('HKEYS', items)) do
+        if string.sub(name, 1, 2) == '#h' then dropped[#dropped + 1] = name end
+      end
+      for i = 1, #dropped, 5000 do call('HDEL', items, unpack(dropped, i, math.min(i + 4999, #dropped))) end
     end
   end
 end
