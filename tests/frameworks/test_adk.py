@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks.docstrings import run_example
+from frameworks.examples import run_examples
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import App
 from google.adk.errors import StaleSessionError
@@ -511,15 +511,9 @@ async def test_an_append_is_one_script(opener: Any, monkeypatch: pytest.MonkeyPa
 
 async def test_the_example_runs() -> None:
     agent = LlmAgent(name="traveller", model=Scripted(answer=travel_agent))
-    await run_example(
-        DistributedSessionService,
-        AsyncStateStore=AsyncStateStore,
-        DistributedSessionService=DistributedSessionService,
-        Runner=Runner,
-        agent=agent,
-        Event=Event,
-        EventActions=EventActions,
-    )
+    names = {"AsyncStateStore": AsyncStateStore, "DistributedSessionService": DistributedSessionService}
+    names |= {"Runner": Runner, "agent": agent, "Event": Event, "EventActions": EventActions}
+    assert await run_examples(DistributedSessionService, **names) == 1
 
 
 async def test_a_store_of_either_face_will_do() -> None:

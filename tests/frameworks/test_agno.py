@@ -22,7 +22,7 @@ from agno.models.response import ModelResponse
 from agno.run.agent import RunOutput
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession
-from frameworks.docstrings import run_example
+from frameworks.examples import run_examples
 
 from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb
@@ -312,7 +312,7 @@ async def test_a_user_is_forgotten_with_sessions_runs_and_memories(opener: Any) 
 
 async def test_the_example_runs() -> None:
     names = {"Agent": Agent, "AgentSession": AgentSession, "StateStore": StateStore, "DistributedDb": DistributedDb}
-    await run_example(DistributedDb, **names)
+    assert await run_examples(DistributedDb, **names) == 1
 
 
 async def test_both_databases_are_of_one_store(opener: Any) -> None:
