@@ -133,7 +133,7 @@ class DistributedSessionService(BaseSessionService):
         owners = sorted({joined(app, user) for app, user, _ in ids})
         shared = await self.app_record(app_name=app_name).get_all(fresh=True)
         users = dict(zip(owners, await newest(map(self._store.user, owners)), strict=True))
-        sessions = await newest(self._store.session(joined(*each)) for each in ids)
+        sessions = await newest(self.session_record(app_name=app, user_id=user, session_id=id) for app, user, id in ids)
         found = []
         for (app, user, id), fields in zip(ids, sessions, strict=True):
             if UPDATED in fields:

@@ -160,7 +160,7 @@ class Runs:
         """The fields of all sessions, or of those of a user."""
         prefix = joined(self._sessions, "")
         ids = await every(self._store, "session", prefix, user=user_id)
-        read = await in_pieces(self._store, [self._store.session(id) for id in ids])
+        read = await in_pieces(self._store, [self._store.session(id, user=user_id) for id in ids])
         # One that was forked has the fields of another: what it is called says its record.
         return [{**fields, ID: id.removeprefix(prefix)} for id, fields in zip(ids, read, strict=True) if ID in fields]
 
