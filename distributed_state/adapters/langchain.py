@@ -6,13 +6,12 @@ Law: a method is one read or one commit, and a message comes back equal to the o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
 
-from distributed_state import AsyncStateStore, Conflict, Deleted, InvalidValue, StateStore, from_langchain, to_langchain
+from distributed_state import AsyncStateStore, InvalidValue, StateStore, from_langchain, to_langchain
 
 _KEY = "langchain"
 
@@ -52,27 +51,13 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
 
     def add_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages in one commit: all, next to one another, or none. What was deleted begins again."""
-        if not messages:
-            return
-        written = [_written(message) for message in messages]
-        try:
-            self._session.append(*written)
-        except Deleted:
-            with suppress(Conflict):  # somebody else began it
-                self._session.create()
-            self._session.append(*written)
+        if messages:
+            self._session.write(append=map(_written, messages), revive=True)
 
     async def aadd_messages(self, messages: Sequence[BaseMessage]) -> None:
         """Add messages in one commit, as `add_messages`."""
-        if not messages:
-            return
-        written = [_written(message) for message in messages]
-        try:
-            await self._aio.append(*written)
-        except Deleted:
-            with suppress(Conflict):
-                await self._aio.create()
-            await self._aio.append(*written)
+        if messages:
+            await self._aio.write(append=map(_written, messages), revive=True)
 
     def clear(self) -> None:
         """Remove all messages in one commit. Fields and history stay; `store.erase(session_id)` is for good."""

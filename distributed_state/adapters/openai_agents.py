@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -88,15 +87,7 @@ class DistributedSession(SessionABC):
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items in one commit: all of them, next to one another, or none. What was deleted begins again."""
         if items:
-            await _settled(self._add(_stored(items)))
-
-    async def _add(self, messages: list[dict[str, Any]]) -> None:
-        try:
-            await self._session.append(*messages)
-        except Deleted:
-            with suppress(Conflict):  # somebody else began it
-                await self._session.create()
-            await self._session.append(*messages)
+            await _settled(self._session.write(append=_stored(items), revive=True))
 
     async def pop_item(self) -> TResponseInputItem | None:
         """Remove the newest item and return it, None if there is none. Of several who ask each gets another."""
@@ -120,8 +111,15 @@ class DistributedSession(SessionABC):
         """As the SDK asks for it: replace the items in one commit. A subclass may store them otherwise: not its."""
         if type(self) is not DistributedSession:
             return False
-        await _settled(self._session.replace_messages(_stored(items)))
+        await _settled(self._replace_all(_stored(items)))
         return True
+
+    async def _replace_all(self, messages: list[dict[str, Any]]) -> None:
+        try:
+            await self._session.replace_messages(messages)
+        except Deleted:
+            await self._session.write(revive=True)
+            await self._session.replace_messages(messages)  # also what somebody else began it with
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
-import textwrap
 from typing import Any
+
+from docstrings import compiled, examples
 
 
 async def run_examples(kind: type, **names: Any) -> int:
-    """Run each indented block after a line that ends in `::`, of a class and its methods; how many there are."""
+    """Run the examples of a class and its methods, which may use these names; how many there are."""
     documented = [kind, *(each for each in vars(kind).values() if inspect.isfunction(each))]
-    blocks = [
-        textwrap.dedent(block)
-        for each in documented
-        for block in re.findall(r"::\n\n((?:    .*\n|\n)+)", inspect.cleandoc(each.__doc__ or "") + "\n")
-    ]
+    blocks = [block for each in documented for block in examples(each)]
     for block in blocks:
-        waiting = eval(
-            compile(block, "<example>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True), names
-        )
+        waiting = eval(compiled(block), dict(names))
         if waiting is not None:
             await waiting
     return len(blocks)

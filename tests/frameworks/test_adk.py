@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks.docstrings import run_example
+from frameworks.examples import run_examples
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import App
 from google.adk.errors import StaleSessionError
@@ -29,7 +29,15 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
-from distributed_state import AsyncStateStore, ConfigurationError, InvalidValue, StateStore, WarmUnavailable
+from distributed_state import (
+    AccessDenied,
+    AsyncStateStore,
+    ConfigurationError,
+    InvalidValue,
+    Request,
+    StateStore,
+    WarmUnavailable,
+)
 from distributed_state.adapters.adk import DistributedSessionService, register
 from distributed_state.adapters.adk.layout import joined, parted
 
@@ -436,6 +444,50 @@ async def test_a_user_is_forgotten_with_all_sessions(opener: Any) -> None:
     assert len((await service.list_sessions(app_name="shop")).sessions) == 1
 
 
+async def test_a_session_begins_where_something_is_that_is_none(opener: Any) -> None:
+    """A field that was written to its record before, or after it was deleted, would refuse the id for good."""
+    store = await opener()
+    service = DistributedSessionService(store)
+    for end in (store.erase, store.delete):
+        record = service.session_record(**WHERE, session_id="s")
+        await record.set("note", end.__name__)
+        assert await service.get_session(**WHERE, session_id="s") is None
+        made = await service.create_session(**WHERE, session_id="s", state={"city": "Oslo"})
+        assert made.state == {"note": end.__name__, "city": "Oslo"}
+        assert await service.get_session(**WHERE, session_id="s") == made
+        with pytest.raises(AlreadyExistsError):
+            await service.create_session(**WHERE, session_id="s")
+        await service.append_event(made, said("hello"))
+        await end(record.id)
+    assert (await service.create_session(**WHERE, session_id="s")).state == {}, "nor does what is left of one"
+
+
+async def test_a_session_that_was_forked_to_a_name_below_its_own_is_not_listed(opener: Any) -> None:
+    store = await opener()
+    service = DistributedSessionService(store)
+    made = await service.create_session(**WHERE, session_id="s", state={"k": 1})
+    record = service.session_record(**WHERE, session_id="s")
+    await record.fork(f"{record.id}/copy")
+    await record.fork(joined("shop", "ada", "copy"))
+    for where in ({"app_name": "shop"}, WHERE):
+        found = (await service.list_sessions(**where)).sessions
+        assert [each.id for each in found] == ["copy", "s"]
+        assert found[1] == made
+
+
+async def test_who_may_not_administer_lists(opener: Any) -> None:
+    """And with a policy by which each sees what is their own, they list that."""
+
+    def access(request: Request) -> bool:
+        return request.action != "admin" and (request.scope == "app" or "shop/ada" in (request.user, request.id))
+
+    service = DistributedSessionService(await opener(access=access))
+    await service.create_session(**WHERE, session_id="s")
+    assert [each.id for each in (await service.list_sessions(**WHERE)).sessions] == ["s"]
+    with pytest.raises(AccessDenied):
+        await service.list_sessions(app_name="shop")
+
+
 async def test_what_cannot_be_stored_is_refused_and_changes_nothing(opener: Any) -> None:
     service = DistributedSessionService(await opener())
     session = await service.create_session(**WHERE, session_id="s")
@@ -511,15 +563,9 @@ async def test_an_append_is_one_script(opener: Any, monkeypatch: pytest.MonkeyPa
 
 async def test_the_example_runs() -> None:
     agent = LlmAgent(name="traveller", model=Scripted(answer=travel_agent))
-    await run_example(
-        DistributedSessionService,
-        AsyncStateStore=AsyncStateStore,
-        DistributedSessionService=DistributedSessionService,
-        Runner=Runner,
-        agent=agent,
-        Event=Event,
-        EventActions=EventActions,
-    )
+    names = {"AsyncStateStore": AsyncStateStore, "DistributedSessionService": DistributedSessionService}
+    names |= {"Runner": Runner, "agent": agent, "Event": Event, "EventActions": EventActions}
+    assert await run_examples(DistributedSessionService, **names) == 1
 
 
 async def test_a_store_of_either_face_will_do() -> None:

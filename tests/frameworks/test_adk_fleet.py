@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
-from frameworks.adk_worker import SESSIONS
-from frameworks.nursery import fleet
-from google.adk.integrations.redis._redis_session_service import RedisSessionService, RedisSessionServiceConfig
+from frameworks.adk_crew import SESSIONS, peer
+from frameworks.fleet import fleet
 
 from distributed_state.adapters.adk import DistributedSessionService
 
 WHERE = {"app_name": "shop", "user_id": "ada"}
 
 
-async def outcome(service: Any, acknowledged: list[tuple[str, str]]) -> dict[str, int]:
+async def outcome(service: Any, acknowledged: list[str]) -> dict[str, int]:
     """What is missing of what was acknowledged, and how many turns have another's events among theirs."""
     found = Counter[str]()
     for id in SESSIONS:
         session = await service.get_session(**WHERE, session_id=id)
         texts = [event.content.parts[0].text for event in session.events]
-        mine = [text for place, text in acknowledged if place == id]
+        mine = [text for place, text in map(str.split, acknowledged) if place == id]
         found["events lost"] += len(set(mine) - set(texts))
         found["events twice"] += len(texts) - len(set(texts))
         found["keys lost"] += sum(f"k.{text}" not in session.state for text in mine)
@@ -37,17 +36,17 @@ async def outcome(service: Any, acknowledged: list[tuple[str, str]]) -> dict[str
 @pytest.mark.only(face="asyncio", warm=("valkey", "redis"), cold="postgres")
 @pytest.mark.replicas
 @pytest.mark.timeout(180)
-async def test_workers_that_are_killed_lose_nothing_and_mix_no_turns(opener: Any, tmp_path: Path) -> None:
-    ours = DistributedSessionService(await opener())
-    peer = RedisSessionService(RedisSessionServiceConfig(uri=opener.url, key_prefix=f"peer{opener.namespace}:"))
-    for service in (ours, peer):
+async def test_workers_that_are_killed_lose_nothing_and_mix_no_turns(opener: Any) -> None:
+    settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
+    ours, theirs = DistributedSessionService(await opener()), peer(settings)
+    for service in (ours, theirs):
         for id in SESSIONS:
             await service.create_session(**WHERE, session_id=id)
-    acknowledged = fleet("adk_worker.py", "ours", opener, tmp_path, kills=8)
-    assert len(acknowledged) > 50
-    assert await outcome(ours, acknowledged) == {}
-    lost = await outcome(peer, fleet("adk_worker.py", "peer", opener, tmp_path, kills=2))
-    await peer._get_redis().aclose()
+    said = await asyncio.to_thread(fleet, "adk_crew.py", "ours", enough=200, kills=5, settings=settings)
+    assert await outcome(ours, said) == {}
+    said = await asyncio.to_thread(fleet, "adk_crew.py", "theirs", enough=200, kills=1, settings=settings)
+    lost = await outcome(theirs, said)
+    await theirs._get_redis().aclose()
     assert lost["user keys lost"] > 0
     assert lost["app keys lost"] > 0
     assert lost["turns mixed"] > 0, "four workers do meet: who does not look for stale sessions mixes turns"

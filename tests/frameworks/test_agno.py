@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,10 @@ from agno.models.response import ModelResponse
 from agno.run.agent import RunOutput
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession
-from frameworks.docstrings import run_example
+from frameworks.examples import run_examples
 
-from distributed_state import AsyncStateStore, StateStore
-from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb
+from distributed_state import AsyncSession, AsyncStateStore, StateStore
+from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb, listing
 
 pytestmark = [
     pytest.mark.only(face="asyncio"),
@@ -276,6 +277,142 @@ async def test_two_who_read_a_session_at_once_keep_what_both_did(opener: Any, tm
         assert (await db.get_session("s")).session_data["session_state"] == {"k": 2, "of_one": 1}
 
 
+async def test_a_session_begins_where_something_is_that_is_none(opener: Any) -> None:
+    """A name that came after the session was deleted was half a record, on which the id waited for ever."""
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    record = store.session("agno_sessions/s")
+    for end in (store.erase, store.delete):
+        await record.set_many({"data/session_name": "late", "data/other": 1})
+        assert await db.get_session("s") is None
+        assert await db.rename_session("s", SessionType.AGENT, "later") is None
+        saved = await db.upsert_session(session(k=1))
+        read = await db.get_session("s")
+        assert read.session_data == saved.session_data == session(k=1).session_data
+        await end(record.id)
+        read.session_data["session_state"]["k"] = 2
+        await db.upsert_session(read)
+        assert (await db.get_session("s")).session_data["session_state"] == {"k": 2}
+        await end(record.id)
+    await db.upsert_session(session(user="bob"))
+    await store.forget("ada")
+    assert await db.get_session("s", user_id="bob"), "it is bob's, whosever it was before"
+    await store.forget("bob")
+    assert await db.get_session("s") is None
+
+
+async def test_a_name_that_comes_when_the_session_is_deleted_leaves_nothing(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    await db.upsert_session(session())
+    write = AsyncSession.write
+
+    async def late(self: Any, **more: Any) -> Any:
+        monkeypatch.setattr(AsyncSession, "write", write)
+        await db.delete_session("s")
+        return await write(self, **more)
+
+    monkeypatch.setattr(AsyncSession, "write", late)
+    assert await db.rename_session("s", SessionType.AGENT, "late") is None
+    assert not await store.session("agno_sessions/s").exists(fresh=True)
+
+
+async def test_runs_are_of_their_session_and_go_with_it(opener: Any) -> None:
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    await db.upsert_run(run("early"), session_id="s", user_id="ada")
+    assert await db.get_run("early") is None, "of a session that is not there"
+    await db.upsert_session(session())
+    for number in range(150):
+        await db.upsert_run(run(f"r{number}", created_at=1000 + number), session_id="s")
+    record = store.session("agno_sessions/s")
+    assert len(await record.get_all()) < 20, "none of them is a field of it"
+    before = await record.version(fresh=True)
+    await db.upsert_run(run("r7", status=RunStatus.error), session_id="s")
+    assert await record.version(fresh=True) == before + 1, "a run that is there is one commit"
+    read = await db.get_session("s")
+    assert [each.run_id for each in read.runs] == [f"r{number}" for number in range(150)]
+    assert read.runs[7].status == RunStatus.error
+    assert [each.run_id for each in (await db.get_session("s", runs_limit=3)).runs] == ["r147", "r148", "r149"]
+    await store.session("agno_sessions/s").fork("agno_sessions/copy")
+    copied = await db.get_session("copy")
+    assert (copied.session_id, len(copied.runs)) == ("copy", 150)
+    assert sorted(each.session_id for each in await db.get_sessions()) == ["copy", "s"]
+    # A run that comes while the session is deleted is not there, nor is it when the session comes again.
+    await store.erase("agno_sessions/s")
+    await db.upsert_run(run("r7"), session_id="s")
+    assert await db.get_run("r7") is None
+    await db.upsert_session(session())
+    assert (await db.get_session("s")).runs == []
+    await db.upsert_run(run("r7"), session_id="s")
+    assert [each.run_id for each in (await db.get_session("s")).runs] == ["r7"]
+    assert (await db.get_run("r7")).run_id == "r7"
+
+
+async def test_a_run_without_a_user_is_forgotten_with_its_session(opener: Any) -> None:
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    await db.upsert_session(session())
+    await db.upsert_run(run("r0"), session_id="s")
+    await store.forget("ada")
+    assert await db.get_run("r0") is None
+    assert not await store.task("agno_runs/r0").exists(fresh=True)
+
+
+async def test_who_may_not_administer_lists(opener: Any) -> None:
+    store = await opener(access=lambda request: request.action != "admin")
+    db = AsyncDistributedDb(store)
+    for user in ("ada", "bob"):
+        await db.upsert_session(session(f"of {user}", user=user))
+        await db.upsert_run(run(f"r {user}"), session_id=f"of {user}", user_id=user)
+        await db.upsert_user_memory(UserMemory(memory=f"of {user}", user_id=user))
+    assert [each.session_id for each in await db.get_sessions()] == ["of ada", "of bob"]
+    assert [each.session_id for each in await db.get_sessions(user_id="bob")] == ["of bob"]
+    assert [each.run_id for each in await db.get_runs(user_id="bob")] == ["r bob"]
+    assert len(await db.get_user_memories()) == 2
+
+
+async def test_what_is_listed_in_pages_is_all_of_it(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "_PAGE", 3)
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    ids = [f"s{number}" for number in range(10)]
+    for id in ids:
+        await db.upsert_session(session(id))
+    assert sorted(each.session_id for each in await db.get_sessions()) == ids
+    assert sorted(each.session_id for each in await db.get_sessions(user_id="ada")) == ids
+
+
+async def test_what_moves_to_the_front_while_pages_are_read_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an owner come in the order of their changes, and one of the last page may be the first meanwhile."""
+    monkeypatch.setattr(listing, "_PAGE", 3)
+    order = [f"s{number}" for number in range(8)]
+
+    class Moving:
+        async def sessions(self, *, after: str | None, limit: int, **wanted: Any) -> list[Any]:
+            begin = 0 if after is None else order.index(after) + 1
+            page = [SimpleNamespace(id=id, cursor=id, created=0.0) for id in order[begin : begin + limit]]
+            if after is None:
+                order.insert(0, order.pop())
+            return page
+
+    assert await listing.every(Moving(), "session", "", user="ada") == sorted(order)
+    assert order[:2] == ["s6", "s7"]
+
+
+async def test_a_memory_can_be_kept_of_a_user_whose_record_was_deleted(opener: Any) -> None:
+    store = await opener()
+    db = AsyncDistributedDb(store)
+    await store.user("ada").set("k", 1)
+    await store.delete("ada", scope="user")
+    await db.upsert_user_memory(UserMemory(memory="Likes rain", memory_id="m", user_id="ada"))
+    assert [each.memory for each in await db.get_user_memories()] == ["Likes rain"]
+    await store.delete("ada", scope="user")
+    await db.clear_memories()
+
+
 async def test_other_families_are_anothers_or_refused_by_name(opener: Any, tmp_path: Path) -> None:
     store = await opener()
     alone = AsyncDistributedDb(store)
@@ -312,7 +449,7 @@ async def test_a_user_is_forgotten_with_sessions_runs_and_memories(opener: Any) 
 
 async def test_the_example_runs() -> None:
     names = {"Agent": Agent, "AgentSession": AgentSession, "StateStore": StateStore, "DistributedDb": DistributedDb}
-    await run_example(DistributedDb, **names)
+    assert await run_examples(DistributedDb, **names) == 1
 
 
 async def test_both_databases_are_of_one_store(opener: Any) -> None:

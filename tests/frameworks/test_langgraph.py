@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from controls import sabotage
-from frameworks.docstrings import run_example
+from frameworks.examples import run_examples
 from frameworks.langgraph_crew import config_of, graph_on
 from frameworks.theirs import archive
 from langgraph.checkpoint.conformance import validate
@@ -293,7 +293,7 @@ def test_memories_are_found_by_prefix_and_filter_and_go_after_their_time(setting
 
 @pytest.mark.parametrize("shown", [DistributedStateSaver, DistributedStateStore])
 def test_the_examples_are_true(shown: type) -> None:
-    asyncio.run(run_example(shown, **{shown.__name__: shown}))
+    assert asyncio.run(run_examples(shown, **{shown.__name__: shown})) == 1
 
 
 async def _gone(memories: DistributedStateStore) -> bool:

@@ -162,6 +162,9 @@ async def test_what_was_deleted_begins_again(store: Any) -> None:
     await session.clear_session()
     await asyncio.gather(session.add_items(said(3)), session.add_items(said(4)))
     assert sorted(each["content"] for each in await session.get_items()) == ["3", "4"]
+    await store.delete("s")
+    assert await session._atomic_replace_items(said(5))
+    assert await session.get_items() == said(5)
 
 
 async def test_an_item_that_cannot_be_read_is_not_passed_over(store: Any) -> None:

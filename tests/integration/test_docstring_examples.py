@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
-import re
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
+from docstrings import compiled, examples
 from public_names import PUBLIC, VALUES, members
 from pydantic import BaseModel
 
 from distributed_state import AsyncStateStore, StateStore
 
 
-def examples() -> Iterator[Any]:
-    """Each indented block after a line that ends in `::`, of all public names, once."""
+def found() -> Iterator[Any]:
+    """The examples of all public names, each once."""
     seen = set()
     for name, kind in PUBLIC.items():
+        if name in VALUES:
+            continue
         described = [(name, kind), *(members(kind) if isinstance(kind, type) else ())]
         for member, each in described:
-            text = inspect.cleandoc(each.__doc__ or "") if name not in VALUES else ""
-            for number, block in enumerate(re.findall(r"::\n\n((?:    .*\n|\n)+)", text + "\n")):
-                example = textwrap.dedent(block).strip()
+            for number, example in enumerate(examples(each)):
                 of_asyncio = name.startswith("Async")
                 if (example, member, of_asyncio) not in seen:
                     seen.add((example, member, of_asyncio))
                     where = name if each is kind else f"{name}.{member}"
                     yield pytest.param(example, of_asyncio, id=f"{where}-{number}")
-
-
-def compiled(example: str) -> CodeType:
-    return compile(example, "<example>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def names(store: Any) -> dict[str, Any]:
@@ -46,11 +39,11 @@ def names(store: Any) -> dict[str, Any]:
 
 
 def test_there_are_examples_of_both_faces() -> None:
-    found = [param.values[1] for param in examples()]
-    assert found.count(True) == found.count(False) >= 30, "each is generated for the other face"
+    faces = [param.values[1] for param in found()]
+    assert faces.count(True) == faces.count(False) >= 30, "each is generated for the other face"
 
 
-@pytest.mark.parametrize(("example", "of_asyncio"), list(examples()))
+@pytest.mark.parametrize(("example", "of_asyncio"), list(found()))
 def test_examples_are_true(
     example: str, of_asyncio: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,8 @@
-"""The table of README in which adapters are measured: what is measured anew replaces its own rows and no others."""
+"""The table of README in which adapters are measured, and which releases their frameworks are of."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,12 @@ def test_a_missed_goal_is_named() -> None:
 def test_the_readme_has_the_place_for_it() -> None:
     text = Path(__file__).parents[2].joinpath("README.md").read_text()
     assert text.index(table.BEGIN) < text.index(table.END)
+
+
+def test_the_frameworks_whose_own_tests_run_are_of_the_release_of_these_tests() -> None:
+    root = Path(__file__).parents[2]
+    lines = root.joinpath("tests/frameworks/archives.txt").read_text().splitlines()
+    tested = {line.split()[0] for line in lines if not line.startswith("#")}
+    extras = tomllib.loads(root.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert len(tested) == 3
+    assert tested <= set(extras["frameworks"])

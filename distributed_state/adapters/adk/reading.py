@@ -10,7 +10,7 @@ from typing import Any
 from google.adk.sessions.base_session_service import GetSessionConfig
 
 from distributed_state import AsyncRecord, AsyncSession, AsyncStateStore
-from distributed_state.adapters.adk.layout import UPDATED
+from distributed_state.adapters.adk.layout import UPDATED, joined, parted
 
 _PAGE = 100
 _ROUNDS = 20
@@ -75,12 +75,17 @@ async def newest(records: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
     return found
 
 
-async def listed(store: AsyncStateStore, prefix: str, owner: str | None) -> list[str]:
-    """The ids of sessions that begin so, of this owner if one is given."""
-    await store.archive()  # what is not archived is not listed
-    ids: list[str] = []
+async def listed(store: AsyncStateStore, app: str, user: str | None) -> list[tuple[str, str, str]]:
+    """The sessions of an app, or of one of its users: each its app, user and id."""
+    names = [app] if user is None else [app, user]
+    # With an owner, who may see only what is their own may ask.
+    owner = None if user is None else joined(*names)
+    found: list[tuple[str, str, str]] = []
     after = None
-    while page := await store.sessions(user=owner, limit=1000, after=after):
-        ids += [info.id for info in page if not info.deleted and info.id.startswith(prefix)]
+    # In the order of ids, in which nothing that is written meanwhile moves past the pages.
+    while page := await store.sessions(prefix=joined(*names, ""), user=owner, fresh=True, limit=1000, after=after):
+        parts = [parted(info.id) for info in page]
+        # What has more parts is none of ADK: somebody forked a session to a name below its own.
+        found += [(each[0], each[1], each[2]) for each in parts if len(each) == len(("app", "user", "id"))]
         after = page[-1].cursor
-    return ids
+    return found

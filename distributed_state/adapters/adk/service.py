@@ -22,9 +22,9 @@ from google.adk.platform import uuid as platform_uuid
 from google.adk.sessions import Session
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig, ListSessionsResponse
 
-from distributed_state import PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted, StateStore
+from distributed_state import ABSENT, PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted, StateStore
 from distributed_state.adapters.adk.events import as_events, as_message, changed, continues, dumped, holds
-from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, parted, state_of
+from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, state_of
 from distributed_state.adapters.adk.reading import listed, look, newest
 
 _RECENT = 100  # messages among which an event is looked for that may have been stored before
@@ -98,17 +98,16 @@ class DistributedSessionService(BaseSessionService):
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=id)
         now = platform_time.get_time()
         try:
-            await record.create({**delta.session, UPDATED: now, REVISION: 0})
+            # Something may be there that is no session yet: what somebody wrote to its record. It becomes part of it.
+            fields = {**delta.session, UPDATED: now, REVISION: 0}
+            written = await record.write(set=fields, expect={UPDATED: ABSENT}, revive=True)
         except Conflict as error:
             raise AlreadyExistsError(f"Session with id {id} already exists.") from error
         # Behind it: who is refused has changed nothing.
         await self._share(app_name, user_id, delta)
         user, app = await self._shared(app_name, user_id)
-        session = Session(
-            app_name=app_name, user_id=user_id, id=id, state=merged(delta.session, user, app), last_update_time=now
-        )
-        session._storage_update_marker = "0"  # noqa: SLF001 - where the services of ADK keep theirs
-        return session
+        stored = fields if written.version == 1 else {**await record.get_all(), **fields}
+        return self._session(app_name, user_id, id, fields, merged(stored, user, app))
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
@@ -130,18 +129,16 @@ class DistributedSessionService(BaseSessionService):
         They come with their states and without their events.
         """
         await self._ready()
-        owner = None if user_id is None else joined(app_name, user_id)
-        ids = await listed(self._store, joined(app_name, ""), owner)
-        owners = sorted({joined(*parted(id)[:2]) for id in ids})
-        app = await self.app_record(app_name=app_name).get_all(fresh=True)
+        ids = await listed(self._store, app_name, user_id)
+        owners = sorted({joined(app, user) for app, user, _ in ids})
+        shared = await self.app_record(app_name=app_name).get_all(fresh=True)
         users = dict(zip(owners, await newest(map(self._store.user, owners)), strict=True))
+        sessions = await newest(self.session_record(app_name=app, user_id=user, session_id=id) for app, user, id in ids)
         found = []
-        for id, fields in zip(ids, await newest(map(self._store.session, ids)), strict=True):
+        for (app, user, id), fields in zip(ids, sessions, strict=True):
             if UPDATED in fields:
-                _, user, own = parted(id)
-                found.append(
-                    self._session(app_name, user, own, fields, merged(fields, users[joined(app_name, user)], app))
-                )
+                state = merged(fields, users[joined(app, user)], shared)
+                found.append(self._session(app, user, id, fields, state))
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return ListSessionsResponse(sessions=found)
 
@@ -277,5 +274,5 @@ class DistributedSessionService(BaseSessionService):
             events=list(events),
             last_update_time=fields[UPDATED],
         )
-        session._storage_update_marker = str(fields[REVISION])  # noqa: SLF001
+        session._storage_update_marker = str(fields[REVISION])  # noqa: SLF001 - where the services of ADK keep theirs
         return session

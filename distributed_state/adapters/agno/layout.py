@@ -4,23 +4,27 @@
 |---|---|
 | session | `store.session("agno_sessions/id", user=user_id)` |
 | its columns, its `session_data[k]`, its `session_state[k]` | fields `row/...`, `data/k`, `state/k` of that |
-| run | `store.task("agno_runs/id", user=user_id)`; `run/id` of its session says where in the order it stands |
+| run | an item of its session's collection `runs`, whose key says where in the order it stands |
+| where a run is | `store.task("agno_runs/id", user=user_id)`: the id of its session, and the key there |
 | user memory | field `agno_memories/id` of `store.user(user_id)`; without a user of `store.app("agno_memories")` |
 
-The first part of an id is the name of Agno's table.
+The first part of an id is the name of Agno's table. User records with memories have its name as a tag `agno`.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from agno.db.utils import json_serializer
 
-ROW, DATA, STATE, RUN = "row/", "data/", "state/", "run/"
+ROW, DATA, STATE = "row/", "data/", "state/"
 ID, OWNER, KIND = "row/session_id", "row/user_id", "row/session_type"
-_HAS_DATA, _HAS_STATE = "has/data", "has/state"  # they may be there and empty
+HAS_DATA, _HAS_STATE = "has/data", "has/state"  # they may be there and empty
+RUNS = "runs"  # the collection
+TAG = "agno"
 
 
 def joined(table: str, id: str) -> str:
@@ -38,7 +42,7 @@ def fields_of(row: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {ROW + name: value for name, value in row.items() if name not in ("runs", "session_data")}
     data = row.get("session_data")
     if isinstance(data, dict):
-        fields[_HAS_DATA] = True
+        fields[HAS_DATA] = True
         fields.update({DATA + key: value for key, value in data.items() if key != "session_state"})
         state = data.get("session_state")
         if isinstance(state, dict):
@@ -53,17 +57,21 @@ def row_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The session that these fields hold, without its runs."""
     row = _behind(fields, ROW)
     row["session_data"] = None
-    if _HAS_DATA in fields:
+    if HAS_DATA in fields:
         row["session_data"] = _behind(fields, DATA)
         if _HAS_STATE in fields:
             row["session_data"]["session_state"] = _behind(fields, STATE)
     return row
 
 
-def runs_of(fields: Mapping[str, Any]) -> list[str]:
-    """The ids of a session's runs in their order."""
-    placed = _behind(fields, RUN)
-    return sorted(placed, key=lambda id: (*placed[id], id))
+def run_key(index: int, run: Mapping[str, Any]) -> str:
+    """The key of a run among those of its session: by its index, then its time."""
+    return f"{max(index, 0):012}/{int(run.get('created_at') or time.time()):012}/{run['run_id']}"
+
+
+def index_of(key: str) -> int:
+    """The index that a run's key was made with."""
+    return int(key.partition("/")[0])
 
 
 def own(fields: Mapping[str, Any]) -> dict[str, Any]:

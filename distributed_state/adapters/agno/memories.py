@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 from agno.db.schemas.memory import UserMemory
 
-from distributed_state.adapters.agno.layout import joined, plain
-from distributed_state.adapters.agno.listing import every, page_of
+from distributed_state import Deleted
+from distributed_state.adapters.agno.layout import TAG, joined, plain
+from distributed_state.adapters.agno.listing import every, in_pieces, page_of
 from distributed_state.adapters.agno.sessions import Sessions
 
 
@@ -28,12 +30,12 @@ class Memories(Sessions):
         """All memories by their ids, of a user or of all."""
         records = [self._of(user_id)]
         if user_id is None:
-            records += [self._store.user(id) for id in await every(self._store, "user")]
+            records += map(self._store.user, await every(self._store, "user", "", tags={TAG: self._memories}))
         prefix = joined(self._memories, "")
         return {
             name.removeprefix(prefix): memory
-            for record in records
-            for name, memory in (await record.get_all(fresh=True)).items()
+            for fields in await in_pieces(self._store, records)
+            for name, memory in fields.items()
             if name.startswith(prefix)
         }
 
@@ -55,7 +57,8 @@ class Memories(Sessions):
         if memory.memory_id is None:
             memory.memory_id = str(uuid4())
         stored = plain({**memory.to_dict(), "updated_at": now})
-        await self._of(memory.user_id).set(joined(self._memories, memory.memory_id), stored)
+        named = {joined(self._memories, memory.memory_id): stored}
+        await self._of(memory.user_id).write(set=named, tag={TAG: self._memories}, revive=True)
         return UserMemory.from_dict(stored) if deserialize else stored
 
     async def get_user_memory(
@@ -121,7 +124,8 @@ class Memories(Sessions):
             if id in found:
                 owners.setdefault(found[id].get("user_id"), []).append(joined(self._memories, id))
         for owner, names in owners.items():
-            await self._of(owner).write(delete=names)
+            with suppress(Deleted):  # all of that user was
+                await self._of(owner).write(delete=names)
 
     async def clear_memories(self) -> None:
         """Delete all memories of all users."""

@@ -1,8 +1,11 @@
-"""Runs: a record for each, so that one is written and read alone. Law: a session shows those that its order names."""
+"""Runs: items of their session, each written and read alone. Law: a run is one commit, and goes with its session.
+
+Agno asks for a run by its id alone, so a record of that name points to it: written before the run, gone after it. One
+that points to nothing, as its worker was killed in between, is no run.
+"""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,64 +13,86 @@ from typing import Any
 from agno.db.utils import deserialize_run, filter_context_runs, get_run_type
 from agno.run.base import RunStatus
 
-from distributed_state import ABSENT, PRESENT, Conflict, Deleted
-from distributed_state.adapters.agno.layout import ID, OWNER, RUN, joined, plain, runs_of
-from distributed_state.adapters.agno.listing import every, page_of
+from distributed_state import ABSENT, PRESENT, Conflict, Deleted, DeleteItem, PutItem
+from distributed_state.adapters.agno.layout import ID, OWNER, RUNS, index_of, joined, plain, run_key
+from distributed_state.adapters.agno.listing import every, in_pieces, page_of
 
 _AT_ONCE = 100
 
 
 class Runs:
-    """The runs of Agno, each a task record of the store."""
+    """The runs of Agno, each an item of its session."""
 
     def __init__(self, store: Any, sessions: str, runs: str) -> None:
         self._store = store
         self._sessions = sessions
         self._runs = runs
 
+    def _session(self, id: str, user_id: str | None = None) -> Any:
+        return self._store.session(joined(self._sessions, id), user=user_id)
+
+    def _pointer(self, run_id: str, user_id: str | None = None) -> Any:
+        return self._store.task(joined(self._runs, run_id), user=user_id)
+
     async def upsert_run(
         self, run: Any, session_id: str, user_id: str | None = None, run_index: int | None = None
     ) -> None:
-        """Store a run, new or as it is now: one commit, and one more that says where in its session it stands.
+        """Store a run, new or as it is now: one commit of its session, and for a new one another before it.
 
-        A run of a session that is not there is not stored. Raises ValueError for one without an id.
+        One that is there stays where it is. A run of a session that is not there is not stored. Raises ValueError for
+        one without an id.
         """
         row = plain(run if isinstance(run, dict) else run.to_dict())
         id = row.get("run_id")
         if id is None:
             raise ValueError("Run must have a run_id")
-        session = self._store.session(joined(self._sessions, session_id))
-        fields = await session.get_all()
-        if RUN + id not in fields and not await self._place(session, row, id, run_index):
+        # Without a question to the server: what this process knows of the place is checked by the commit.
+        known = await self._pointer(id).get_all()
+        if known and await self._put(known, row, if_present=True):
             return
-        record = self._store.task(joined(self._runs, id), user=user_id)
-        change = {"run": row, "session_id": session_id, "updated_at": int(time.time())}
-        try:
-            await record.write(set=change)
-        except Deleted:
-            await record.create(change)  # it was deleted, and is stored anew
+        place = await self._place(row, session_id, user_id, run_index)
+        if place is not None:
+            await self._put(place, row)
 
-    async def _place(self, session: Any, row: dict[str, Any], id: str, run_index: int | None) -> bool:
-        """Give a run its place in its session's order, unless it has one; False if there is no such session."""
-        fields = await session.get_all(fresh=True)
-        if ID not in fields:
+    async def _put(self, place: dict[str, Any], row: dict[str, Any], *, if_present: bool = False) -> bool:
+        """Store a run at its place; False if its session is not there, or the run is not although it must be."""
+        item = PutItem(collection=RUNS, key=place["key"], value=row, if_present=if_present)
+        try:
+            await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
+        except (Conflict, Deleted):
             return False
-        if RUN + id in fields:
-            return True
+        return True
+
+    async def _place(
+        self, row: dict[str, Any], session_id: str, user_id: str | None, run_index: int | None
+    ) -> dict[str, Any] | None:
+        """Where a run is to be stored: where it was, or behind the others; None if there is no such session."""
+        session = self._session(session_id)
+        fields, known = await self._store.get_many([session, self._pointer(row["run_id"])], fresh=True)
+        if known:
+            its = self._session(known["session_id"])
+            if ID in (fields if known["session_id"] == session_id else await its.get_all(fresh=True)):
+                return dict(known)
+        if ID not in fields:
+            return None
         index = row.get("run_index") if run_index is None else run_index
         if index is None:
-            index = max((place[0] for name, place in fields.items() if name.startswith(RUN)), default=-1) + 1
-        place = [index, row.get("created_at") or int(time.time())]
+            newest = (await session.items(RUNS).list(limit=1, reverse=True)).items
+            index = index_of(newest[0].key) + 1 if newest else 0
+        place = {"session_id": session_id, "key": run_key(index, row)}
+        # Whoever owns the session owns what points to it: `store.forget` of a user finds both.
+        pointer = self._pointer(row["run_id"], user_id or fields[OWNER])
         try:
-            await session.write(set={RUN + id: place}, expect={ID: PRESENT, RUN + id: ABSENT})
-        except (Conflict, Deleted):
-            return RUN + id in await session.get_all(fresh=True)
-        return True
+            await pointer.write(set=place, expect={"key": known.get("key", ABSENT)}, revive=True)
+        except Conflict:
+            return await pointer.get_all(fresh=True) or None  # somebody else stores it as well
+        return place
 
     async def get_run(self, run_id: str, deserialize: bool | None = True) -> Any:
         """Read a run, None if there is none."""
-        fields = await self._store.task(joined(self._runs, run_id)).get_all(fresh=True)
-        return _given(fields["run"], deserialize) if "run" in fields else None
+        place = await self._pointer(run_id).get_all(fresh=True)
+        row = await self._session(place["session_id"]).items(RUNS).get(place["key"]) if place else None
+        return None if row is None else _given(row, deserialize)
 
     async def get_runs(
         self,
@@ -84,48 +109,60 @@ class Runs:
         deserialize: bool | None = True,
     ) -> Any:
         """Read runs of a session, or of all, in their order; without `deserialize` a page and how many there are."""
-        ids = [session_id] if session_id is not None else await self._session_ids()
         wanted = {"agent_id": agent_id, "team_id": team_id, "workflow_id": workflow_id}
         wanted["status"] = status.value if isinstance(status, RunStatus) else status
+        if session_id is None:
+            sessions = await self._all(user_id)
+        else:
+            sessions = [{**await self._session(session_id).get_all(fresh=True), ID: session_id}]
         found: list[dict[str, Any]] = []
-        for id in ids:
-            fields = await self._store.session(joined(self._sessions, id)).get_all(fresh=True)
-            if user_id is None or fields.get(OWNER) == user_id:
-                found += await self._runs_of(fields)
+        for fields in sessions:
+            if user_id in (None, fields.get(OWNER)):
+                found += await self._runs_of(fields[ID])
         found = [run for run in found if all(value in (None, run.get(name)) for name, value in wanted.items())]
         rows = page_of(found, limit, page, sort_by, sort_order)
         return [_given(row, deserialize) for row in rows] if deserialize else (rows, len(found))
 
     async def delete_run(self, run_id: str) -> bool:
-        """Remove a run for good; False if there is none."""
-        fields = await self._store.task(joined(self._runs, run_id)).get_all(fresh=True)
-        if "session_id" in fields:
-            session = self._store.session(joined(self._sessions, fields["session_id"]))
-            with suppress(Conflict, Deleted):  # its session, or its place there, went before it
-                await session.write(delete=[RUN + run_id], expect={RUN + run_id: PRESENT})
-        return bool(await self._store.erase(joined(self._runs, run_id), scope="task"))
+        """Remove a run; False if there is none."""
+        pointer = self._pointer(run_id)
+        place = await pointer.get_all(fresh=True)
+        if not place:
+            return False
+        there = False
+        with suppress(Conflict, Deleted):  # it, or its session, went before
+            item = DeleteItem(collection=RUNS, key=place["key"], if_present=True)
+            await self._session(place["session_id"]).write(items=[item], expect={ID: PRESENT})
+            there = True
+        await pointer.erase()
+        return there
 
     async def delete_runs(self, run_ids: Sequence[str]) -> None:
-        """Remove these runs for good."""
+        """Remove these runs."""
         for id in run_ids:
             await self.delete_run(id)
 
-    async def _runs_of(self, fields: dict[str, Any], last: int | None = None) -> list[dict[str, Any]]:
-        """The runs of a session with these fields in their order; with `last` the newest that its context shows."""
-        ids = runs_of(fields)
+    async def _runs_of(self, session_id: str, last: int | None = None) -> list[dict[str, Any]]:
+        """The runs of a session in their order; with `last` the newest that its context shows."""
+        runs = self._session(session_id).items(RUNS)
+        size = _AT_ONCE if last is None else min(max(2 * last, 1), _AT_ONCE)
         found: list[dict[str, Any]] = []
-        for end in range(len(ids), 0, -_AT_ONCE):
-            some = ids[max(0, end - _AT_ONCE) : end]
-            read = await self._store.get_many([self._store.task(joined(self._runs, id)) for id in some])
-            rows = [each["run"] for each in read if "run" in each]
-            found = (rows if last is None else filter_context_runs(rows)) + found
-            if last is not None and len(found) >= last:
-                break
-        return found if last is None else found[max(0, len(found) - last) :]
+        before = None
+        while True:
+            page = await runs.list(before=before, limit=size, reverse=True)
+            rows = [item.value for item in page.items]
+            found += rows if last is None else filter_context_runs(rows)
+            before = page.next
+            if before is None or (last is not None and len(found) >= last):
+                return found[:last][::-1]
 
-    async def _session_ids(self) -> list[str]:
+    async def _all(self, user_id: str | None) -> list[dict[str, Any]]:
+        """The fields of all sessions, or of those of a user."""
         prefix = joined(self._sessions, "")
-        return [id.removeprefix(prefix) for id in await every(self._store, "session", prefix)]
+        ids = await every(self._store, "session", prefix, user=user_id)
+        read = await in_pieces(self._store, [self._store.session(id, user=user_id) for id in ids])
+        # One that was forked has the fields of another: what it is called says its record.
+        return [{**fields, ID: id.removeprefix(prefix)} for id, fields in zip(ids, read, strict=True) if ID in fields]
 
 
 def _given(row: dict[str, Any], deserialize: bool | None) -> Any:

@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from agno.db.base import SessionType
 from agno.db.utils import deserialize_session
 from agno.session import AgentSession, TeamSession, WorkflowSession
 
-from distributed_state import Conflict, Deleted
-from distributed_state.adapters.agno.layout import DATA, ID, KIND, OWNER, fields_of, joined, own, plain, row_of, runs_of
-from distributed_state.adapters.agno.listing import every, in_pieces, page_of
+from distributed_state import ABSENT, PRESENT, Conflict, Deleted
+from distributed_state.adapters.agno.layout import (
+    DATA,
+    HAS_DATA,
+    ID,
+    KIND,
+    OWNER,
+    fields_of,
+    own,
+    plain,
+    row_of,
+)
+from distributed_state.adapters.agno.listing import page_of
 from distributed_state.adapters.agno.runs import Runs
 
 _READ_AS = "_distributed_state_read_as"  # an attribute of a session object; Agno's to_dict leaves it out
@@ -27,9 +38,6 @@ _COMPONENTS = {"agent": ("agent_id",), "team": ("team_id",), "workflow": ("workf
 
 class Sessions(Runs):
     """The sessions of Agno, each a session record of the store."""
-
-    def _session(self, id: str, user_id: str | None = None) -> Any:
-        return self._store.session(joined(self._sessions, id), user=user_id)
 
     async def get_session(
         self,
@@ -43,7 +51,8 @@ class Sessions(Runs):
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return None
-        row = {**row_of(fields), "runs": await self._runs_of(fields, runs_limit)}
+        fields[ID] = session_id  # it may be a fork of another
+        row = {**row_of(fields), "runs": await self._runs_of(session_id, runs_limit)}
         return _given(session_type, row, fields) if deserialize else row
 
     async def get_sessions(
@@ -81,15 +90,10 @@ class Sessions(Runs):
                 rows.append(row)
         shown = page_of(rows, limit, page, sort_by, sort_order)
         for row in shown:
-            row["runs"] = await self._runs_of(found[row["session_id"]]) if include_runs else None
+            row["runs"] = await self._runs_of(row["session_id"]) if include_runs else None
         if not deserialize:
             return shown, len(rows)
         return [_given(session_type, row, found[row["session_id"]]) for row in shown]
-
-    async def _all(self, user_id: str | None) -> list[dict[str, Any]]:
-        ids = await every(self._store, "session", joined(self._sessions, ""), user_id)
-        read = await in_pieces(self._store, [self._store.session(id) for id in ids])
-        return [fields for fields in read if ID in fields]
 
     async def upsert_session(self, session: Any, deserialize: bool | None = True) -> Any:
         """Save a session and return it; None if it is somebody else's. Its runs are saved by `upsert_run`."""
@@ -132,29 +136,27 @@ class Sessions(Runs):
         """What the session holds after this, None if it is somebody else's; and whether it began with it."""
         for _ in range(_ROUNDS):
             # Who made the object without reading the session means it as it stands: the rest goes.
-            base = known
-            if base is None:
-                base = await record.get_all(fresh=True)
-            if ID not in base:
-                try:
-                    await record.create(fields)
-                    return fields, True
-                except Conflict:
-                    known = None
-                    continue
-            if base[OWNER] not in (None, fields[OWNER]):
+            base = await record.get_all(fresh=True) if known is None else known
+            begins = ID not in base  # also where something is that is no session, as a name that came too late
+            if not begins and base[OWNER] not in (None, fields[OWNER]):
                 return None, False
             changed = {name: value for name, value in fields.items() if name not in base or base[name] != value}
             gone = [name for name in own(base) if name not in fields]
             if not changed and not gone:
                 return fields, False
             try:
-                await record.write(set=changed, delete=gone, expect={OWNER: base[OWNER]})
-                return fields, False
-            except (Conflict, Deleted):
-                # It went, or has an owner now. Who knew it goes on from what was known.
-                now = await record.get_all(fresh=True)
-                known = {**known, OWNER: now[OWNER]} if known is not None and ID in now else None
+                await record.write(set=changed, delete=gone, expect={ID: ABSENT} if begins else {OWNER: base[OWNER]})
+                return fields, begins
+            except Deleted:
+                if begins:
+                    with suppress(Conflict):
+                        await record.create(fields)  # it belongs to who begins it now, not to who had it
+                        return fields, True
+            except Conflict:
+                pass
+            # It went, or has an owner now. Who knew it goes on from what was known.
+            now = await record.get_all(fresh=True)
+            known = {**known, OWNER: now[OWNER]} if known is not None and ID in now else None
         raise Conflict(f"{record}: comes and goes faster than it can be saved")
 
     async def rename_session(
@@ -171,7 +173,11 @@ class Sessions(Runs):
         kind = session_type.value if isinstance(session_type, SessionType) else session_type
         if ID not in fields or kind not in (None, fields[KIND]) or user_id not in (None, fields[OWNER]):
             return None
-        await record.set_many({DATA + "session_name": session_name, "has/data": True})
+        name = {DATA + "session_name": session_name, HAS_DATA: True}
+        try:
+            await record.write(set=name, expect={ID: PRESENT})
+        except (Conflict, Deleted):
+            return None  # just now
         return await self.get_session(session_id, session_type, user_id, deserialize)
 
     async def delete_session(self, session_id: str, user_id: str | None = None) -> bool:
@@ -180,9 +186,9 @@ class Sessions(Runs):
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return False
         # The session last: whoever was killed in between is asked again, and finds what is left by it.
-        for id in runs_of(fields):
-            await self._store.erase(joined(self._runs, id), scope="task")
-        await self._store.erase(joined(self._sessions, session_id))
+        for run in await self._runs_of(session_id):
+            await self._pointer(run["run_id"]).erase()
+        await self._session(session_id).erase()
         return True
 
     async def delete_sessions(self, session_ids: Sequence[str], user_id: str | None = None) -> None:

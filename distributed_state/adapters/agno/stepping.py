@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
-from distributed_state import Record, StateStore
+from distributed_state import Items, Record, StateStore
 
 
 def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -19,10 +19,14 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 
 class Awaited:
-    """A record whose methods can be awaited."""
+    """A record, or items of one, whose methods can be awaited."""
 
-    def __init__(self, record: Record) -> None:
-        self.record = record
+    def __init__(self, record: Record | Items) -> None:
+        self.record: Any = record
+
+    def items(self, collection: str) -> Awaited:
+        """As the record's."""
+        return Awaited(self.record.items(collection))
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         return _awaited(getattr(self.record, name))
@@ -50,9 +54,9 @@ class AwaitedStore:
         """As the store's."""
         return Awaited(self._store.app(id))
 
-    async def get_many(self, handles: Iterable[Awaited]) -> list[dict[str, Any]]:
+    async def get_many(self, handles: Iterable[Awaited], *, fresh: bool = False) -> list[dict[str, Any]]:
         """As the store's."""
-        return self._store.get_many([each.record for each in handles])
+        return self._store.get_many([each.record for each in handles], fresh=fresh)
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         return _awaited(getattr(self._store, name))

@@ -1,13 +1,14 @@
-"""Workers that run turns of ADK's sessions until they are killed. Law: a line on stdout for each event acknowledged."""
+"""What the processes of ADK's fleet do until they are killed. Law: a line is printed when an event is acknowledged."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import random
+import sys
 from typing import Any
 
-from frameworks.nursery import say, serve
 from google.adk.errors import StaleSessionError
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
@@ -21,7 +22,12 @@ SESSIONS = ("s0", "s1")
 EVENTS = 3  # of a turn
 
 
-async def turn(service: Any, id: str, name: str) -> None:
+def peer(settings: dict[str, Any]) -> RedisSessionService:
+    """ADK's own service, on the same server."""
+    return RedisSessionService(RedisSessionServiceConfig(uri=settings["url"], key_prefix=f"p{settings['namespace']}:"))
+
+
+async def _turn(service: Any, id: str, name: str) -> None:
     """One turn as a runner makes it: read the session, and append to it. Stale: somebody else's turn runs."""
     session = await service.get_session(app_name="shop", user_id="ada", session_id=id)
     for number in range(EVENTS):
@@ -33,23 +39,25 @@ async def turn(service: Any, id: str, name: str) -> None:
             await service.append_event(session, event)
         except StaleSessionError:
             return
-        say(f"{id} {text}")
+        print(id, text, flush=True)  # noqa: T201 - the pipe to the test
 
 
-async def work(service: Any, me: str) -> None:
-    say("ready")
+async def _turns(service: Any, me: str) -> None:
     for number in itertools.count():
-        await turn(service, SESSIONS[random.randrange(len(SESSIONS))], f"{me}-{number}")
+        await _turn(service, random.choice(SESSIONS), f"{me}-{number}")
         await asyncio.sleep(random.random() * 0.01)
 
 
-async def main(kind: str, me: str, url: str, archive: str, namespace: str) -> None:
-    if kind == "ours":
-        async with AsyncStateStore.open(url, archive=archive, namespace=namespace) as store:
-            await work(DistributedSessionService(store), me)
-    else:
-        await work(RedisSessionService(RedisSessionServiceConfig(uri=url, key_prefix=f"peer{namespace}:")), me)
+async def ours(me: str, settings: dict[str, Any]) -> None:
+    """Turns on our sessions."""
+    async with AsyncStateStore.open(**settings) as store:
+        await _turns(DistributedSessionService(store), me)
+
+
+async def theirs(me: str, settings: dict[str, Any]) -> None:
+    """The same on ADK's own Redis service."""
+    await _turns(peer(settings), me)
 
 
 if __name__ == "__main__":
-    serve(main)
+    asyncio.run(globals()[sys.argv[1]](**json.loads(sys.argv[2])))
