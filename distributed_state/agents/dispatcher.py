@@ -51,7 +51,7 @@ class Dispatcher:
 
     async def dispatch(self, event: Event) -> None:
         """Run the agents' hooks for an event; `on_event` if it has none of its own."""
-        lag = max(0.0, await self._services.server_time() - event.time)
+        lag = max(0.0, await self._services.store.time() - event.time)
         for agent in self._agents if event.time else ():
             agent.agent_context.lag = lag
         handler = self._handlers.get(event.type)

@@ -44,9 +44,10 @@ class AsyncBatch:
     def on(self, handle: Any, *, expect: Mapping[str, Any] | None = None, expect_exists: bool | None = None) -> Any:
         """Return the changes of one record, to add to: `batch.on(session).set("a", 1)`. No I/O.
 
-        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag`, `clear`, `put_item` and
-        `delete_item`. Raises InvalidValue for what is no record. `expect` and `expect_exists` are as in `write`: where
-        they do not hold, that record is not changed, and the block ends with Conflict.
+        They have `set`, `set_many`, `delete`, `increment`, `append`, `phase`, `tag`, `untag`, `clear`, and
+        `put_item(collection, key, value)` and `delete_item(collection, key)`. Raises InvalidValue for what is no
+        record. `expect` and `expect_exists` are as in `write`: where they do not hold, that record is not changed, and
+        the block ends with Conflict.
         """
         context = context_of(handle, "a batch")
         given = preconditions(context, expect, expect_exists)

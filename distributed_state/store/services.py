@@ -39,12 +39,6 @@ class StoreServices:
         """Time, threads and tasks: what it does suits the caller, a task of any event loop or blocking code."""
         return self.store.tiers().port
 
-    async def server_time(self) -> float:
-        """The server's time in seconds since 1970, which a worker's own clock may differ from. Mostly without I/O."""
-        clock = self.store.tiers().clock
-        await clock.know()
-        return clock.now()
-
     def announce(self, fields: Mapping[str, Any]) -> None:
         """Add JSON values to this replica's status, as `store.announce` does. Raises TooLarge beyond 16 KiB."""
         self.store.tiers().presence.announce(fields)

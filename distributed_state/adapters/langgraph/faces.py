@@ -38,7 +38,11 @@ class Opening(Generic[T]):
 
     def __enter__(self) -> T:
         self._store = StateStore.open(**self._asked)
-        return self._make(self._store.__enter__())
+        try:
+            return self._make(self._store)
+        except BaseException:  # nobody else would close it
+            self._store.close()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -47,7 +51,9 @@ class Opening(Generic[T]):
 
     async def __aenter__(self) -> T:
         self._store = AsyncStateStore.open(**self._asked)
-        return self._make(await self._store.__aenter__())
+        made = self._make(self._store)
+        await self._store.__aenter__()
+        return made
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -13,14 +13,15 @@ from distributed_state import ABSENT, Conflict, Deleted, DeleteItem, InvalidValu
 from distributed_state.adapters.langgraph.frames import (
     BLOBS,
     CHECKPOINTS,
+    RUN,
     WRITES,
     Saved,
     blob_key,
     checkpoint_key,
     write_key,
 )
-from distributed_state.adapters.langgraph.listing import everything
-from distributed_state.adapters.langgraph.reading import AT, HEAD, flag
+from distributed_state.adapters.langgraph.listing import everything, pending_writes
+from distributed_state.adapters.langgraph.reading import AT, HEAD, HEAD_BYTES, flag
 from distributed_state.adapters.langgraph.steps import Steps
 from distributed_state.adapters.langgraph.threads import Thread
 
@@ -138,9 +139,9 @@ def _remove_all_but(
 def _steps(thread: Thread, gone: Sequence[Saved], kept: Sequence[Saved]) -> Steps[list[DeleteItem]]:
     """What removes checkpoints: first themselves, then what is theirs alone."""
     steps = [DeleteItem(collection=CHECKPOINTS, key=checkpoint_key(each.namespace, each.id)) for each in gone]
-    for saved in gone:
-        for write in (yield from thread.writes(saved.namespace, saved.id)):
-            key = write_key(saved.namespace, saved.id, write.task_id, write.index)
+    for (namespace, name), writes in (yield from pending_writes(thread, gone)).items():
+        for write in writes:
+            key = write_key(namespace, name, write.task_id, write.index)
             steps.append(DeleteItem(collection=WRITES, key=key))
     shown = {key for saved in kept for key in _blobs(thread, saved)}
     over = {key for saved in gone for key in _blobs(thread, saved)} - shown
@@ -159,7 +160,9 @@ def _blobs(thread: Thread, saved: Saved) -> list[str]:
 def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[Saved]) -> Steps[str | None]:
     """Have the thread's record name another checkpoint, or none, as its newest; which one."""
     newest = max((each for each in kept if not each.namespace), key=lambda each: each.id, default=None)
-    setting: dict[str, Any] = {} if newest is None else {AT: newest.id, HEAD: newest.pack(), flag(newest.id): 1}
+    setting: dict[str, Any] = {} if newest is None else {AT: newest.id, flag(newest.id): 1}
+    if newest is not None and len(frame := newest.pack()) <= HEAD_BYTES:
+        setting[HEAD] = frame
     over = [name for name in fields if name in (AT, HEAD) or name.startswith("w:")]
     yield thread.record.write(
         set=setting, delete=[name for name in over if name not in setting], expect={AT: fields[AT]}
@@ -169,7 +172,10 @@ def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[Saved])
 
 
 def copy(source: Thread, target: Thread, target_id: str) -> Steps[None]:
-    """Show another thread what this one has. To an id that was not used that is a fork; else all is copied."""
+    """Show another thread what this one has. To an id that was not used that is a fork; else all is copied.
+
+    All of one version of the source, which may go on meanwhile.
+    """
     target.recent.forget(target.id)
     try:
         yield source.record.fork(target_id)
@@ -177,23 +183,35 @@ def copy(source: Thread, target: Thread, target_id: str) -> Steps[None]:
     except NotFound:
         return
     except (Conflict, Deleted) as error:
+        shown = yield source.record.view(fresh=True)
+        if not shown.exists:
+            return
         if isinstance(error, Deleted):
-            if not (yield source.record.exists(fresh=True)):
-                return
             with suppress(Conflict):
                 yield target.record.create()
     for collection in (BLOBS, WRITES, CHECKPOINTS):
-        yield from _copy_items(source, target, collection)
-    fields = yield source.record.get_all(fresh=True)
-    there = yield target.record.get_all(fresh=True)
-    if AT in fields and (AT not in there or there[AT] < fields[AT]):
-        yield target.record.write(set=fields, expect={AT: there.get(AT, ABSENT)})
+        yield from _copy_items(source, target, collection, shown.version)
+    for _ in range(_ATTEMPTS):
+        there = yield target.record.view(fresh=True)
+        is_newer = AT in shown and (AT not in there or there[AT] < shown[AT])
+        runs = {RUN: shown.tags[RUN]} if RUN in shown.tags else {}
+        if not is_newer and not runs:
+            return
+        with suppress(Conflict):
+            yield target.record.write(
+                set=dict(shown) if is_newer else {},
+                delete=[HEAD] if is_newer and HEAD not in shown else [],
+                tag=runs,
+                expect={AT: there.get(AT, ABSENT)},
+            )
+            return
+    raise Conflict(f"thread {target.id!r:.80}: others save faster than it can be copied to")
 
 
-def _copy_items(source: Thread, target: Thread, collection: str) -> Steps[None]:
+def _copy_items(source: Thread, target: Thread, collection: str, version: int) -> Steps[None]:
     after: str | None = None
     while True:
-        page = yield source.record.items(collection).list(after=after, limit=_AT_ONCE)
+        page = yield source.record.items(collection).list(after=after, limit=_AT_ONCE, version=version)
         if page.items:
             yield target.record.write(
                 items=[PutItem(collection=collection, key=item.key, value=item.value) for item in page.items]

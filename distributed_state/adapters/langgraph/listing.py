@@ -6,6 +6,7 @@ Design: section 22.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 from langgraph.checkpoint.base import (
@@ -35,6 +36,7 @@ from distributed_state.adapters.langgraph.threads import Thread
 
 _FIRST = 10
 _MOST = 100
+_MERGED = 20
 
 
 class Asked:
@@ -51,7 +53,14 @@ class Asked:
         self.done = limit is not None and limit <= 0
         self.next: str | None = None
         self.size = _FIRST
-        self.rows: list[Saved] | None = None  # of all namespaces, in their order, still to be shown
+        self.rows: list[Saved] = []  # that were read and are still to be shown, the newest first
+        self.merged: list[Asked] | None = None  # of which namespaces, if of all
+
+    def within(self, namespace: str) -> Asked:
+        """The same of one namespace."""
+        asked = copy(self)
+        asked.namespace, asked.rows = namespace, []
+        return asked
 
     def wants(self, thread: Thread, saved: Saved) -> bool:
         """Whether a checkpoint is one of those that are asked for."""
@@ -71,7 +80,7 @@ def page(thread: Thread, asked: Asked) -> Steps[list[CheckpointTuple]]:
         chosen = chosen[: asked.limit - asked.count]
     asked.count += len(chosen)
     asked.done = asked.done or (asked.limit is not None and asked.count >= asked.limit)
-    writes = yield from _writes(thread, chosen)
+    writes = yield from pending_writes(thread, chosen)
     return (yield from thread.tuples([(saved, writes[saved.namespace, saved.id]) for saved in chosen]))
 
 
@@ -93,12 +102,40 @@ def _of_namespace(thread: Thread, asked: Asked) -> Steps[list[Saved]]:
 
 
 def _of_all(thread: Thread, asked: Asked) -> Steps[list[Saved]]:
-    """Those of all namespaces, newest first: their keys are in the order of namespaces, so all are looked at."""
-    if asked.rows is None:
-        asked.rows = sorted((yield from everything(thread)), key=lambda saved: saved.id, reverse=True)
+    """Those of all namespaces, the newest first: of each a page, merged as far as all of them are read."""
+    if asked.merged is None:
+        found = yield from _namespaces(thread)
+        asked.merged = [asked.within(each) for each in found or ()]
+        if found is None:  # keys are in the order of namespaces
+            asked.rows = sorted((yield from everything(thread)), key=lambda saved: saved.id, reverse=True)
+    for each in asked.merged:
+        while not each.rows and not each.done:
+            each.rows = yield from _of_namespace(thread, each)
+    while not any(not each.rows and not each.done for each in asked.merged):
+        going = [each for each in asked.merged if each.rows]
+        if not going:
+            break
+        newest = max(going, key=lambda each: each.rows[0].id)
+        asked.rows.append(newest.rows.pop(0))
     rows, asked.rows = asked.rows[:_MOST], asked.rows[_MOST:]
-    asked.done = not asked.rows
+    asked.done = not asked.rows and all(each.done and not each.rows for each in asked.merged)
     return rows
+
+
+def _namespaces(thread: Thread) -> Steps[list[str] | None]:
+    """All namespaces of a thread, from one to the next; None if there are many: each call of a subgraph has its own."""
+    found: list[str] = []
+    after: str | None = None
+    while len(found) < _MERGED:
+        listed = yield thread.record.items(CHECKPOINTS).list(after=after, limit=1)
+        if listed.items:
+            found.append(Saved.unpack(listed.items[0].value).namespace)
+            after = within(found[-1]) + "\U0010ffff"
+        elif listed.next is None:
+            return found
+        else:
+            after = listed.next
+    return None
 
 
 def everything(thread: Thread) -> Steps[list[Saved]]:
@@ -113,7 +150,7 @@ def everything(thread: Thread) -> Steps[list[Saved]]:
         after = listed.next
 
 
-def _writes(thread: Thread, chosen: Sequence[Saved]) -> Steps[dict[tuple[str, str], list[SavedWrite]]]:
+def pending_writes(thread: Thread, chosen: Sequence[Saved]) -> Steps[dict[tuple[str, str], list[SavedWrite]]]:
     """The pending writes of checkpoints: of each namespace those between the first and the last, in one listing."""
     found: dict[tuple[str, str], list[SavedWrite]] = {(saved.namespace, saved.id): [] for saved in chosen}
     for namespace in {saved.namespace for saved in chosen}:
@@ -201,7 +238,7 @@ class _Ancestors:
             rows = [Saved.unpack(item.value) for item in listed.items]
             self._found |= {saved.id: saved for saved in rows}
             if checkpoint_id in self._found:
-                self._writes |= yield from _writes(self._thread, rows)
+                self._writes |= yield from pending_writes(self._thread, rows)
         return self._found.get(checkpoint_id)
 
     def writes(self, checkpoint_id: str) -> Steps[Sequence[SavedWrite]]:

@@ -3,13 +3,13 @@
 A namespace is an app's record, its keys are items of it. A record of its own, the directory, has the names of all
 namespaces as items, so that those below another one are found in their order; a namespace is in it before anything is
 in the namespace. A value stands as it was given, with its times under a name that no value of LangGraph's may have.
+All times are those of the server's clock: by the workers' own, one would still show what is past its time to another.
 
 Design: section 22.
 """
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -20,13 +20,14 @@ from typing import Any
 from langgraph.store.base import Item, SearchItem
 
 from distributed_state import Conflict, DeleteItem, PutItem
-from distributed_state.adapters.langgraph.steps import Steps
+from distributed_state.adapters.langgraph.steps import Steps, sent
 
 Namespace = tuple[str, ...]
 ITEMS, NAMESPACES = "items", "namespaces"
 _TIMES = "#langgraph"
 _PAGE = 1000
-_KNOWN = 100_000
+_AT_ONCE = 50
+_KNOWN = 10_000
 
 
 def text_of(namespace: Iterable[str]) -> str:
@@ -66,6 +67,10 @@ class Memory:
         """Whether it is past its time."""
         return self.ttl is not None and self.used + self.ttl * 60 <= now
 
+    def aged(self, now: float) -> bool:
+        """Whether a tenth of its time is gone: sooner it is not worth a commit to say that it was used."""
+        return self.ttl is not None and self.used + self.ttl * 6 <= now
+
     def shown(self, namespace: Namespace, key: str) -> dict[str, Any]:
         """What LangGraph's items are made of."""
         times = {"created_at": _time(self.created), "updated_at": _time(self.updated)}
@@ -81,7 +86,7 @@ class Memories:
 
     def __init__(self, prefix: str) -> None:
         self.prefix = prefix
-        self._listed: set[Namespace] = set()
+        self._listed: OrderedDict[Namespace, None] = OrderedDict()
         self._created: OrderedDict[tuple[Namespace, str], float] = OrderedDict()
 
     def record(self, store: Any, namespace: Namespace) -> Any:
@@ -95,13 +100,13 @@ class Memories:
     # Reading
 
     def find(self, store: Any, wanted: Mapping[Namespace, Iterable[str]]) -> Steps[dict[tuple[Namespace, str], Memory]]:
-        """Values by namespace and key, those that there are, in one exchange on asyncio."""
+        """Values by namespace and key, those that there are: of a namespace in one exchange, on asyncio of all."""
         many = [(namespace, sorted(keys)) for namespace, keys in wanted.items() if keys]
         pages = [
             (namespace, keys[begin : begin + _PAGE]) for namespace, keys in many for begin in range(0, len(keys), _PAGE)
         ]
         found = yield [self.record(store, namespace).items(ITEMS).find_many(keys) for namespace, keys in pages]
-        now = time.time()
+        now = yield store.time()
         memories = {}
         for (namespace, _), items in zip(pages, found, strict=True):
             for key, item in items.items():
@@ -125,18 +130,19 @@ class Memories:
     def below(self, store: Any, prefix: Namespace) -> Steps[list[tuple[Namespace, str, Memory]]]:
         """All values in namespaces that begin so, what changed last first."""
         found: list[tuple[Namespace, str, Memory]] = []
-        now = time.time()
-        for namespace in (yield from self.namespaces(store, prefix)):
-            after: str | None = None
-            while True:
-                page = yield self.record(store, namespace).items(ITEMS).list(after=after, limit=_PAGE)
-                for item in page.items:
-                    memory = Memory.unpack(item)
-                    if not memory.expired(now):
-                        found.append((namespace, item.key, memory))
-                if page.next is None:
-                    break
-                after = page.next
+        now = yield store.time()
+        names = yield from self.namespaces(store, prefix)
+        left: list[tuple[Namespace, str | None]] = [(namespace, None) for namespace in names]
+        while left:
+            asked, left = left[:_AT_ONCE], left[_AT_ONCE:]
+            pages = yield [
+                self.record(store, namespace).items(ITEMS).list(after=after, limit=_PAGE) for namespace, after in asked
+            ]
+            for (namespace, _), page in zip(asked, pages, strict=True):
+                memories = [(namespace, item.key, Memory.unpack(item)) for item in page.items]
+                found += [each for each in memories if not each[2].expired(now)]
+                if page.next is not None:
+                    left.append((namespace, page.next))
         return sorted(found, key=lambda each: each[2].updated, reverse=True)
 
     def matching(
@@ -147,7 +153,7 @@ class Memories:
             query, scope="app", prefix=self.prefix + text_of(prefix), kinds=("item",), collection=ITEMS,
             filter=dict(filter) if filter else None, match="any", limit=limit, offset=offset, fresh=True,
         )  # fmt: skip
-        now = time.time()
+        now = yield store.time()
         found = []
         for hit in hits:
             memory = Memory.unpack(hit)
@@ -160,13 +166,37 @@ class Memories:
 
     def refresh(self, store: Any, used: Mapping[tuple[Namespace, str], Memory]) -> Steps[None]:
         """Note that values were used now, those that stay for a time only; a value that changed meanwhile is left."""
-        now = time.time()
+        if all(memory.ttl is None for memory in used.values()):
+            return
+        now: float = yield store.time()
+        records: dict[Namespace, list[PutItem | DeleteItem]] = {}
         for (namespace, key), memory in used.items():
-            if memory.ttl is None:
-                continue
-            again = Memory(memory.value, memory.created, memory.updated, memory.ttl, now, memory.indexed)
-            with suppress(Conflict):
-                yield self.record(store, namespace).items(ITEMS).put(key, again.pack(), equals=memory.stored)
+            if memory.aged(now):
+                again = Memory(memory.value, memory.created, memory.updated, memory.ttl, now, memory.indexed).pack()
+                records.setdefault(namespace, []).append(
+                    PutItem(collection=ITEMS, key=key, value=again, equals=memory.stored)
+                )
+        try:
+            yield from self._send(store, records)
+        except Conflict:  # the others that stood in its commit; what was put by then is another one by now
+            for namespace, steps in records.items():
+                for step in steps:
+                    with suppress(Conflict):
+                        yield self.record(store, namespace).write(items=[step])
+
+    def _send(self, store: Any, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> Steps[None]:
+        """Change values in one exchange; those of a namespace in one commit, as far as they are a thousand."""
+        while records:
+            batch = store.batch()
+            for namespace, steps in records.items():
+                changes = batch.on(self.record(store, namespace))
+                for step in steps[:_PAGE]:
+                    if isinstance(step, PutItem):
+                        changes.put_item(step.collection, step.key, step.value, equals=step.equals)
+                    else:
+                        changes.delete_item(step.collection, step.key)
+            yield sent(batch)
+            records = {namespace: steps[_PAGE:] for namespace, steps in records.items() if steps[_PAGE:]}
 
     def write(
         self, store: Any, changes: Mapping[tuple[Namespace, str], tuple[Mapping[str, Any] | None, float | None, bool]]
@@ -180,7 +210,7 @@ class Memories:
         yield from self._list(
             store, {namespace for (namespace, _), (value, _, _) in changes.items() if value is not None}
         )
-        now = time.time()
+        now: float = yield store.time()
         records: dict[Namespace, list[PutItem | DeleteItem]] = {}
         for (namespace, key), (value, ttl, indexed) in changes.items():
             if value is None:
@@ -192,18 +222,16 @@ class Memories:
                 packed = Memory(dict(value), created, now, ttl, now, indexed).pack()
                 step = PutItem(collection=ITEMS, key=key, value=packed)
             records.setdefault(namespace, []).append(step)
-        yield [
-            self.record(store, namespace).write(items=steps[begin : begin + _PAGE])
-            for namespace, steps in records.items()
-            for begin in range(0, len(steps), _PAGE)
-        ]
+        yield from self._send(store, records)
 
     def _list(self, store: Any, namespaces: Iterable[Namespace]) -> Steps[None]:
         """Have the directory name these, those that this process does not know to be in it."""
         new = [namespace for namespace in namespaces if namespace not in self._listed]
         if new:
             yield self.directory(store).put_missing({text_of(namespace): 1 for namespace in new})
-            self._listed.update(new)
+            self._listed.update(dict.fromkeys(new))
+            while len(self._listed) > _KNOWN:
+                self._listed.popitem(last=False)
 
     def _note(self, namespace: Namespace, key: str, created: float) -> None:
         self._created[namespace, key] = created
@@ -213,7 +241,7 @@ class Memories:
     def sweep(self, store: Any) -> Steps[int]:
         """Delete what is past its time; how many that were."""
         swept = 0
-        now = time.time()
+        now = yield store.time()
         for namespace in (yield from self.namespaces(store, ())):
             items = self.record(store, namespace).items(ITEMS)
             after: str | None = None

@@ -32,6 +32,7 @@ from distributed_state.adapters.langgraph.recent import Addressed, Latest, Recen
 from distributed_state.adapters.langgraph.steps import Steps
 
 AT, HEAD = "at", "head"
+HEAD_BYTES = 16 * 1024  # a greater checkpoint is only an item
 PAGE = 1000
 _ATTEMPTS = 100
 
@@ -86,6 +87,8 @@ class ThreadReading:
     def _get(self, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointTuple | None]:
         if checkpoint_id is None:
             saved, written = yield from self.newest(namespace)
+            if saved is None and not namespace:
+                self.recent.found_nothing(self.id)
         else:
             saved, written = (yield from self.find(namespace, checkpoint_id)), True
         if saved is None:
@@ -93,6 +96,7 @@ class ThreadReading:
         writes = (yield from self.writes(namespace, saved.id)) if written else []
         shown = Latest(saved.id) if checkpoint_id is None and not namespace else Addressed(saved.id)
         found = yield from self.tuples([(saved, writes)], shown)
+        self.recent.keep_values(self.id, namespace, saved.id, (found[0].checkpoint["channel_versions"], saved.values))
         return found[0]
 
     def writes(self, namespace: str, checkpoint_id: str) -> Steps[list[SavedWrite]]:
@@ -128,7 +132,6 @@ class ThreadReading:
                 if value is None:
                     raise CorruptState(f"checkpoint {saved.id}: the value of {channel!r:.80} is not there", field=BLOBS)
                 stored[channel] = value
-            self.known.keep_values(saved.namespace, saved.id, checkpoint["channel_versions"], saved.values)
             checkpoint = {**checkpoint, "channel_values": {channel: loads(value) for channel, value in stored.items()}}
             found.append(
                 CheckpointTuple(

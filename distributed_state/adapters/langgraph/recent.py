@@ -1,7 +1,8 @@
 """What this process remembers of the threads it served last. Law: it saves a question, and is never the answer.
 
 Which checkpoint it takes for a thread's newest goes along with each commit as what the server must find; what it keeps
-of values never changes once it is stored.
+of values never changes once it is stored. What a run found is the run's own: that it found nothing is a variable of its
+context, in copies of which LangGraph saves; all else is what its ids say.
 
 Design: section 22.
 """
@@ -10,15 +11,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
 from threading import Lock
 from typing import Any
 
 from distributed_state.adapters.langgraph.frames import Typed
 
-_THREADS = 10_000
-_OWN = 64
-_PARENTS = 16
+_THREADS = 10_000  # a kilobyte or two each; a run whose thread is forgotten meanwhile is taken for a branch
+_OWN = 16
+_PARENTS = 2_000  # with 4 KiB of values each at most
 _BLOB_BYTES = 32 * 1024 * 1024
+_BEGINNINGS = 8
+
+Values = tuple[Mapping[str, Any], Mapping[str, Typed | None]]
+"""The versions of a checkpoint's channels, and where their values are: see `frames`."""
 
 
 class _Id(str):
@@ -50,45 +56,52 @@ class Addressed(_Id):
     __slots__ = ()
 
 
-class RecentThread:
-    """A thread: its newest checkpoint, if known, which of them this process saved, and what these say of values."""
+class _Beginning:
+    """A read found nothing: what is saved first in that context, or a copy of it, begins the thread or is refused."""
 
-    __slots__ = ("empty", "flags", "head", "known", "own", "parents", "tags")
+    __slots__ = ("of", "open", "thread_id")
+
+    def __init__(self, of: object, thread_id: str) -> None:
+        self.of = of
+        self.thread_id = thread_id
+        self.open = True  # in all copies of the context at once: a run saves in copies
+
+
+_beginnings: ContextVar[tuple[_Beginning, ...]] = ContextVar("distributed_state_langgraph_beginnings", default=())
+
+
+class RecentThread:
+    """A thread: its newest checkpoint, if known, and which of them this process saved.
+
+    Several runs in several threads use one: what is iterated is a copy.
+    """
+
+    __slots__ = ("flags", "head", "known", "own", "tags")
 
     def __init__(self) -> None:
         self.known = False
         self.head: str | None = None
-        self.empty = False  # a run that found nothing is about to begin the thread
         self.flags: set[str] = set()
         self.tags: set[str] = set()
         self.own: OrderedDict[str, None] = OrderedDict()
-        self.parents: OrderedDict[tuple[str, str], tuple[Mapping[str, Any], Mapping[str, Typed | None]]] = OrderedDict()
 
     def read(self, head: str | None, fields: Iterable[str]) -> None:
         """Note what a read found."""
-        self.known, self.head, self.empty = True, head, head is None
+        if head not in self.own:
+            self.tags.clear()  # another process may have deleted the thread and begun it anew
+        self.known, self.head = True, head
         self.flags = {name for name in fields if name.startswith("w:")}
 
     def saved(self, checkpoint_id: str, head: str | None) -> None:
         """Note a checkpoint that this process saved, and which is the newest now."""
-        self.known, self.head, self.empty = True, head, False
+        self.known, self.head = True, head
         self.own[checkpoint_id] = None
         while len(self.own) > _OWN:
             self.own.popitem(last=False)
 
     def continues(self, parent: str | None) -> bool:
         """Whether what is saved behind this parent goes on with a run, which began at the newest checkpoint."""
-        if parent is None:
-            return self.empty
         return isinstance(parent, Latest) or (type(parent) is str and parent in self.own)
-
-    def keep_values(
-        self, namespace: str, checkpoint_id: str, versions: Mapping[str, Any], values: Mapping[str, Typed | None]
-    ) -> None:
-        """Keep where a checkpoint's values are, for the one that follows it."""
-        self.parents[namespace, checkpoint_id] = (versions, values)
-        while len(self.parents) > _PARENTS:
-            self.parents.popitem(last=False)
 
 
 class Recent:
@@ -96,9 +109,11 @@ class Recent:
 
     def __init__(self) -> None:
         self._threads: OrderedDict[str, RecentThread] = OrderedDict()
+        self._parents: OrderedDict[tuple[str, str, str], Values] = OrderedDict()
         self._blobs: OrderedDict[tuple[str, str], Typed] = OrderedDict()
         self._bytes = 0
         self._lock = Lock()
+        self._mark = object()
 
     def thread(self, thread_id: str) -> RecentThread:
         """What is known of a thread."""
@@ -109,12 +124,45 @@ class Recent:
                 self._threads.popitem(last=False)
         return found
 
+    def found_nothing(self, thread_id: str) -> None:
+        """Note that the running task or thread read this thread, and that there is nothing yet."""
+        others = [each for each in _beginnings.get() if each.open and not self._is(each, thread_id)]
+        _beginnings.set((*others[1 - _BEGINNINGS :], _Beginning(self._mark, thread_id)))
+
+    def begins(self, thread_id: str) -> bool:
+        """Whether it did, and has saved nothing since."""
+        return any(each.open and self._is(each, thread_id) for each in _beginnings.get())
+
+    def begun(self, thread_id: str) -> None:
+        """Note that it saved something, or was refused."""
+        for each in _beginnings.get():
+            if self._is(each, thread_id):
+                each.open = False
+
+    def _is(self, beginning: _Beginning, thread_id: str) -> bool:
+        return beginning.of is self._mark and beginning.thread_id == thread_id
+
     def forget(self, thread_id: str) -> None:
         """Drop all that is known of a thread."""
         with self._lock:
             self._threads.pop(thread_id, None)
+            for parent in [parent for parent in self._parents if parent[0] == thread_id]:
+                del self._parents[parent]
             for name in [name for name in self._blobs if name[0] == thread_id]:
                 self._bytes -= len(self._blobs.pop(name)[1])
+
+    def values(self, thread_id: str, namespace: str, checkpoint_id: str) -> Values | None:
+        """The versions of a checkpoint's channels, and where their values are, if that is kept."""
+        return self._parents.get((thread_id, namespace, checkpoint_id))
+
+    def keep_values(self, thread_id: str, namespace: str, checkpoint_id: str, values: Values) -> None:
+        """Keep that for the checkpoint that follows it."""
+        versions, placed = values
+        with self._lock:
+            # A copy: LangGraph goes on counting in the versions of the checkpoint that it was given.
+            self._parents[thread_id, namespace, checkpoint_id] = (dict(versions), placed)
+            while len(self._parents) > _PARENTS:
+                self._parents.popitem(last=False)
 
     def blob(self, thread_id: str, key: str) -> Typed | None:
         """A channel's value by its key, if it is kept."""

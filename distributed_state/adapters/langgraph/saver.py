@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
@@ -30,7 +30,6 @@ from distributed_state.adapters.langgraph.steps import Steps, run, run_async
 from distributed_state.adapters.langgraph.threads import Thread
 from distributed_state.adapters.langgraph.turns import Turn, demand
 
-T = TypeVar("T")
 RunnableConfig = Any  # langchain_core's TypedDict, of which only "configurable" is read
 
 
@@ -124,7 +123,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Read checkpoints page by page, newest first; without a config those of all threads."""
+        """Read checkpoints page by page, newest first; without a config those of all threads, one after another."""
         for thread in self._threads(config, "blocking"):
             asked = listing.Asked(config, filter, before, limit)
             while not asked.done:

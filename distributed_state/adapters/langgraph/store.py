@@ -38,7 +38,8 @@ class DistributedStateStore(BaseStore):
             assert memories.get(("users", "u1"), "seat").value == {"train": "window"}
             print(memories.search(("users",), filter={"train": "window"}))
 
-    `ttl` as LangGraph's `TTLConfig`, in minutes: what is past its time is not shown; `sweep_ttl` removes it. A query
+    `ttl` as LangGraph's `TTLConfig`, in minutes by the server's clock: what is past its time is not shown; `sweep_ttl`
+    removes it. That a value was used is noted when a tenth of its time is gone, in one commit a namespace. A query
     in `search` is answered by the store's search, where that is on (see `StateStore.search`); which fields an item's
     `index` names does not matter to it, `index=False` keeps the item from being found.
     """
@@ -71,11 +72,14 @@ class DistributedStateStore(BaseStore):
         """Nothing: tables are made when the store is opened. Others' stores ask for this call."""
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Carry several operations out: what is read is as before what is written."""
+        """Carry several operations out: what is read is as before what is written.
+
+        All writes leave in one exchange, a commit a namespace; values that are read by their keys in one a namespace.
+        """
         return run(self._batch(self._faces.of("blocking"), list(ops)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """The same on asyncio; reads of several namespaces leave in one exchange, and so do writes."""
+        """The same on asyncio, where reads of several namespaces leave in one exchange, too."""
         return await run_async(self._batch(self._faces.of("aio"), list(ops)))
 
     def sweep_ttl(self) -> int:

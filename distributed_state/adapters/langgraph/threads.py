@@ -35,11 +35,10 @@ from distributed_state.adapters.langgraph.frames import (
     run_tag,
     write_key,
 )
-from distributed_state.adapters.langgraph.reading import AT, HEAD, ThreadReading, flag
-from distributed_state.adapters.langgraph.recent import Addressed
+from distributed_state.adapters.langgraph.reading import AT, HEAD, HEAD_BYTES, ThreadReading, flag
+from distributed_state.adapters.langgraph.recent import Addressed, Values
 from distributed_state.adapters.langgraph.steps import Steps
 
-_HEAD_BYTES = 16 * 1024
 _ATTEMPTS = 100
 
 
@@ -59,13 +58,11 @@ class Thread(ThreadReading):
         saved, items = yield from self._frame(config, namespace, parent, checkpoint, metadata, new_versions)
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
         tag = None if saved.run is None else run_tag(saved.run)
-        added = {RUN: tag} if tag is not None and tag not in self.known.tags else {}
         if namespace:
-            yield from self._commit({}, [], items, None, added)
+            yield from self._commit({}, [], items, None, tag)
         else:
-            yield from self._advance(saved, parent, items, added)
-        self.known.tags.update(added.values())
-        self.known.keep_values(namespace, saved.id, checkpoint["channel_versions"], saved.values)
+            yield from self._advance(saved, parent, items, tag)
+        self.recent.keep_values(self.id, namespace, saved.id, (checkpoint["channel_versions"], saved.values))
 
     def _frame(
         self,
@@ -106,20 +103,19 @@ class Thread(ThreadReading):
             self.recent.keep_blob(self.id, key, value)
         return saved, items
 
-    def _values_of(
-        self, namespace: str, checkpoint_id: str
-    ) -> Steps[tuple[Mapping[str, Any], Mapping[str, Typed | None]] | None]:
+    def _values_of(self, namespace: str, checkpoint_id: str) -> Steps[Values | None]:
         """The versions of a checkpoint's channels, and where their values are."""
-        known = self.known.parents.get((namespace, checkpoint_id))
+        known = self.recent.values(self.id, namespace, checkpoint_id)
         if known is None:
             saved = yield from self.find(namespace, checkpoint_id)
             if saved is not None:
                 known = (self.serde.loads_typed(saved.checkpoint)["channel_versions"], saved.values)
         return known
 
-    def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], added: Mapping[str, str]) -> Steps[None]:
+    def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], tag: str | None) -> Steps[None]:
         """Save a checkpoint of the root namespace; if it is the newest then, say so in the same commit."""
-        continues = self.known.continues(parent)
+        # What this run found, not what this process knows: of two that found nothing one begins the thread.
+        continues = self.recent.begins(self.id) if parent is None else self.known.continues(parent)
         expected = parent if continues or not self.known.known else self.known.head
         frame = items[-1].value
         for _ in range(_ATTEMPTS):
@@ -128,20 +124,21 @@ class Thread(ThreadReading):
             fields: dict[str, Any] = {AT: saved.id} if newest else {}
             over = {flag(parent)} if parent else set()
             # Writes may be there before their checkpoint: only what lies behind this one is out of date.
-            past = {name for name in self.known.flags if name < flag(saved.id)}
+            past = {name for name in tuple(self.known.flags) if name < flag(saved.id)}
             gone = sorted((past | over) - {flag(saved.id)}) if newest else []
-            if newest and len(frame) <= _HEAD_BYTES:
+            if newest and len(frame) <= HEAD_BYTES:
                 fields[HEAD] = frame
             elif newest:
                 gone.append(HEAD)
             try:
-                yield from self._commit(fields, gone, items, expected, added)
+                yield from self._commit(fields, gone, items, expected, tag)
             except (Conflict, Deleted) as error:
                 found = yield from self._refused(error, saved.id, parent if continues else Addressed())
                 expected = found
                 continue
+            self.recent.begun(self.id)
             self.known.saved(saved.id, saved.id if newest else expected)
-            self.known.flags -= set(gone)
+            self.known.flags.difference_update(gone)
             return
         raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be")
 
@@ -156,6 +153,7 @@ class Thread(ThreadReading):
         head: str | None = fields.get(AT)
         self.known.read(head, fields)
         if not isinstance(parent, Addressed) and head not in (parent, own):  # its own: it is saved once more
+            self.recent.begun(self.id)
             raise Conflict(
                 f"thread {self.id!r:.80} went on while this run was under way: its newest checkpoint is {head}, and "
                 f"this run goes on from {parent}. Run it again on what is there now, or hold the thread with "
@@ -169,13 +167,15 @@ class Thread(ThreadReading):
         gone: Sequence[str],
         items: Sequence[Any],
         expected: str | None,
-        added: Mapping[str, str],
+        tag: str | None,
     ) -> Steps[None]:
+        added = {} if tag is None or tag in self.known.tags else {RUN: tag}
         if fields or gone:
             expect = {AT: ABSENT if expected is None else expected}
             yield self.record.write(set=fields, delete=gone, items=items, expect=expect, tag=added)
         else:
             yield self.record.write(items=items, tag=added, revive=self._may_begin())
+        self.known.tags.update(added.values())
 
     def _may_begin(self) -> bool:
         """Whether a deleted thread may begin anew: not for a run that was under way when it was deleted."""

@@ -39,7 +39,6 @@ class Turn:
         self._thread = thread_id
         self._config = config
         self._times = {"ttl": ttl, "wait": wait}
-        self._leases: list[Any] = []
         self._before: frozenset[str] = frozenset()
 
     def _lock(self, face: str) -> Any:
