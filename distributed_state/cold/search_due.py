@@ -17,6 +17,8 @@ from distributed_state.cold import bulk
 from distributed_state.cold.search_tables import due, heads, partitions
 from distributed_state.cold.tables import records
 
+_ROWS = 20_000
+
 
 @dataclass(frozen=True, slots=True)
 class Due:
@@ -75,10 +77,10 @@ def next_due(connection: Connection, namespace: str, some: Collection[int], limi
     d, r, h = due.c, records.c, heads.c
     query = select(d.record).where(d.namespace == namespace, d.partition.in_(some)).order_by(d.id).limit(limit)
     oldest = list(connection.execute(query).scalars())
-    # All that is noted of them: what is brought up now is due no more, however often it was changed.
+    # All that is noted of them, if it is not too much: what is brought up now is due no more, however often it changed.
     query = select(d.id, d.record, d.partition, d.gone).where(bulk.among(connection, d.record, list(set(oldest))))
     rows: dict[int, list[Any]] = {}
-    for row in connection.execute(query.where(d.namespace == namespace).order_by(d.id)):
+    for row in connection.execute(query.where(d.namespace == namespace).order_by(d.id).limit(_ROWS)):
         rows.setdefault(row.record, []).append(row)
     columns: tuple[Any, ...] = (r.key, r.record, r.owner, r.epoch, r.version, r.deleted, h.epoch, h.version)
     joined = select(*columns).outerjoin_from(records, heads, h.record == r.key)

@@ -61,6 +61,8 @@ class SearchStore:
             self._hold(connection)
             found = self._found(connection)
             if found is None:
+                # What others are at was begun when nothing of this namespace was noted; after that it is.
+                tables.lock(connection, "SHARE ROW EXCLUSIVE")
                 if not tables.there(connection):
                     tables.create(connection)
                 if dimensions is not None:
@@ -118,6 +120,10 @@ class SearchStore:
             self._hold(connection)
             if self._found(connection) is None:
                 return False
+            last = connection.execute(select(func.count()).select_from(tables.indexes)).scalar() == 1
+            if last:
+                # Before any row: an erasure that has deleted a record goes on to the row of its partition.
+                tables.lock(connection, "ACCESS EXCLUSIVE")
             # Who writes the index just now is waited for, and has no claim any more when it goes on.
             p, r = tables.partitions.c, records.c
             connection.execute(
@@ -128,7 +134,7 @@ class SearchStore:
                 connection.execute(delete(table).where(table.c.record.in_(mine)))
             for table in (tables.due, tables.partitions, tables.indexes):
                 connection.execute(delete(table).where(table.c.namespace == self._namespace))
-            if connection.execute(select(func.count()).select_from(tables.indexes)).scalar() == 0:
+            if last:
                 tables.drop(connection)
             return True
 
@@ -154,9 +160,11 @@ class SearchStore:
         with self._database.read() as connection:
             return search_due.waits(connection, self._namespace, up_to)
 
-    def waiting(self) -> list[int]:
-        """The partitions that have something due."""
+    def waiting(self, settings: str) -> list[int] | None:
+        """The partitions that have something due. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
+            if self._settings(connection) != settings:
+                return None
             return search_due.waiting(connection, self._namespace)
 
     def claim(

@@ -182,6 +182,12 @@ def there(connection: Connection) -> bool:
     return inspect_database(connection).has_table(indexes.name)
 
 
+def lock(connection: Connection, mode: str) -> None:
+    """Wait for all who are changing what the triggers note, and keep them waiting until this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"LOCK TABLE records, snapshots, {', '.join(_CHANGED)} IN {mode} MODE")
+
+
 def create(connection: Connection) -> None:
     """Make the tables and the triggers."""
     metadata.create_all(connection)

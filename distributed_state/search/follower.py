@@ -31,6 +31,7 @@ _RECORDS = 100  # looked at in a round
 _OFF_SECONDS = 60.0
 _REST_SECONDS = 5.0
 _TOGETHER_SECONDS = 1.0
+_REPORT_SECONDS = 0.5
 _WAIT = 0.05
 
 
@@ -67,8 +68,10 @@ class Follower(Worker):
 
     async def round(self, some: Sequence[int] | None, claimer: str) -> Moved:
         """Bring up what has waited longest in these partitions, or all, and what nobody else is at."""
-        waiting = await self._port.sql(self._search.waiting)
-        wanted = [each for each in waiting if some is None or each in some]
+        waiting = await self._port.sql(self._search.waiting, self._setting.stored)
+        if waiting is None:
+            self._setting.look_again()
+        wanted = [each for each in waiting or () if some is None or each in some]
         if not wanted:
             return Moved(0, more=False)
         await self._tiers.clock.know()
@@ -113,6 +116,7 @@ class Follower(Worker):
         What a follower brings there at this very moment it removes next: the erasure is noted for it, too.
         """
         await self._port.sql(self._search.scrub)
+        await self._setting.renew(self._port, self._search)
         index = self._setting.index
         if index is not None and await self._setting.follows(self._port, self._search):
             gone = [removed(text) for text in await self._port.sql(self._search.gone) if text]
@@ -124,10 +128,14 @@ class Follower(Worker):
         claimer = secrets.token_hex(8)
         # Not what is written meanwhile: there may always be more.
         goal = await self._port.sql(self._search.last_due)
+        report_at = 0.0
         while True:
             waits = await self._port.sql(self._search.waits, goal)
-            if progress is not None:
+            began = self._port.monotonic()
+            if progress is not None and (began >= report_at or not waits):
                 progress(await self.reached(goal))
+                # All that is due is counted: mostly it is something else that takes the time.
+                report_at = self._port.monotonic() + _REPORT_SECONDS + 10 * (self._port.monotonic() - began)
             if not waits:
                 return goal
             await self._setting.require(self._port, self._search)
@@ -153,7 +161,7 @@ class Follower(Worker):
                     continue
                 look_at = began + _OFF_SECONDS
                 if not await self._setting.follows(self._port, self._search):
-                    self.behind = None
+                    self.behind, self.failure = None, ""
                     await self._port.sleep(_WAIT * 20)
                     continue
                 # Without asking SQL: what others archived there, or imported, is found a little later.

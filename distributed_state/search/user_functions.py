@@ -58,7 +58,11 @@ async def embedded_singly(port: Port, setting: Setting, texts: list[str]) -> lis
         # Is it a text of these, or is there no model today? Asked each time: the model may go at any moment.
         await embedded(port, setting, [_HARMLESS])
     if len(texts) == 1:
-        return [None]
+        try:
+            # Once more: its answer may have been lost, and what is left out stays left out until it is changed.
+            return [*await embedded(port, setting, texts)]
+        except StateError:
+            return [None]
     middle = len(texts) // 2
     first = await embedded_singly(port, setting, texts[:middle])
     return first + await embedded_singly(port, setting, texts[middle:])
