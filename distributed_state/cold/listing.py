@@ -16,7 +16,7 @@ import binascii
 import hashlib
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, select, tuple_
@@ -42,11 +42,27 @@ class _Late:
     tags: dict[str, set[str]] = field(default_factory=dict)
 
 
-def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Batch] = ()) -> list[Listed]:
+def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
+    """What these entries do to records that may be meant, without what they say.
+
+    Raises UnknownStep for what only a newer release can read: a page without it would lack what was acknowledged.
+    """
+    found = []
+    for entry in batch.entries:
+        if entry.record.startswith(wanted.text):
+            try:
+                item = parse(entry, batch.partition, batch.epoch)
+            except (ValueError, CorruptState):
+                continue  # it will be in quarantine, and no listing has it from there
+            nothing: dict[str, Any] = dict.fromkeys(("messages", "items", "runs", "events"), ())
+            found.append(replace(item, entry=replace(entry, data=b""), data=b"", **nothing))
+    return found
+
+
+def listing(connection: Connection, namespace: str, wanted: Wanted, unarchived: Sequence[Parsed] = ()) -> list[Listed]:
     """A page of records, with what these entries did to them, which were read before this transaction began."""
     after = None if wanted.after is None else _place(wanted.after, wanted)
-    parsed = [item for batch in unarchived for item in _parsed(batch, wanted)]
-    late = _late(connection, namespace, parsed) if parsed else _Late()
+    late = _late(connection, namespace, unarchived) if unarchived else _Late()
     more = wanted.limit + min(len(late.heads), _MORE)
     found: list[Head] = []
     place = after
@@ -89,7 +105,7 @@ def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
         t = tags.alias(f"tag{at}").c
         query = query.where(t.namespace == namespace, t.tag == tag, t.record == text)
         text = t.record if at == 0 else text
-    query = query.where(text >= wanted.text, text < _end(wanted.text))
+    query = query.where(text >= wanted.text, text < end(wanted.text))
     if after is not None:
         query = query.where(text > after)
     if wanted.owner is not None:
@@ -99,11 +115,11 @@ def _by_id(namespace: str, wanted: Wanted, after: Place | None) -> Select[Any]:
     return query.order_by(text)
 
 
-def _end(prefix: str) -> str:
+def end(prefix: str) -> str:
     """The first text behind all that begin so, by the bytes of UTF-8, which is by the numbers of the letters."""
     rest, last = prefix[:-1], ord(prefix[-1])
     if last == 0x10FFFF:
-        return _end(rest)
+        return end(rest)
     return rest + chr(0xE000 if last == 0xD7FF else last + 1)
 
 
@@ -162,15 +178,6 @@ def _late(connection: Connection, namespace: str, parsed: Sequence[Parsed]) -> _
             else:
                 mine.discard(tag)
     return late
-
-
-def _parsed(batch: Batch, wanted: Wanted) -> Iterable[Parsed]:
-    for entry in batch.entries:
-        if entry.record.startswith(wanted.text):
-            try:
-                yield parse(entry, batch.partition, batch.epoch)
-            except (ValueError, CorruptState):
-                continue  # it will be in quarantine, and no listing has it from there
 
 
 def _fits(head: Head, late: _Late, wanted: Wanted) -> bool:

@@ -1,8 +1,9 @@
-"""What the index lacks, and what is to be written there. Law: a record goes from one version to a later one, whole.
+"""What a record shows, and what the index is to say of it. Law: a record goes from one version to a later one, whole.
 
 Who writes has a claim on the partition, and holds its row in the transaction that writes: a claim that was taken over
-writes nothing any more, and what was erased meanwhile is found to be gone. Documents, how far the record is, and that
-nothing of it is due are one transaction. Reading is done before, and waits for nobody.
+writes nothing any more, what was erased meanwhile is found to be gone, and what was encrypted meanwhile is not where it
+was. Documents, how far the record is, and that nothing of it is due are one transaction. Reading is done before, and
+waits for nobody.
 
 Design: section 21.
 """
@@ -11,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sqlalchemy import Connection, and_, bindparam, delete, insert, select, text, tuple_, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, select, text, tuple_, update
 
 from distributed_state.cold import bulk, change_reading, history, item_rows, layers, record_index
 from distributed_state.cold.layers import Layer
+from distributed_state.cold.search_due import Due
 from distributed_state.cold.search_tables import documents, due, heads, partitions
 from distributed_state.cold.tables import items, records
 from distributed_state.values import message_ranges
@@ -24,7 +26,8 @@ from distributed_state.values.journal import Op, Segment, item_of, unpack
 from distributed_state.values.model import DELETED, NEXT, OWNER, PARENT, REPAIR, SEGMENTS, START
 
 Name = tuple[str, bytes, bytes]  # kind, collection and name of a document
-_ENTRIES = 500
+_ENTRIES = 50  # read at once
+_BYTES = 2**22  # of changes that are read together
 _PAGE = 200
 _NAMES = ("record", "kind", "collection", "name")
 _COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
@@ -63,27 +66,12 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """A record with changes that the index lacks, noted in these rows. `gone`: it was erased."""
-
-    key: int
-    partition: int
-    rows: tuple[int, ...]
-    record: str
-    gone: bool = False
-    owner: str | None = None
-    epoch: str = ""
-    version: int = 0
-    deleted: bool = False
-    known: tuple[str, int] | None = None  # the epoch and version that the index has
-
-
-@dataclass(frozen=True, slots=True)
 class Changed:
     """What a record's next changes did, up to a version."""
 
     version: int
     pieces: list[Piece]
+    size: int  # in bytes, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,70 +107,29 @@ class Write:
     done: tuple[str, int] | None = None
 
 
-def claim(
-    connection: Connection, namespace: str, some: Collection[int], claimer: str, now_ms: int, until_ms: int
-) -> list[int]:
-    """Those of the partitions that have something due and are nobody else's; they are the claimer's until then."""
-    p, d = partitions.c, due.c
-    waiting = select(d.partition).where(d.namespace == namespace, d.partition.in_(some)).distinct()
-    found = list(connection.execute(waiting).scalars())
-    free = (p.claim == claimer) | (p.until_ms < now_ms)
-    query = select(p.partition).where(p.namespace == namespace, p.partition.in_(found), free).order_by(p.partition)
-    taken = list(connection.execute(query.with_for_update(skip_locked=True)).scalars())
-    mine = and_(p.namespace == namespace, p.partition.in_(taken))
-    connection.execute(update(partitions).where(mine).values(claim=claimer, until_ms=until_ms))
-    return taken
-
-
-def release(connection: Connection, namespace: str, claimer: str) -> None:
-    """Leave to others what is claimed."""
-    p = partitions.c
-    mine = and_(p.namespace == namespace, p.claim == claimer)
-    connection.execute(update(partitions).where(mine).values(claim="", until_ms=0))
-
-
-def next_due(connection: Connection, namespace: str, some: Collection[int], limit: int) -> list[Due]:
-    """The records of these partitions that have waited longest, erased ones first."""
-    d, r, h = due.c, records.c, heads.c
-    query = select(d.id, d.record, d.partition, d.gone).where(d.namespace == namespace, d.partition.in_(some))
-    rows: dict[int, list[Any]] = {}
-    for row in connection.execute(query.order_by(d.id).limit(limit)):
-        rows.setdefault(row.record, []).append(row)
-    columns: tuple[Any, ...] = (r.key, r.record, r.owner, r.epoch, r.version, r.deleted, h.epoch, h.version)
-    joined = select(*columns).outerjoin_from(records, heads, h.record == r.key)
-    there = {row[0]: tuple(row) for row in connection.execute(joined.where(bulk.among(connection, r.key, list(rows))))}
-    found = []
-    for key, noted in rows.items():
-        ids = tuple(row.id for row in noted)
-        if key not in there:
-            text = next((row.gone for row in noted if row.gone), "")
-            found.append(Due(key, noted[0].partition, ids, text, gone=True))
-            continue
-        _, record, owner, epoch, version, deleted, *known = there[key]
-        at = (known[0], known[1]) if known[0] is not None else None
-        found.append(Due(key, noted[0].partition, ids, record, False, owner, epoch, version, deleted, at))
-    return sorted(found, key=lambda each: not each.gone)
-
-
 def changed(connection: Connection, one: Due) -> Changed | None:
     """The next changes of a record that the index has a version of; None if the record has to be compared whole."""
     if one.known is None or one.deleted or one.known[0] != one.epoch or one.known[1] > one.version:
         return None
-    found = change_reading.whole(connection, one.key, one.record, one.known[1], one.version + 1, _ENTRIES)
     pieces: dict[Name, Piece] = {}
-    version = one.known[1]
-    for epoch, entry in found:
-        # An index that had what was replaced since would be continued by something else.
-        if epoch != one.epoch or entry.kind in (REPAIR, "rollback"):
+    at, size = one.known[1], 0
+    while at < one.version and size < _BYTES:
+        found = change_reading.whole(connection, one.key, one.record, at, one.version + 1, _ENTRIES)
+        if not found:
             return None
-        for op in unpack(entry.data):
-            if op.kind in (b"c", b"w") or op.name in _VISIBLE:
+        for epoch, entry in found:
+            # An index that had what was replaced since would be continued by something else; and what was purged, or is
+            # in quarantine, said something, too.
+            if epoch != one.epoch or entry.kind in (REPAIR, "rollback") or entry.version != at + 1:
                 return None
-            piece = _piece(one.record, op)
-            if piece is not None:
-                pieces[piece.name] = piece
-        version = entry.version
-    return Changed(one.version if len(found) < _ENTRIES else version, list(pieces.values()))
+            for op in unpack(entry.data):
+                if op.kind in (b"c", b"w") or op.name in _VISIBLE:
+                    return None
+                piece = _piece(one.record, op)
+                if piece is not None:
+                    pieces[piece.name] = piece
+            at, size = entry.version, size + len(entry.data) + _BYTES // 10_000
+    return Changed(at, list(pieces.values()), size)
 
 
 def _piece(record: str, op: Op) -> Piece | None:
@@ -204,24 +151,30 @@ def whole(connection: Connection, namespace: str, one: Due) -> Whole:
         return Whole([], [], [], existing)
     state = history.states(connection, namespace, {one.record: one.version}).get(one.record)
     fields = state.fields if state else {}
-    runs = message_ranges.segments(one.record, fields)
-    pages = ((run, at) for run in runs for at in range(run.start, run.stop, _PAGE))
-    cut = [Segment(run.source, at, min(at + _PAGE, run.stop)) for run, at in pages]
+    runs = [run for run in message_ranges.segments(one.record, fields) if run.start < run.stop]
     shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
     # Of most records that is all: so one look is enough.
-    first, rest = cut[:1], cut[1:]
-    shown += [piece for run in first for piece in messages(connection, namespace, one, run)]
+    if runs:
+        first, rest = messages(connection, namespace, one, runs[0])
+        shown += first
+        runs[:1] = [rest] if rest else []
     places = layers.of(connection, namespace, one.record, one.version)
     if not item_rows.with_items(connection, [one.key]):
         places = places[1:]
     # The lowest first: what lies above replaces it.
-    return Whole(shown, rest, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
+    return Whole(shown, runs, [layer._replace(last=min(layer.last, one.version)) for layer in places[::-1]], existing)
 
 
-def messages(connection: Connection, namespace: str, one: Due, run: Segment) -> list[Piece]:
-    """The messages of a run."""
-    found = history.messages_of(connection, namespace, one.record, [run], key=one.key)
-    return [Piece(("message", b"", b"%d" % seq), data, run.source) for seq, data in sorted(found.items())]
+def messages(connection: Connection, namespace: str, one: Due, run: Segment) -> tuple[list[Piece], Segment | None]:
+    """The next messages of a run, and the rest of it."""
+    pieces: list[Piece] = []
+    at, size = run.start, 0
+    while at < run.stop and at - run.start < _PAGE and size < _BYTES:
+        part = Segment(run.source, at, min(at + _ENTRIES, run.stop))
+        found = history.messages_of(connection, namespace, one.record, [part], key=one.key)
+        pieces += [Piece(("message", b"", b"%d" % seq), data, run.source) for seq, data in sorted(found.items())]
+        at, size = part.stop, size + sum(map(len, found.values()))
+    return pieces, Segment(run.source, at, run.stop) if at < run.stop else None
 
 
 def items_page(connection: Connection, namespace: str, layer: Layer, after: tuple[bytes, bytes]) -> list[Piece]:
@@ -229,8 +182,15 @@ def items_page(connection: Connection, namespace: str, layer: Layer, after: tupl
     i = items.c
     key = record_index.keys(connection, namespace, [layer.source]).get(layer.source, -1)
     here = and_(i.record == key, i.version.between(layer.first, layer.last), ~item_rows.newer(layer.last))
-    query = select(i.collection, i.key, i.origin, i.data).where(here, tuple_(i.collection, i.key) > after)
-    rows = connection.execute(query.order_by(i.collection, i.key).limit(_PAGE))
+    name = tuple_(i.collection, i.key)
+    sizes = select(i.collection, i.key, func.length(i.data)).where(here, name > after)
+    last, size = after, 0
+    for collection, of, length in connection.execute(sizes.order_by(i.collection, i.key).limit(_PAGE)):
+        if size and size + length > _BYTES:
+            break
+        last, size = (collection, of), size + length + 1
+    query = select(i.collection, i.key, i.origin, i.data).where(here, name > after, name <= last)
+    rows = connection.execute(query.order_by(i.collection, i.key))
     return [Piece(("item", row[0], row[1]), row[3] or None, row[2] or layer.source) for row in rows]
 
 
@@ -245,25 +205,22 @@ def write(
     if set(held) != {claimer} or len(held) != len(wanted):
         return None
     connection.execute(update(partitions).where(mine).values(until_ms=until_ms))
-    r = records.c
+    r, h = records.c, heads.c
     numbers = [each.due.key for each in writes]
-    # Looked at once the rows are held: an erasure waits for this, or was before it.
-    query = select(r.key, r.epoch, r.version).where(bulk.among(connection, r.key, numbers))
-    there = {key: (epoch, version) for key, epoch, version in connection.execute(query)}
-    living = [each for each in writes if each.due.key in there]
+    # Looked at once the rows are held: who erases or rewrites a record waits for this, or was before it.
+    query = select(r.key, h.epoch, h.version).outerjoin_from(records, heads, h.record == r.key)
+    rows = connection.execute(query.where(bulk.among(connection, r.key, numbers)))
+    known = {key: None if epoch is None else (epoch, version) for key, epoch, version in rows}
+    living = [each for each in writes if each.due.key in known and known[each.due.key] == each.due.known]
     _change(connection, living, language)
     at = [(each.due.key, *each.done) for each in living if each.done]
     bulk.put(connection, heads, at, [(each.due.key,) for each in living if each.due.known])
+    done = [each for each in living if each.done and each.done[1] >= each.due.version]
+    done += [each for each in writes if each.due.key not in known]
     # Noted before it was read, so it is in what was read.
-    done = [each for each in writes if each.due.key not in there or (each.done and each.done[1] >= each.due.version)]
-    rows = [row for each in done for row in each.due.rows]
-    connection.execute(delete(due).where(bulk.among(connection, due.c.id, rows)))
-    if connection.dialect.name == "sqlite":
-        # There a record has one row, which stands for what was changed since as well.
-        later = [each.due for each in done if there.get(each.due.key, each.done) != each.done]
-        noted = [{"namespace": namespace, "partition": one.partition, "record": one.key} for one in later]
-        if noted:
-            connection.execute(insert(due).prefix_with("OR IGNORE"), noted)
+    connection.execute(
+        delete(due).where(bulk.among(connection, due.c.id, [row for each in done for row in each.due.rows]))
+    )
     return {each.due.key for each in done}
 
 

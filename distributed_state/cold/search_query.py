@@ -28,12 +28,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import UserDefinedType
 
+from distributed_state.cold.listing import end
 from distributed_state.cold.search_tables import documents
 from distributed_state.cold.tables import records
 from distributed_state.values.model import escape
 from distributed_state.values.search import SearchQuery
 
-_LAST = "\U0010ffff"
 # What is matched leads to its document and that to its record, in this order. As long as it has no statistics, as after
 # a restore, PostgreSQL would rather go through all records.
 _IN_THIS_ORDER = "SELECT set_config('join_collapse_limit', '1', true), " + ", ".join(
@@ -120,7 +120,7 @@ def _which(namespace: str, query: SearchQuery, now_ms: int) -> list[ColumnElemen
         which.append(d.collection == query.collection.encode("utf-8", "surrogatepass"))
     if query.prefix:
         starts = [f"{scope}:{escape(query.prefix)}" for scope in query.scopes]
-        which.append(or_(*(and_(r.record >= start, r.record < start + _LAST) for start in starts)))
+        which.append(or_(*(and_(r.record >= start, r.record < end(start)) for start in starts)))
     return which
 
 

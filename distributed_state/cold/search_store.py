@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, delete, distinct, exc, func, insert, select, text, update
+from sqlalchemy import Connection, delete, exc, func, insert, select, text, update
 
-from distributed_state.cold import search_feed, search_query
+from distributed_state.cold import search_due, search_feed, search_query
 from distributed_state.cold import search_tables as tables
 from distributed_state.cold.engine import Database
 from distributed_state.cold.layers import Layer
 from distributed_state.cold.record_index import ERASED
+from distributed_state.cold.search_due import Due
 from distributed_state.cold.tables import namespaces, records
 from distributed_state.errors import ConfigurationError
 from distributed_state.values.journal import Segment
@@ -23,6 +24,7 @@ from distributed_state.values.search import SearchQuery
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
 _OLDEST_PGVECTOR = (0, 8)  # before, what a filter left out was not made up for
 _NO_RIGHT = "42501"
+_BYTES = 2**22  # of changes that are read together
 
 
 class SearchStore:
@@ -33,16 +35,21 @@ class SearchStore:
         self._namespace = namespace
 
     def settings(self) -> str | None:
-        """What search was switched on with in this namespace; None if it was not."""
+        """What search was switched on with in this namespace; None if it was not, or not to the end."""
         with self._database.read() as connection:
             return self._settings(connection)
 
     def _settings(self, connection: Connection) -> str | None:
+        found = self._found(connection)
+        return found[0] if found and found[1] else None
+
+    def _found(self, connection: Connection) -> tuple[str, bool] | None:
+        """The settings, and whether all records were noted since."""
         if not tables.there(connection):
             return None
         i = tables.indexes.c
-        found: str | None = connection.execute(select(i.settings).where(i.namespace == self._namespace)).scalar()
-        return found
+        row = connection.execute(select(i.settings, i.filled).where(i.namespace == self._namespace)).first()
+        return (row[0], row[1]) if row else None
 
     def switch_on(self, settings: str, dimensions: int | None) -> str:
         """Make the index, unless it is there; the settings that it has. All records are due then."""
@@ -51,10 +58,11 @@ class SearchStore:
         if dimensions is not None and self._database.dialect != "postgresql":
             raise ConfigurationError("search: `embed` needs PostgreSQL with pgvector, or an `index` of your own")
         with self._database.long_write() as connection, _refused():
-            if connection.dialect.name == "postgresql":
-                connection.exec_driver_sql("SELECT pg_advisory_xact_lock(110420230914)")
-            found = self._settings(connection)
+            self._hold(connection)
+            found = self._found(connection)
             if found is None:
+                # What others are at was begun when nothing of this namespace was noted; after that it is.
+                tables.lock(connection, "SHARE ROW EXCLUSIVE")
                 if not tables.there(connection):
                     tables.create(connection)
                 if dimensions is not None:
@@ -63,7 +71,12 @@ class SearchStore:
         # After that: whatever is archived from now on is noted by the triggers, and nobody waits for this.
         with self._database.long_write() as connection:
             self._fill(connection)
-        return found or settings
+        return found[0] if found else settings
+
+    def _hold(self, connection: Connection) -> None:
+        """Let nobody else switch it on or off."""
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(110420230914)")
 
     def _make_vectors(self, connection: Connection, dimensions: int) -> None:
         installed = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
@@ -98,77 +111,105 @@ class SearchStore:
         if connection.execute(select(i.filled).where(mine).with_for_update()).scalar() is not False:
             return
         every = select(r.namespace, r.partition, r.key).where(r.namespace == self._namespace, r.scope != ERASED)
-        query = insert(tables.due).from_select(["namespace", "partition", "record"], every)
-        if connection.dialect.name == "sqlite":
-            query = query.prefix_with("OR IGNORE")
-        connection.execute(query)
+        connection.execute(insert(tables.due).from_select(["namespace", "partition", "record"], every))
         connection.execute(update(tables.indexes).where(mine).values(filled=True))
 
     def switch_off(self) -> bool:
         """Remove the index of this namespace; False if there is none."""
         with self._database.long_write() as connection, _refused():
-            if self._settings(connection) is None:
+            self._hold(connection)
+            if self._found(connection) is None:
                 return False
-            r = records.c
+            last = connection.execute(select(func.count()).select_from(tables.indexes)).scalar() == 1
+            if last:
+                # Before any row: an erasure that has deleted a record goes on to the row of its partition.
+                tables.lock(connection, "ACCESS EXCLUSIVE")
+            # Who writes the index just now is waited for, and has no claim any more when it goes on.
+            p, r = tables.partitions.c, records.c
+            connection.execute(
+                select(p.partition).where(p.namespace == self._namespace).order_by(p.partition).with_for_update()
+            )
             mine = select(r.key).where(r.namespace == self._namespace)
             for table in (tables.documents, tables.heads):
                 connection.execute(delete(table).where(table.c.record.in_(mine)))
             for table in (tables.due, tables.partitions, tables.indexes):
                 connection.execute(delete(table).where(table.c.namespace == self._namespace))
-            if connection.execute(select(func.count()).select_from(tables.indexes)).scalar() == 0:
+            if last:
                 tables.drop(connection)
             return True
 
-    def behind(self, up_to: int | None = None) -> tuple[int, int]:
-        """How many records there are, and how many have changes that the index lacks, of those noted up to there."""
+    def records(self) -> int:
+        """How many records there are."""
         with self._database.read() as connection:
-            if not tables.there(connection):
-                return 0, 0
-            r, d = records.c, tables.due.c
-            mine = select(func.count()).where(r.namespace == self._namespace, r.scope != ERASED)
-            lacking = select(func.count(distinct(d.record))).where(d.namespace == self._namespace)
-            if up_to is not None:
-                lacking = lacking.where(d.id <= up_to)
-            return connection.execute(mine).scalar() or 0, connection.execute(lacking).scalar() or 0
+            r = records.c
+            query = select(func.count()).where(r.namespace == self._namespace, r.scope != ERASED)
+            return connection.execute(query).scalar() or 0
+
+    def lacking(self, up_to: int | None = None) -> int:
+        """How many records have changes that the index lacks, of those noted up to there."""
+        with self._database.read() as connection:
+            return search_due.lacking(connection, self._namespace, up_to)
 
     def last_due(self) -> int:
         """The number of the newest note."""
         with self._database.read() as connection:
-            d = tables.due.c
-            query = select(d.id).where(d.namespace == self._namespace).order_by(d.id.desc()).limit(1)
-            return connection.execute(query).scalar() or 0
+            return search_due.last(connection, self._namespace)
 
-    def claim(self, some: Collection[int], claimer: str, now_ms: int, seconds: float) -> list[int]:
-        """Those of the partitions that have something due and are nobody else's: the claimer's for so long."""
-        with self._database.write() as connection:
-            until_ms = now_ms + int(seconds * 1000)
-            return search_feed.claim(connection, self._namespace, some, claimer, now_ms, until_ms)
-
-    def waiting(self) -> list[int]:
-        """The partitions that have something due."""
+    def waits(self, up_to: int) -> bool:
+        """Whether anything of what was noted up to there is due still."""
         with self._database.read() as connection:
-            d = tables.due.c
-            query = select(d.partition).where(d.namespace == self._namespace).distinct()
-            return list(connection.execute(query).scalars())
+            return search_due.waits(connection, self._namespace, up_to)
+
+    def waiting(self, settings: str) -> list[int] | None:
+        """The partitions that have something due. None: the index is not the one of these settings any more."""
+        with self._database.read() as connection:
+            if self._settings(connection) != settings:
+                return None
+            return search_due.waiting(connection, self._namespace)
+
+    def claim(
+        self, some: Collection[int], claimer: str, now_ms: int, seconds: float, settings: str
+    ) -> list[int] | None:
+        """Those of the partitions that have something due and are nobody else's: the claimer's for so long.
+
+        None: the index is not the one of these settings any more.
+        """
+        with self._database.write() as connection:
+            if self._settings(connection) != settings:
+                return None
+            until_ms = now_ms + int(seconds * 1000)
+            return search_due.claim(connection, self._namespace, some, claimer, now_ms, until_ms)
 
     def release(self, claimer: str) -> None:
         """Leave to others what is claimed."""
         with self._database.write() as connection:
-            search_feed.release(connection, self._namespace, claimer)
+            search_due.release(connection, self._namespace, claimer)
 
-    def next_due(self, some: Collection[int], limit: int) -> list[tuple[search_feed.Due, search_feed.Changed | None]]:
-        """The records that have waited longest, with their changes, or None where all has to be compared."""
+    def next_due(self, some: Collection[int], limit: int) -> tuple[list[Due], bool]:
+        """The records that have waited longest, and whether there may be more."""
         with self._database.long_read() as connection:
-            found = search_feed.next_due(connection, self._namespace, some, limit)
-            return [(one, None if one.gone else search_feed.changed(connection, one)) for one in found]
+            return search_due.next_due(connection, self._namespace, some, limit)
 
-    def whole(self, one: search_feed.Due) -> search_feed.Whole:
+    def changes(self, some: Sequence[Due]) -> list[search_feed.Changed | None]:
+        """What changed of the first of these, as many as are read together; None where all has to be compared."""
+        found: list[search_feed.Changed | None] = []
+        size = 0
+        with self._database.long_read() as connection:
+            for one in some:
+                changed = None if one.gone else search_feed.changed(connection, one)
+                found.append(changed)
+                size += changed.size if changed else 0
+                if size >= _BYTES:
+                    break
+        return found
+
+    def whole(self, one: Due) -> search_feed.Whole:
         """All that a record shows, but for messages and items."""
         with self._database.long_read() as connection:
             return search_feed.whole(connection, self._namespace, one)
 
-    def messages(self, one: search_feed.Due, run: Segment) -> list[search_feed.Piece]:
-        """The messages of a run."""
+    def messages(self, one: Due, run: Segment) -> tuple[list[search_feed.Piece], Segment | None]:
+        """The next messages of a run, and the rest of it."""
         with self._database.long_read() as connection:
             return search_feed.messages(connection, self._namespace, one, run)
 
@@ -176,6 +217,12 @@ class SearchStore:
         """The next items of a layer."""
         with self._database.long_read() as connection:
             return search_feed.items_page(connection, self._namespace, layer, after)
+
+    def scrub(self) -> None:
+        """Have nothing left of what was removed: SQLite's index keeps the words until it is merged."""
+        if self._database.dialect == "sqlite":
+            with self._database.long_write() as connection:
+                tables.scrub(connection)
 
     def gone(self) -> list[str]:
         """The texts of erased records that an index elsewhere may have."""
@@ -190,10 +237,12 @@ class SearchStore:
             return search_feed.write(connection, self._namespace, claimer, until_ms, writes, language)
 
     def search(
-        self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int
-    ) -> list[search_query.Row]:
-        """What fits a query."""
+        self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str
+    ) -> list[search_query.Row] | None:
+        """What fits a query. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
+            if self._settings(connection) != settings:
+                return None
             return search_query.search(connection, self._namespace, query, now_ms, language, vector, dimensions)
 
     def languages(self) -> list[str]:

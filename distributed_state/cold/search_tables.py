@@ -11,10 +11,9 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, Boolean, Column, Connection, Index, Integer, LargeBinary, MetaData, Table, Text
 from sqlalchemy import inspect as inspect_database
 
-from distributed_state.cold.tables import TEXT
+from distributed_state.cold.tables import SERIAL, TEXT
 
 metadata = MetaData()
-_SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 indexes = Table(
     "search_indexes",
@@ -39,7 +38,7 @@ partitions = Table(
 due = Table(
     "search_due",
     metadata,
-    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", SERIAL, primary_key=True, autoincrement=True),
     Column("namespace", TEXT, nullable=False),
     Column("partition", Integer, nullable=False),
     Column("record", BigInteger, nullable=False),
@@ -47,8 +46,10 @@ due = Table(
     sqlite_autoincrement=True,
 )
 Index("search_due_partitions", due.c.namespace, due.c.partition, due.c.id)
+Index("search_due_records", due.c.record)
 
-# How far each record is in the index.
+# How far each record is in the index. Without an epoch: nowhere, as what SQL stores of it was encrypted anew. Then the
+# number is another one each time, so that who read the record before that does not write it after that.
 heads = Table(
     "search_heads",
     metadata,
@@ -60,7 +61,7 @@ heads = Table(
 documents = Table(
     "search_documents",
     metadata,
-    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", SERIAL, primary_key=True, autoincrement=True),
     Column("record", BigInteger, nullable=False),
     Column("kind", TEXT, nullable=False),
     Column("collection", LargeBinary, nullable=False),
@@ -77,6 +78,10 @@ Index("search_documents_named", *_NAME, unique=True)
 
 _CHANGED = ("changes", "messages", "items", "change_blocks", "message_blocks")  # what is encrypted anew there
 
+_SQLITE_NOTE = (
+    "INSERT INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
+    "FROM records r JOIN search_indexes i ON i.namespace = r.namespace WHERE r.key = NEW.record{0};"
+)
 _SQLITE = (
     "CREATE VIRTUAL TABLE search_words USING fts5(text, content='search_documents', content_rowid='id', "
     "tokenize='unicode61 remove_diacritics 2')",
@@ -84,22 +89,24 @@ _SQLITE = (
     "INSERT INTO search_words (rowid, text) VALUES (NEW.id, NEW.text); END",
     "CREATE TRIGGER search_removed AFTER DELETE ON search_documents BEGIN "
     "INSERT INTO search_words (search_words, rowid, text) VALUES ('delete', OLD.id, OLD.text); END",
-    # One row of a record is enough: here nobody writes while another one does.
-    "CREATE UNIQUE INDEX search_due_once ON search_due (record)",
-    "CREATE TRIGGER search_changed AFTER INSERT ON changes BEGIN "
-    "INSERT OR IGNORE INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
-    "FROM records r JOIN search_indexes i ON i.namespace = r.namespace WHERE r.key = NEW.record; END",
+    "CREATE TRIGGER search_changed AFTER INSERT ON changes BEGIN " + _SQLITE_NOTE.format("") + " END",
+    "CREATE TRIGGER search_imported AFTER INSERT ON snapshots BEGIN "
+    + _SQLITE_NOTE.format(" AND NOT EXISTS (SELECT 1 FROM search_heads h WHERE h.record = r.key)")
+    + " END",
     "CREATE TRIGGER search_erased AFTER DELETE ON records "
     "WHEN OLD.scope <> 'erased' AND EXISTS (SELECT 1 FROM search_indexes i WHERE i.namespace = OLD.namespace) BEGIN "
     "DELETE FROM search_documents WHERE record = OLD.key; DELETE FROM search_heads WHERE record = OLD.key; "
-    "INSERT OR REPLACE INTO search_due (namespace, partition, record, gone) "
+    "INSERT INTO search_due (namespace, partition, record, gone) "
     "VALUES (OLD.namespace, OLD.partition, OLD.key, OLD.record); END",
 )
 _SQLITE_CHANGED = (
     "CREATE TRIGGER search_rewritten_{0} AFTER UPDATE ON {0} BEGIN "
-    "DELETE FROM search_documents WHERE record = NEW.record; DELETE FROM search_heads WHERE record = NEW.record; "
-    "INSERT OR IGNORE INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
-    "FROM records r JOIN search_indexes i ON i.namespace = r.namespace WHERE r.key = NEW.record; END"
+    "DELETE FROM search_documents WHERE record = NEW.record; "
+    "INSERT INTO search_heads (record, epoch, version) SELECT r.key, '', 1 FROM records r "
+    "JOIN search_indexes i ON i.namespace = r.namespace WHERE r.key = NEW.record ON CONFLICT (record) "
+    "DO UPDATE SET epoch = '', version = CASE epoch WHEN '' THEN version + 1 ELSE 1 END; "
+    + _SQLITE_NOTE.format(" AND NOT EXISTS (SELECT 1 FROM search_due d WHERE d.record = r.key)")
+    + " END"
 )
 
 # SECURITY DEFINER: an archiver needs no right on tables that it does not know, and that it had none would stop it.
@@ -109,26 +116,36 @@ _FUNCTION = (
 )
 _NOTE = (
     "INSERT INTO search_due (namespace, partition, record) SELECT DISTINCT r.namespace, r.partition, r.key "
-    "FROM new_rows n JOIN records r ON r.key = n.record JOIN search_indexes i ON i.namespace = r.namespace; "
+    "FROM new_rows n JOIN records r ON r.key = n.record JOIN search_indexes i ON i.namespace = r.namespace{}; "
+)
+_UNKNOWN = " WHERE NOT EXISTS (SELECT 1 FROM search_heads h WHERE h.record = n.record)"
+# A transaction that rewrites a record row by row notes it once.
+_NOTE_REWRITTEN = (
+    "WITH rewritten AS (INSERT INTO search_heads AS h (record, epoch, version) "
+    "SELECT DISTINCT r.key, '', txid_current() FROM new_rows n JOIN records r ON r.key = n.record "
+    "JOIN search_indexes i ON i.namespace = r.namespace "
+    "ON CONFLICT (record) DO UPDATE SET epoch = '', version = excluded.version "
+    "WHERE h.epoch <> '' OR h.version <> excluded.version RETURNING h.record) "
+    "INSERT INTO search_due (namespace, partition, record) SELECT r.namespace, r.partition, r.key "
+    "FROM rewritten w JOIN records r ON r.key = w.record; "
 )
 # Whoever writes them just now is waited for: then its rows are seen, and removed, too.
 _WAIT = (
     "PERFORM 1 FROM search_partitions p WHERE (p.namespace, p.partition) IN (SELECT r.namespace, r.partition FROM {0}) "
     "ORDER BY p.partition FOR UPDATE; "
 )
-_REMOVE = (
-    "DELETE FROM search_documents WHERE record IN (SELECT {0}); DELETE FROM search_heads WHERE record IN (SELECT {0}); "
-)
+_REMOVE = "DELETE FROM search_{1} WHERE record IN (SELECT {0}); "
 _POSTGRESQL = (
     "ALTER TABLE search_documents ADD COLUMN words tsvector",
     "CREATE INDEX search_documents_words ON search_documents USING gin (words)",
-    _FUNCTION.format("search_note_changes", _NOTE),
+    _FUNCTION.format("search_note_changes", _NOTE.format("")),
     "CREATE TRIGGER search_changed AFTER INSERT ON changes REFERENCING NEW TABLE AS new_rows "
     "FOR EACH STATEMENT EXECUTE FUNCTION search_note_changes()",
     _FUNCTION.format(
         "search_note_erased",
         _WAIT.format("old_rows r")
-        + _REMOVE.format("key FROM old_rows")
+        + _REMOVE.format("key FROM old_rows", "documents")
+        + _REMOVE.format("key FROM old_rows", "heads")
         + "INSERT INTO search_due (namespace, partition, record, gone) SELECT r.namespace, r.partition, r.key, "
         "r.record FROM old_rows r JOIN search_indexes i ON i.namespace = r.namespace WHERE r.scope <> 'erased';",
     ),
@@ -136,8 +153,14 @@ _POSTGRESQL = (
     "FOR EACH STATEMENT EXECUTE FUNCTION search_note_erased()",
     _FUNCTION.format(
         "search_note_rewritten",
-        _WAIT.format("new_rows n JOIN records r ON r.key = n.record") + _REMOVE.format("record FROM new_rows") + _NOTE,
+        _WAIT.format("new_rows n JOIN records r ON r.key = n.record")
+        + _REMOVE.format("record FROM new_rows", "documents")
+        + _NOTE_REWRITTEN,
     ),
+    # Of an imported record whose history was purged there is only that.
+    _FUNCTION.format("search_note_imported", _NOTE.format(_UNKNOWN)),
+    "CREATE TRIGGER search_imported AFTER INSERT ON snapshots REFERENCING NEW TABLE AS new_rows "
+    "FOR EACH STATEMENT EXECUTE FUNCTION search_note_imported()",
 )
 _POSTGRESQL_CHANGED = (
     "CREATE TRIGGER search_rewritten_{0} AFTER UPDATE ON {0} REFERENCING NEW TABLE AS new_rows "
@@ -159,6 +182,12 @@ def there(connection: Connection) -> bool:
     return inspect_database(connection).has_table(indexes.name)
 
 
+def lock(connection: Connection, mode: str) -> None:
+    """Wait for all who are changing what the triggers note, and keep them waiting until this transaction ends."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"LOCK TABLE records, snapshots, {', '.join(_CHANGED)} IN {mode} MODE")
+
+
 def create(connection: Connection) -> None:
     """Make the tables and the triggers."""
     metadata.create_all(connection)
@@ -172,12 +201,12 @@ def create(connection: Connection) -> None:
 def drop(connection: Connection) -> None:
     """Take the triggers and the tables away, with all that is in them."""
     postgresql = connection.dialect.name == "postgresql"
-    triggers = [("search_changed", "changes"), ("search_erased", "records")]
+    triggers = [("search_changed", "changes"), ("search_erased", "records"), ("search_imported", "snapshots")]
     triggers += [(f"search_rewritten_{table}", table) for table in _CHANGED]
     for trigger, table in triggers:
         connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS {trigger}" + (f" ON {table}" if postgresql else ""))
     if postgresql:
-        for name in ("changes", "erased", "rewritten"):
+        for name in ("changes", "erased", "rewritten", "imported"):
             connection.exec_driver_sql(f"DROP FUNCTION IF EXISTS search_note_{name}()")
         connection.exec_driver_sql("DROP TABLE IF EXISTS search_vectors")
     else:
@@ -187,5 +216,5 @@ def drop(connection: Connection) -> None:
 
 def scrub(connection: Connection) -> None:
     """Have nothing left of what was removed from SQLite's index: until its parts are merged, they hold the words."""
-    if connection.dialect.name == "sqlite" and there(connection):
+    if there(connection):
         connection.exec_driver_sql("INSERT INTO search_words (search_words) VALUES ('optimize')")

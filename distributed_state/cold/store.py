@@ -33,11 +33,11 @@ from distributed_state.cold import (
     remembered,
     rewinding,
     schema,
-    search_tables,
 )
 from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
+from distributed_state.cold.entries import Parsed
 from distributed_state.cold.item_export import OlderItem
 from distributed_state.cold.item_reading import FoundItems, FoundPage, Range
 from distributed_state.cold.registration import Known
@@ -318,13 +318,13 @@ class ColdStore:
         with self._database.read() as connection:
             return change_reading.checkpoints(connection, self.namespace, record)
 
-    def listing(self, wanted: Wanted, unarchived: Sequence[Batch] = ()) -> list[Listed]:
-        """A page of records, with what these entries did to them, which were read before.
+    def listing(self, wanted: Wanted, late: Sequence[Parsed] = ()) -> list[Listed]:
+        """A page of records, with what these changes did to them, which were read before.
 
         `wanted.after` is the `cursor` of the last row seen; anything else raises InvalidValue.
         """
         with self._database.read() as connection:
-            return listing.listing(connection, self.namespace, wanted, unarchived)
+            return listing.listing(connection, self.namespace, wanted, late)
 
     def mortal(self, partitions: Sequence[int], *, after: str, limit: int) -> list[Mortal]:
         """Records of these partitions that have a lifetime, those after `after`, in order of their texts."""
@@ -374,7 +374,6 @@ class ColdStore:
         """
         with self._database.long_write() as connection:
             erasure.erase(connection, self.namespace, names)
-            search_tables.scrub(connection)
         self.sync()
 
     def complete(self, done: Mapping[str, int]) -> None:
@@ -391,10 +390,7 @@ class ColdStore:
     def rewrite(self, record: str, convert: reencrypt.Rewrite, *, keep: bool) -> int:
         """Store all values of a record under another encryption; how many. With `keep` nothing is changed."""
         with self._database.long_write() as connection:
-            count = reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
-            if count and not keep:
-                search_tables.scrub(connection)
-            return count
+            return reencrypt.rewrite(connection, self.namespace, record, convert, keep=keep)
 
     def rewrite_events(
         self, after: reencrypt.EventKey, convert: reencrypt.Rewrite, *, keep: bool

@@ -23,7 +23,7 @@ UNRELEASED = ("0001", "0002", "0003")
 
 # SQLite compares bytes anyway. PostgreSQL would use the language of the database: slower, and another order there.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
-_SERIAL = BigInteger().with_variant(Integer, "sqlite")
+SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
 metadata = MetaData()
 
@@ -58,7 +58,7 @@ cursors = Table(
 records = Table(
     "records",
     metadata,
-    Column("key", _SERIAL, primary_key=True, autoincrement=True),
+    Column("key", SERIAL, primary_key=True, autoincrement=True),
     Column("namespace", TEXT, nullable=False),
     Column("record", TEXT, nullable=False),
     Column("partition", Integer, nullable=False),
@@ -203,7 +203,7 @@ Index("layers_shown", layers.c.namespace, layers.c.source)
 quarantine = Table(
     "quarantine",
     metadata,
-    Column("id", _SERIAL, primary_key=True, autoincrement=True),
+    Column("id", SERIAL, primary_key=True, autoincrement=True),
     Column("namespace", TEXT, nullable=False),
     Column("partition", Integer, nullable=False),
     Column("epoch", TEXT, nullable=False),

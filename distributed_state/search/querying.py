@@ -6,13 +6,13 @@ Design: section 21.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distributed_state.cold.search_query import Row
-from distributed_state.errors import AccessDenied, InvalidValue
-from distributed_state.records.access import MESSAGES
+from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue
+from distributed_state.records.access import ITEMS, MESSAGES
 from distributed_state.records.store_context import StoreContext
 from distributed_state.search.documents import shortened, text_of
 from distributed_state.search.follower import Follower
@@ -20,7 +20,7 @@ from distributed_state.search.setting import Setting
 from distributed_state.search.user_functions import call_user, embedded
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
-from distributed_state.values.model import SCOPES, Ref, escape, unescape
+from distributed_state.values.model import MAX_ID_BYTES, SCOPES, Ref, escape, unescape
 from distributed_state.values.search import KINDS, SearchDocument, SearchHit, SearchMatch, SearchQuery
 
 _MOST_WORDS = 64
@@ -64,8 +64,10 @@ def checked(
         raise InvalidValue(f"offset is an int from 0 to {_MOST_LOOKED_AT}, not {offset!r:.80}")
     if isinstance(kinds, str) or not kinds or set(kinds) - set(KINDS):
         raise InvalidValue(f"kinds are some of {', '.join(KINDS)}, not {kinds!r:.80}")
-    if not isinstance(prefix, str) or not (collection is None or isinstance(collection, str)):
-        raise InvalidValue("prefix and collection are texts")
+    if not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES:
+        raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters, not {prefix!r:.80}")
+    if collection is not None and not isinstance(collection, str):
+        raise InvalidValue(f"collection is a str or None, not {collection!r:.80}")
     scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
     owner = None if user is None else Ref("user", user).id
     # What has neither a letter nor a digit is no word to any index.
@@ -81,12 +83,24 @@ async def search(
         return []
     tiers = store.tiers()
     fits = _filter(filter)
-    ask = await _asking(tiers, setting, query)
+    while (found := await _found(store, setting, query, fits)) is None:
+        setting.look_again()
+        await setting.require(tiers.port, tiers.cold.search)
+    return found
+
+
+async def _found(
+    store: StoreContext, setting: Setting, query: SearchQuery, fits: Callable[[Any], bool]
+) -> list[SearchHit] | None:
+    """The same. None: the index was removed, or made otherwise, since the store looked at it."""
+    ask = await _asking(store.tiers(), setting, query)
     hits: list[SearchHit] = []
     at, left = 0, query.offset
     while len(hits) < query.limit and at < _MOST_LOOKED_AT:
         size = max(_PAGE, query.limit)
-        page = await ask(at, size)
+        page = await ask(replace(query, offset=at, limit=size))
+        if page is None:
+            return None
         for found in page:
             if len(hits) < query.limit and _is_shown(store, found.document) and fits(found.document.value):
                 if left:
@@ -99,16 +113,18 @@ async def search(
     return hits
 
 
-async def _asking(tiers: Tiers, setting: Setting, query: SearchQuery) -> Callable[[int, int], Any]:
-    """What gives a page of all that fits, from a place on."""
+async def _asking(
+    tiers: Tiers, setting: Setting, query: SearchQuery
+) -> Callable[[SearchQuery], Awaitable[list[SearchMatch] | None]]:
+    """What gives a page of all that fits."""
     port = tiers.port
 
-    async def elsewhere(at: int, size: int) -> list[SearchMatch]:
-        page = SearchQuery(
-            **{name: getattr(query, name) for name in SearchQuery.__slots__} | {"offset": at, "limit": size}
-        )
+    async def elsewhere(page: SearchQuery) -> list[SearchMatch]:
         assert setting.index is not None
-        return list(await call_user(port, "index.search", setting.index.search, page))
+        found = await call_user(port, "index.search", setting.index.search, page)
+        if not isinstance(found, Sequence) or not all(isinstance(each, SearchMatch) for each in found):
+            raise ConfigurationError(f"search: `index.search` returned {found!r:.80}, not a list of SearchMatch")
+        return [*found]
 
     if setting.index is not None:
         return elsewhere
@@ -118,12 +134,10 @@ async def _asking(tiers: Tiers, setting: Setting, query: SearchQuery) -> Callabl
     await tiers.clock.know()
     now_ms = int(tiers.clock.now() * 1000)
 
-    async def here(at: int, size: int) -> list[SearchMatch]:
-        page = SearchQuery(
-            **{name: getattr(query, name) for name in SearchQuery.__slots__} | {"offset": at, "limit": size}
-        )
-        call = partial(tiers.cold.search.search, page, now_ms, setting.language, vector, setting.dimensions or 0)
-        return [SearchMatch(_document(row), row.score) for row in await port.sql(call)]
+    async def here(page: SearchQuery) -> list[SearchMatch] | None:
+        how = (setting.language, vector, setting.dimensions or 0, setting.stored)
+        rows = await port.sql(tiers.cold.search.search, page, now_ms, *how)
+        return None if rows is None else [SearchMatch(_document(row), row.score) for row in rows]
 
     return here
 
@@ -148,7 +162,7 @@ def _is_shown(store: StoreContext, found: SearchDocument) -> bool:
     """Whether the policy lets this be read, by the name under which it would be."""
     if store.guard is None:
         return True
-    fields = {"message": MESSAGES, "field": found.name, "item": None}
+    fields = {"message": MESSAGES, "field": found.name, "item": ITEMS}
     try:
         owner = None if found.user is None else escape(found.user)
         store.allow("read", Ref(found.scope, found.id), field=fields[found.kind], user=owner)

@@ -31,6 +31,7 @@ class Setting:
         self._lazily = lazily and not self._never
         self._migrate = migrate
         self.on = False
+        self.stored = ""  # what the database says, once it was looked at
         self._take(self._given or Search())
         if self._given is not None:
             _require_sense(self._given)
@@ -49,8 +50,13 @@ class Setting:
         return self._given is not None
 
     def look_again(self) -> None:
-        """It may have been switched off."""
+        """It may have been switched off, or made otherwise."""
         self.on = False
+
+    async def renew(self, port: Port, search: SearchStore) -> None:
+        """Look whether another process removed it, or made it otherwise."""
+        if self.on and await port.sql(search.settings) != self.stored:
+            self.on = False
 
     async def follows(self, port: Port, search: SearchStore) -> bool:
         """Whether there is an index here that this store can follow."""
@@ -92,7 +98,7 @@ class Setting:
                 "or remove the index with `distributed-state index --remove` and begin anew"
             )
         self._adopt(orjson.loads(found))
-        self.on = True
+        self.stored, self.on = found, True
         return True
 
     @property

@@ -674,11 +674,14 @@ class AsyncStateStore:
         asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
         self._context.allow("read", user=None if user is None else escape(user), scope=scope)
         tiers = self._context.tiers()
-        await self._lifecycle.search.require(tiers.port, tiers.cold.search)
+        setting, index = self._lifecycle.search, tiers.cold.search
+        if fresh:
+            await setting.renew(tiers.port, index)
+        await setting.require(tiers.port, index)
         if fresh:
             await tiers.archiver.drain()
             await querying.follower_of(tiers).catch_up()
-        return await querying.search(self._context, self._lifecycle.search, asked, filter, said=bool(query))
+        return await querying.search(self._context, setting, asked, filter, said=bool(query))
 
     async def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
         """Switch search on, if it is off, and wait until the index has all that is archived; how far it is then.
@@ -689,9 +692,13 @@ class AsyncStateStore:
         """
         self._context.allow("admin")
         tiers = self._context.tiers()
-        await self._lifecycle.search.require(tiers.port, tiers.cold.search, create=True)
+        setting, index = self._lifecycle.search, tiers.cold.search
+        await setting.renew(tiers.port, index)
+        await setting.require(tiers.port, index, create=True)
         await tiers.archiver.drain()
-        return await querying.follower_of(tiers).catch_up(progress)
+        follower = querying.follower_of(tiers)
+        goal = await follower.catch_up(progress)
+        return await follower.reached(goal)
 
     async def remove_index(self) -> bool:
         """Switch search off and remove the index; False if there is none. `update_index` makes it anew."""

@@ -232,16 +232,21 @@ async def _diverged(tiers: Tiers) -> list[Finding]:
 
 async def _index(tiers: Tiers) -> list[Finding]:
     """How far the index is, where search is on."""
+    followers = [each for each in tiers.workers if isinstance(each, Follower)]
+    failure = "".join(each.failure for each in followers)
     try:
         if await tiers.port.sql(tiers.cold.search.settings) is None:
-            return []
-        records, behind = await tiers.port.sql(tiers.cold.search.behind)
+            advice = "open with search= again, or run `distributed-state index`, which goes on with it"
+            return [Finding("index", False, failure, advice)] if failure else []
+        reached = await followers[0].reached()
     except StateError as error:
         return [Finding("index", False, str(error), "see the message")]
-    failure = "".join(each.failure for each in tiers.workers if isinstance(each, Follower))
-    found = f"{behind} of {records} records have changes that it lacks" + (f"; {failure}" if failure else "")
+    left_out = [name for each in followers for name in each.left_out]
+    found = f"{reached.behind} of {reached.records} records have changes that it lacks"
+    found += f"; {failure}" if failure else ""
+    found += f"; `embed` refuses {', '.join(left_out)}" if left_out else ""
     advice = "open with search= what archives, or run `distributed-state index`, which shows what is in the way"
-    return [Finding("index", behind < _MANY_BEHIND and not failure, found, advice)]
+    return [Finding("index", reached.behind < _MANY_BEHIND and not failure and not left_out, found, advice)]
 
 
 async def _archive(tiers: Tiers) -> list[Finding]:

@@ -41,6 +41,7 @@ from distributed_state.tiers import actors
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.journal import JournalEntry, Op, State, fold, pack, unpack
 from distributed_state.values.model import ITEMS, NEXT, OWNER, SEGMENTS, START, TAG, Ref, escape, is_state, is_value
+from distributed_state.values.tags import MOST as MOST_TAGS
 
 _EVENT = re.compile(r"[0-9A-Za-z]{1,64}\.\d{1,19}\.[0-9A-Za-z]{1,64}", re.ASCII)
 
@@ -60,6 +61,7 @@ class ImportedFile:
         self._older: set[tuple[int, bytes]] = set()
         self._fields: dict[bytes, bytes] = {}
         self._sizes = {False: 0, True: 0}  # of the user's fields, and of those that the store keeps for itself
+        self._tags: set[bytes] = set()
         # The messages that are in the file so far, as runs of numbers.
         self._starts: list[int] = []
         self._stops: list[int] = []
@@ -192,11 +194,17 @@ class ImportedFile:
         counts = op.kind in (b"s", b"d") and name not in (SEGMENTS, START, NEXT)
         if counts and name in self._fields:
             self._sizes[ours] -= len(name) + len(self._fields[name])
+        tags = [each for each in self._tags if op.kind == b"c" and name == TAG]
+        self._sizes[True] -= sum(len(each) + len(self._fields[each]) for each in tags)
         fold(self._fields, [op])
         if counts and name in self._fields:
             self._sizes[ours] += len(name) + len(self._fields[name])
         elif op.kind == b"c":
             self._sizes[False] = 0
+        if tags or name[:2] == TAG:
+            self._tags = {each for each in self._tags | {name} if each in self._fields}
+        if len(self._tags) > MOST_TAGS:
+            raise TooLarge(f"{len(self._tags)} tags are more than {MOST_TAGS}")
         if self._sizes[ours] > self._settings.max_record_bytes:
             limit = self._settings.max_record_bytes
             raise TooLarge(f"{self._sizes[ours]} bytes are more than max_record_bytes={limit}")

@@ -28,7 +28,7 @@ _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[SessionInfo]:
     """One page of the index in SQL; `fresh`: with what is not archived yet."""
     # The journals first: what is archived meanwhile is found in SQL as well, and counts once.
-    late = await unarchived(tiers) if fresh else []
+    late = await unarchived(tiers, wanted) if fresh else []
     return [
         SessionInfo(
             id=unescape(row.id),
@@ -41,9 +41,6 @@ async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[
         )
         for row in await tiers.port.sql(tiers.cold.listing, wanted, late)
     ]
-
-
-# An export: one JSON object a line. Bytes travel as text that keeps every one of them (surrogateescape).
 
 
 # Removing

@@ -48,6 +48,8 @@ async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> R
     await tiers.archiver.drain()
     run = _Run(tiers, dry_run, progress or (lambda done: None))
     await run.each(run.archived)
+    if not dry_run:
+        await tiers.port.sql(tiers.cold.search.scrub)
     await run.events()
     # Not before all of SQL is done: a copy in Redis holds messages that were written under other records.
     await run.each(run.copied)

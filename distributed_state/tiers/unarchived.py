@@ -7,17 +7,22 @@ Design: section 9.
 
 from __future__ import annotations
 
-from distributed_state.cold.values import Batch
+from distributed_state.cold import listing
+from distributed_state.cold.entries import Parsed
+from distributed_state.cold.values import Batch, Wanted
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.values.journal import JournalEntry
 from distributed_state.warm.answers import PartitionState
 
 _AT_ONCE = 2000  # entries of a journal in one answer
 _BYTES_TOGETHER = 2**22
 
 
-async def unarchived(tiers: Tiers) -> list[Batch]:
-    """The entries of all journals that are not noted as archived, up to their ends as they are now."""
+async def unarchived(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
+    """What the entries of all journals that are not noted as archived do to records that may be meant.
+
+    Up to their ends as they are now. What they say is forgotten with each answer: a fleet's journals are gigabytes.
+    Raises UnknownStep.
+    """
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
     places = await partitions.states(every)
@@ -26,7 +31,7 @@ async def unarchived(tiers: Tiers) -> list[Batch]:
         await tiers.start(each)
     if others:
         places |= await partitions.states([tiers.keys.partition(each) for each in others])
-    found: dict[int, list[JournalEntry]] = {}
+    found: list[Parsed] = []
     left = {each: place.archived for each, place in places.items() if place.offset > place.archived}
     while left:
         some = _together(left, places)
@@ -37,11 +42,11 @@ async def unarchived(tiers: Tiers) -> list[Batch]:
                 # Another life has begun since: what it goes on with is in SQL, and what it has is newer than our call.
                 del left[each]
                 continue
-            found.setdefault(each, []).extend(journal.onward)
+            found += listing.parsed(Batch(each, place.epoch, place.archived, journal.onward), wanted)
             left[each] = journal.onward[-1].offset if journal.onward else place.offset
             if left[each] >= place.offset:
                 del left[each]
-    return [Batch(each, places[each].epoch, places[each].archived, entries) for each, entries in found.items()]
+    return found
 
 
 def _of_another_life(tiers: Tiers, partition: int, place: PartitionState) -> bool:

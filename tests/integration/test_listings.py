@@ -120,9 +120,9 @@ async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
     store = await opener(**UNARCHIVED)
     await store.session("s").set("n", 1)
 
-    async def too_late(at: Any) -> Any:
+    async def too_late(at: Any, wanted: Wanted) -> Any:
         await at.archiver.drain()
-        return await journals.unarchived(at)
+        return await journals.unarchived(at, wanted)
 
     kept: list[Any] = []
     page = ColdStore.listing
@@ -224,7 +224,8 @@ def test_a_page_costs_few_statements_however_much_is_unarchived(cold: ColdStore,
     for number in range(0, 300, 2):
         journal.commit(f"session:a{number}", put("n", "2"))
     sent = statements(cold)
-    found = cold.listing(Wanted("session", 100, prefix=""), [journal.batch()])
+    wanted = Wanted("session", 100, prefix="")
+    found = cold.listing(wanted, listing.parsed(journal.batch(), wanted))
     assert len(found) == 100
     assert {row.version for row in found if int(row.record[9:]) % 2 == 0} == {2}
     assert len(sent) < 10

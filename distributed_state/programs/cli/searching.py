@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 import distributed_state
+from distributed_state.programs.cli.looking import plain
 from distributed_state.programs.cli.running import named
 from distributed_state.programs.cli.shell import app, err, open_store, out, print_json
 
@@ -68,4 +68,4 @@ def search(
         return
     for hit in hits:
         place = f"message {hit.number}" if hit.kind == "message" else f"{hit.kind} {hit.key}"
-        out.print(f"[bold]{escape(hit.scope)} {escape(hit.id)}[/] {escape(place)}: {escape(hit.text)}", soft_wrap=True)
+        out.print(f"[bold]{plain(hit.scope)} {plain(hit.id)}[/] {plain(place)}: {plain(hit.text)}", soft_wrap=True)
