@@ -8,6 +8,7 @@ from sqlalchemy import create_engine, text
 
 MARK = "zanzibar"
 
+
 def said(text: str, role: str = "user") -> dict[str, str]:
     return {"role": role, "content": text}
 

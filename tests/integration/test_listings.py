@@ -150,7 +150,7 @@ async def test_a_step_of_a_newer_release_stops_a_fresh_listing_and_leaves_sql_al
     await store.session("s").set("n", 1)
 
     def newer(entry: Any, partition: int, epoch: str) -> Any:
-        raise _unknown("a step z", partition, entry.offset, b"z")
+        raise UnknownStep(f"a step that partition {partition} has")
 
     monkeypatch.setattr(listing, "parse", newer)
     with pytest.raises(UnknownStep):

@@ -1,4 +1,4 @@
-"""Who brings the index up, and what becomes of it in between: other writers, a change of its settings, a broken step."""
+"""Who brings the index up, and what befalls it in between: other writers, other settings, a step that is broken off."""
 
 from __future__ import annotations
 
@@ -301,5 +301,3 @@ async def test_large_values_are_read_a_few_at_a_time(opener: Any, monkeypatch: A
     assert len(await store.search(MARK, limit=100)) == 24
     assert max(read) < 20_000
     assert sum(read) > 70_000
-
-

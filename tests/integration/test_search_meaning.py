@@ -146,6 +146,10 @@ async def test_a_text_that_is_refused_is_left_out_and_named_and_holds_up_no_othe
     found = next(each for each in await store.doctor() if each.name == "index")
     assert not found.ok
     assert "refuses session:c7 message 0" in found.found
+    await store.erase("c7")
+    await store.update_index()
+    found = next(each for each in await store.doctor() if each.name == "index")
+    assert found.ok
 
 
 @postgres
