@@ -290,6 +290,7 @@ LARGE = {
     "a message": changed(["m", "0", '{"role":"user","content":"' + "x" * 3000 + '"}']),
     "a record": changed(*(["s", f"a{n}", '"' + "x" * 1500 + '"'] for n in range(4))),
     "a name": changed(["s", "a" * 2000, "1"]),
+    "tags": changed(*(["s", f"##k:v{n}", "1"] for n in range(257))),
 }
 
 
