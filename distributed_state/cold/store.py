@@ -24,6 +24,7 @@ from distributed_state.cold import (
     inspection,
     item_export,
     item_reading,
+    item_rows,
     listing,
     purging,
     record_index,
@@ -293,7 +294,7 @@ class ColdStore:
     def items_changed_since(self, record: str, version: int) -> bool:
         """Whether a record put or deleted any item after a version."""
         with self._database.read() as connection:
-            return item_reading.changed_since(connection, self.namespace, record, version)
+            return item_rows.changed_since(connection, self.namespace, record, version)
 
     def history(
         self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None
