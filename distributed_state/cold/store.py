@@ -36,7 +36,6 @@ from distributed_state.cold import (
     schema,
     search_tables,
 )
-from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.item_export import OlderItem
@@ -45,11 +44,13 @@ from distributed_state.cold.registration import Known
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import (
+    Backfilled,
     Batch,
     Commits,
     Compacted,
     Cursor,
     Erasure,
+    Held,
     Listed,
     Mortal,
     Purged,
