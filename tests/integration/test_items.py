@@ -254,6 +254,24 @@ async def test_sums_are_those_of_fields_whatever_becomes_of_items(opener: Any) -
             assert (written.version, written.results) == (n, {name: 2 * n})
 
 
+async def test_a_commit_of_as_many_items_as_there_may_be_is_carried_out(opener: Any) -> None:
+    """Each in a collection of its own, and of each it is expected that SQL has none: that is as much as a script gets."""
+    store = await opener(**QUIET)
+    user = store.user("u")
+    many = [PutItem(collection=f"c{number}", key="k", value=1, if_absent=True) for number in range(1000)]
+    await user.items("x").put("a", 1)
+    await store.archive()
+    evict(store)
+    assert (await user.write(items=many)).version == 2
+    with pytest.raises(Conflict):
+        await user.write(items=many)
+    await store.archive()
+    evict(store)
+    with pytest.raises(Conflict):
+        await user.write(items=many)
+    assert (await user.write(items=[replace(each, if_absent=False) for each in many])).version == 3
+
+
 async def test_what_is_there_stays_where_only_missing_ones_are_put(opener: Any) -> None:
     """Insert or ignore, by item: also of a commit whose answer is asked for again."""
     store = await opener(**QUIET)
