@@ -44,11 +44,11 @@ def _line(version: int, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
 
 
 def layered(state: State, known: int) -> State:
-    """A state that comes whole: a layer that began behind the version that SQL knows begins with it."""
-    since, below = _layer(state)
-    if since <= known or b" " not in state.fields.get(ITEMS, b""):
+    """A state that comes whole: what began behind the version that SQL knows begins with it."""
+    since, separator, below = state.fields.get(ITEMS, b"").partition(b" ")
+    if int(since or b"0") <= known:
         return state
-    return replace(state, fields={**state.fields, ITEMS: b"%d %d" % (state.version, below)})
+    return replace(state, fields={**state.fields, ITEMS: b"%d" % state.version + separator + below})
 
 
 def _layer(state: State) -> tuple[int, int]:

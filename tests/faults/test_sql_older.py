@@ -172,6 +172,7 @@ def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> Non
     with opened(server, sql) as store:
         for id in ("s", "cleared", "rolled", "journal", "ended"):
             store.session(id).items("x").put_many({"a": 1, "b": 1, "c": 1})
+        store.session("later").set("n", 0)
         store.archive()
         sql.back_up()
         for id in ("s", "cleared", "rolled", "ended"):
@@ -181,7 +182,9 @@ def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> Non
         store.session("cleared").items("x").put("e", 3)
         store.session("rolled").rollback(version=1)
         store.session("rolled").items("x").put("e", 3)
-        store.session("new").items("y").put("n", 1)
+        for id in ("new", "later"):
+            store.session(id).items("y").put("n", 1)
+            store.session(id).set("n", 1)
         store.delete("ended")
         store.archive()
         store.session("s").items("x").put("f", 4)
@@ -204,7 +207,10 @@ def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> Non
         client.flushall()
     with opened(server, sql) as store:
         assert {id: items_of(store, id) for id in shown} == shown | {"s": shown["s"] | {"c": 6}}
-        assert items_of(store, "new", "y") == {"n": 1}
+        assert items_of(store, "new", "y") == items_of(store, "later", "y") == {"n": 1}
+        for id, where in (("new", "y"), ("later", "y"), *((id, "x") for id in shown)):
+            store.import_(store.export(id), id="copy " + id)
+            assert items_of(store, "copy " + id, where) == items_of(store, id, where)
         store.session("ended").create({})
         assert items_of(store, "ended") == {}
         assert healthy(store)

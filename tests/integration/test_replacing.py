@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import names, own_server, redis_of, tiers
+from below import evict, names, own_server, redis_of, said, tiers
 from counting import round_trips
 from faces import Blocking
 from reaping import quiet
@@ -21,19 +21,8 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments"
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": {"degrees": 7, "wind": None}}
 
 
-def said(number: int) -> dict[str, Any]:
-    return {"role": "user", "content": str(number)}
-
-
 async def shown(session: Any, **options: Any) -> list[str]:
     return [message.content for message in await session.messages(**options)]
-
-
-async def evict(store: Any, id: str) -> None:
-    await store.archive()
-    with redis_of(store) as client:
-        client.delete(names(store, id).record)
-    tiers(store).hot.forget(f"session:{id}")
 
 
 async def test_the_last_message_is_taken_back(store: Any) -> None:
