@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
@@ -52,7 +51,9 @@ def _of_url(url: str) -> Any:
         from langgraph.checkpoint.redis import RedisSaver  # type: ignore[import-not-found]  # of an extra of theirs
 
         return RedisSaver.from_conn_string(url)
-    raise InvalidValue(f"{url.partition('://')[0]}:// is none of postgresql, sqlite, redis; name a saver as module:NAME")
+    raise InvalidValue(
+        f"{url.partition('://')[0]}:// is none of postgresql, sqlite, redis; name a saver as module:NAME"
+    )
 
 
 class Source:
@@ -104,14 +105,6 @@ class Source:
             before, size = (before, size * 2) if border is None else (_config("", "", border), _PAGE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A checkpoint, in short."""
-
-    whole: bytes
-    without_writes: bytes
-
-
 class Threads:
     """The threads of a saver and of ours."""
 
@@ -136,30 +129,33 @@ class Threads:
             return Found(differs=f"it went on here: {len(extra)} checkpoints of {len(ours)} are not in the source")
         left = []
         for key in sorted(theirs, key=lambda each: (each[1], each[0])):
-            if ours.get(key) != theirs[key]:
-                if key in ours and (why := await self._unlike(name[0], key)):
+            if key not in ours:
+                left.append((key, False))
+            elif ours[key] != theirs[key]:
+                why, lacking = await self._difference(name[0], key)
+                if why:
                     return Found(differs=f"checkpoint {key[1]}: {why}")
-                if key not in ours or theirs[key].whole != ours[key].whole:
-                    left.append((key, key in ours))
+                if lacking:
+                    left.append((key, True))
         if not left and theirs and await _newest(self._source, config) != await _newest(self._ours, config):
             return Found(differs="another checkpoint is the newest here")
         return Found(work=left) if left else EQUAL
 
-    async def _unlike(self, thread_id: str, key: Key) -> str:
-        """What is not the same in both of a checkpoint, but that ours may lack writes still."""
+    async def _difference(self, thread_id: str, key: Key) -> tuple[str, bool]:
+        """What is not the same in both of a checkpoint; and whether ours lacks pending writes, which may come still."""
         config = _config(thread_id, *key)
         theirs, ours = await self._source.get(config), await self._ours.get(config)
         if theirs is None or ours is None:
-            return "it was removed meanwhile"
+            return "it was removed meanwhile", False
         for part in ("parent_config", "checkpoint", "metadata"):
             if not _same(_part(theirs, part), _part(ours, part)):
-                return f"its {part.removesuffix('_config')} is not the same here"
+                return f"its {part.removesuffix('_config')} is not the same here", False
         lacking = list(map(_write, _writes(theirs)))
         for each in map(_write, _writes(ours)):
             if each not in lacking:
-                return "it has other pending writes here"
+                return "it has other pending writes here", False
             lacking.remove(each)
-        return ""
+        return "", bool(lacking)
 
     async def copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
         """Save checkpoints, the oldest first: each as one that goes on from its parent."""
@@ -239,10 +235,13 @@ def _bytes(value: Any) -> bytes:
     return kind.encode() + b":" + data
 
 
-def _seen(found: CheckpointTuple) -> _Seen:
-    parts = [str(_parent(found)).encode(), *map(_bytes, (_ordered(found.checkpoint), _ordered(found.metadata)))]
-    writes = [_bytes(tuple(each)) for each in _writes(found)]
-    return _Seen(_digest([*parts, *writes]), _digest(parts))
+def _seen(found: CheckpointTuple) -> bytes:
+    """A checkpoint with its pending writes, in short."""
+    digest = hashlib.sha256()
+    parts = (_parent(found), _ordered(found.checkpoint), _ordered(found.metadata), *map(tuple, _writes(found)))
+    for part in map(_bytes, parts):
+        digest.update(len(part).to_bytes(8) + part)
+    return digest.digest()
 
 
 def _ordered(value: Any) -> Any:
@@ -253,13 +252,6 @@ def _ordered(value: Any) -> Any:
         return {name: _ordered(value[name]) for name in sorted(value)}
     except TypeError:  # names that have no order
         return value
-
-
-def _digest(parts: Sequence[bytes]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(len(part).to_bytes(8) + part)
-    return digest.digest()
 
 
 def _same(one: Any, other: Any) -> bool:
