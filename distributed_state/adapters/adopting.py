@@ -1,8 +1,8 @@
 """Copies the threads of a framework's own store into ours: the frame. Law: what stands in the target decides.
 
 A thread is read from both, and compared; what is missing is copied, and both are read again until they are equal. So a
-run that was killed is run again, and one may follow while others still work on the source: there is nothing to remember.
-What somebody else changed in the target is named and left as it is. What threads are, and how they are copied, is in
+run that was killed is run again, and one may follow while others still work on the source: nothing is remembered. What
+somebody else changed in the target is named and left as it is. What threads are, and how they are copied, is in
 the `adopting` of each framework.
 
 Design: section 22.
@@ -88,6 +88,7 @@ async def adopt(
     chosen = [each for each in names if not only or each in only]
     done.listed = len(chosen)
     in_a_row = 0
+    progress(done)
     with store.acting_as(ACTOR):
         for each in chosen:
             if limit is not None and done.copied >= limit:
@@ -97,7 +98,7 @@ async def adopt(
                 in_a_row = 0
             except (Unavailable, OSError):
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a source raises of one thread is named, and the next is tried
+            except Exception as error:  # whatever a source raises of one thread is named, and the next is tried
                 done.failed[each] = f"{type(error).__name__}: {error}"
                 in_a_row += 1
                 if in_a_row >= _FAILURES:

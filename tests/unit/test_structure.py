@@ -40,10 +40,10 @@ FLOORS = [
 HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 
 # Each driver has one door, or two: the folder that may import it. `programs` are run by themselves, and use what they
-# like.
+# like; adapters read by them what frameworks have of their own.
 DOORS = {
-    "redis": "port", "hiredis": "port", "fakeredis": "port",
-    "sqlalchemy": "cold", "alembic": "cold", "psycopg": "cold", "sqlite3": "cold", "filelock": "cold",
+    "redis": ("port", "adapters"), "hiredis": "port", "fakeredis": "port",
+    "sqlalchemy": ("cold", "adapters"), "alembic": "cold", "psycopg": "cold", "sqlite3": ("cold", "adapters"), "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "conversation", "langchain_core": ("conversation", "adapters"), "agents": "adapters",
     "google": "adapters", "agno": "adapters",

@@ -131,7 +131,7 @@ def _adopt(
     if into is not None:
         more["into"] = named(into)
     frame, framework = _loaded("adopting", extra), _loaded(part, extra)
-    done = frame.Adopted()
+    done: Any = None  # until it is known what there is
 
     def show(now: Any) -> None:
         nonlocal done
@@ -154,16 +154,18 @@ def _adopt(
     except ImportError as error:
         raise ConfigurationError(f"a driver for {source.partition('://')[0]} is not installed: {error}") from error
     finally:
-        for what, which in ("differs", done.differ), ("failed", done.failed):
-            for name, why in which.items():
-                err.print(f"{what}: {printable(name)}: {printable(why)}", style="red", markup=False, highlight=False)
-        verb = "to copy" if dry_run else "copied"
-        counts = (
-            f"{done.copied} {verb}, {done.there} there already, {len(done.differ)} differ, {len(done.failed)} failed"
-        )
-        typer.echo(f"{done.listed} listed: {counts}")
+        if done is not None:
+            _report(done, "to copy" if dry_run else "copied")
     if done.differ or done.failed:
         raise typer.Exit(1)
+
+
+def _report(done: Any, verb: str) -> None:
+    for what, which in ("differs", done.differ), ("failed", done.failed):
+        for name, why in which.items():
+            err.print(f"{what}: {printable(name)}: {printable(why)}", style="red", markup=False, highlight=False)
+    counts = f"{done.copied} {verb}, {done.there} there already, {len(done.differ)} differ, {len(done.failed)} failed"
+    typer.echo(f"{done.listed} listed: {counts}")
 
 
 def _loaded(part: str, extra: str) -> Any:
