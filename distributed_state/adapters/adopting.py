@@ -153,7 +153,12 @@ def canonical(value: Any) -> str:
 
 async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> Any:
     """The saver, service or database that `given` is, makes or opens; closed with the stack."""
-    if not isinstance(given, kinds) and callable(given):
+    managers = (AbstractAsyncContextManager, AbstractContextManager)
+    if not isinstance(given, (*kinds, *managers)) and callable(given):
+        try:
+            inspect.signature(given).bind()
+        except TypeError as error:
+            raise InvalidValue(f"the source, {given!r:.80}, is not called without arguments: {error}") from error
         given = given()
     if inspect.isawaitable(given):
         given = await given

@@ -42,18 +42,19 @@ def counts(done: Adopted) -> tuple[int, int, dict[str, str], dict[str, str]]:
 
 
 def shown(saver: Any, thread_id: str) -> Any:
-    found = list(saver.list({"configurable": {"thread_id": thread_id}}))
-    return sorted(
-        (
-            each.config["configurable"]["checkpoint_ns"],
-            str(each.config["configurable"]["checkpoint_id"]),
-            repr(each.parent_config and str(each.parent_config["configurable"]["checkpoint_id"])),
-            repr({**each.checkpoint, "channel_values": {k: sorted(v) if isinstance(v, set) else v for k, v in each.checkpoint["channel_values"].items()}}),
-            repr(sorted(each.metadata.items())),
-            repr(each.pending_writes),
-        )
-        for each in found
-    )  # fmt: skip
+    """All that a saver tells of a thread, sets as lists."""
+
+    def text(value: Any) -> str:
+        return repr({k: sorted(v) if isinstance(v, set) else v for k, v in sorted(value.items())})
+
+    found = {}
+    for each in saver.list({"configurable": {"thread_id": thread_id}}):
+        checkpoint = text({**each.checkpoint, "channel_values": text(each.checkpoint["channel_values"])})
+        parent = each.parent_config and str(each.parent_config["configurable"]["checkpoint_id"])
+        named = each.config["configurable"]
+        key = named["checkpoint_ns"], str(named["checkpoint_id"])
+        found[key] = (parent, checkpoint, text(each.metadata), repr(each.pending_writes))
+    return found
 
 
 # LangGraph
@@ -278,8 +279,7 @@ async def test_sessions_of_adk_are_copied_with_what_users_and_apps_share(store: 
     for user, id in ("ada", "1"), ("ada", "2/x"), ("bob", "1"):
         where = {"app_name": "shop", "user_id": user, "session_id": id}
         theirs, ours = await source.get_session(**where), await target.get_session(**where)
-        assert ours == theirs
-        assert ours.events == theirs.events
+        assert ours.model_dump() == theirs.model_dump()
     # Both go on.
     where = {"app_name": "shop", "user_id": "ada", "session_id": "1"}
     session = await source.get_session(**where)
@@ -367,7 +367,7 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
         (("langgraph", "sqlite:///none.db"), "error: there is no file 'none.db'"),
         (("agno", "mysql://host"), "error: mysql:// is none of"),
         (("openai", "shop:saver"), "name those of your own function by --ids"),
-        (("adk", "shop:saver"), "error: the source is no BaseSessionService"),
+        (("adk", "shop:saver"), "is not called without arguments"),
     ):
         done = adopt(*words)
         assert done.returncode == 1, words

@@ -43,7 +43,8 @@ HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 # like; adapters read by them what frameworks have of their own.
 DOORS = {
     "redis": ("port", "adapters"), "hiredis": "port", "fakeredis": "port",
-    "sqlalchemy": ("cold", "adapters"), "alembic": "cold", "psycopg": "cold", "sqlite3": ("cold", "adapters"), "filelock": "cold",
+    "sqlalchemy": ("cold", "adapters"), "sqlite3": ("cold", "adapters"),
+    "alembic": "cold", "psycopg": "cold", "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "conversation", "langchain_core": ("conversation", "adapters"), "agents": "adapters",
     "google": "adapters", "agno": "adapters",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sys
 from contextlib import AsyncExitStack
@@ -13,11 +14,12 @@ from typing import Annotated, Any
 import typer
 
 import distributed_state
-from distributed_state.errors import ConfigurationError
+from distributed_state.errors import ConfigurationError, StateError
 from distributed_state.programs.cli.looking import printable
 from distributed_state.programs.cli.running import named
 from distributed_state.programs.cli.shell import app, err, open_store
 
+_log = logging.getLogger(__name__)
 _HELP = "Copy what LangGraph, OpenAI Agents, ADK or Agno keep elsewhere, compare, and go on where it was ended."
 adopt = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="rich")
 app.add_typer(adopt, name="adopt")
@@ -153,6 +155,11 @@ def _adopt(
             asyncio.run(work(store))
     except ImportError as error:
         raise ConfigurationError(f"a driver for {source.partition('://')[0]} is not installed: {error}") from error
+    except (StateError, OSError, typer.Exit):
+        raise
+    except Exception as error:  # of whatever the source is
+        _log.debug("the source", exc_info=True)
+        raise StateError(f"the source: {type(error).__name__}: {error}") from error
     finally:
         if done is not None:
             _report(done, "to copy" if dry_run else "copied")
