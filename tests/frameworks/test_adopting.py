@@ -185,11 +185,14 @@ async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_
         for number in range(0, MANY, 37):
             assert shown(target, f"t{number}") == shown(saver, f"t{number}")
     assert len(await store.sessions(prefix="langgraph/", limit=1000, fresh=True)) == MANY
-    record = target.prefix + f"t{MANY - 1}"
-    await store.session(record).set("at", "elsewhere")
+    # The control: one pending write that the source does not have, in one of them.
+    newest = await target.aget_tuple(config_of(f"t{MANY - 1}"))
+    assert newest is not None
+    await target.aput_writes(newest.config, [("messages", "only here")], "task-0")
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert ended.returncode == 1
-    assert f"t{MANY - 1}" in ended.stderr
+    assert f"differs: t{MANY - 1}: checkpoint" in ended.stderr
+    assert f"0 copied, {MANY - 1} there already, 1 differ, 0 failed" in ended.stdout
 
 
 # OpenAI Agents

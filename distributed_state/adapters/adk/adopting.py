@@ -130,7 +130,7 @@ class Threads:
     # Sessions
 
     async def _compare_session(self, app: str, user: str, id: str) -> Found:
-        where = {"app_name": app, "user_id": user, "session_id": id}
+        where: Any = {"app_name": app, "user_id": user, "session_id": id}
         record = self._target.session_record(**where)
         if await deleted(record):
             return DELETED
