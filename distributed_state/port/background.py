@@ -1,4 +1,4 @@
-"""Threads of a store that work in the background. Law: one that is asked to stop ends at its next wait.
+"""Threads of a store that work in the background. Law: one that is asked to end does so in its wait, or at the next.
 
 Design: section 16.
 """
@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from distributed_state.errors import StateError
@@ -19,7 +20,13 @@ from distributed_state.port import callers, user_coroutines
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOINED = 10.0  # seconds to wait for a job that is asked to end
-_here = threading.local()
+
+
+class _Here(threading.local):
+    job: BlockingJob | None = None  # whose thread this is
+
+
+_here = _Here()
 
 
 def finish(core: Coroutine[Any, Any, T]) -> T:
@@ -41,25 +48,14 @@ class Stopped(BaseException):
     """Ends a background thread at its next sleep, as cancellation ends a task."""
 
 
-def _stop() -> threading.Event | None:
-    found: threading.Event | None = getattr(_here, "stop", None)
-    return found
-
-
 def here() -> bool:
     """Whether this is such a thread."""
-    return _stop() is not None
-
-
-def stopping() -> bool:
-    """Whether this is such a thread, and asked to end."""
-    stop = _stop()
-    return stop is not None and stop.is_set()
+    return _here.job is not None
 
 
 def end_if_stopped() -> None:
     """Raise Stopped in a thread that is asked to end."""
-    if stopping():
+    if _here.job is not None and _here.job.asked:
         raise Stopped
 
 
@@ -78,11 +74,18 @@ async def join(thread: threading.Thread, seconds: float) -> None:
 
 def sleep(seconds: float) -> None:
     """Wait. Raises Stopped in a thread that is asked to end."""
-    stop = _stop()
-    if stop is None:
+    if _here.job is None:
         time.sleep(seconds)
-    elif stop.wait(seconds):
+    elif _here.job.waits(seconds):
         raise Stopped
+
+
+def doze(waiter: threading.Lock, seconds: float) -> None:
+    """Wait until the lock is released, or this is a thread that is asked to end."""
+    if _here.job is None:
+        waiter.acquire(timeout=seconds)
+    else:
+        _here.job.doze(waiter, seconds)
 
 
 class BlockingJob:
@@ -90,13 +93,14 @@ class BlockingJob:
 
     def __init__(self, job: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         self._job = job
-        self._stop = threading.Event()
+        self._end = threading.Event()
+        self._dozes: threading.Lock | None = None  # what it waits for
         self._until = math.inf  # it is waited for, once it was asked to end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        _here.stop = self._stop
+        _here.job = self
         try:
             finish(self._job())
         except Stopped:
@@ -106,10 +110,30 @@ class BlockingJob:
         finally:
             user_coroutines.close()
 
+    @property
+    def asked(self) -> bool:
+        """Whether it is asked to end."""
+        return self._end.is_set()
+
+    def waits(self, seconds: float) -> bool:
+        """Wait, in this thread, at most until it is asked to end; whether it was."""
+        return self._end.wait(seconds)
+
+    def doze(self, waiter: threading.Lock, seconds: float) -> None:
+        """Wait, in this thread, for the lock to be released; `ask` does so as well."""
+        self._dozes = waiter
+        if not self.asked:  # looked at only now: from here on it is woken
+            waiter.acquire(timeout=seconds)
+        self._dozes = None
+
     def ask(self) -> None:
-        """Ask it to end at its next wait."""
+        """Ask it to end, and wake it if it waits."""
         self._until = min(self._until, time.monotonic() + JOINED)
-        self._stop.set()
+        self._end.set()
+        waiter = self._dozes
+        if waiter is not None:
+            with suppress(RuntimeError):  # it was woken just now
+                waiter.release()
 
     async def stop(self) -> None:
         """Ask it to end, and wait for that unless it is the caller."""

@@ -166,8 +166,8 @@ class BlockingPort(Router):
 
     async def wire(self, node: str) -> Wire:
         if self._embedded is not None:
-            return EmbeddedWire(self._embedded, background.stopping)
-        return SocketWire(self._connect(node, ReplyError), self._place, background.stopping)
+            return EmbeddedWire(self._embedded, background.end_if_stopped)
+        return SocketWire(self._connect(node, ReplyError), self._place, background.end_if_stopped)
 
     async def sleep(self, seconds: float) -> None:
         background.sleep(seconds)

@@ -18,16 +18,17 @@ _CLOSED = "the embedded server: the link is closed"
 class EmbeddedWire:
     """A subscription read by one thread and written by any."""
 
-    def __init__(self, server: EmbeddedServer, stopping: Callable[[], bool]) -> None:
+    def __init__(self, server: EmbeddedServer, end_if_stopped: Callable[[], None]) -> None:
         self._messages: SimpleQueue[list[Any] | None] = SimpleQueue()
-        self._stopping = stopping
+        self._end_if_stopped = end_if_stopped
         self._subscription = server.subscribe(self._messages.put)
         self.post = self._subscription.post
         self.post_all = self._subscription.post_all
 
     async def receive(self) -> list[Any]:
         """The next message. In short steps: a background thread notices its own stop."""
-        while not self._stopping():
+        while True:
+            self._end_if_stopped()
             try:
                 message = self._messages.get(timeout=0.5)
             except Empty:
@@ -35,8 +36,7 @@ class EmbeddedWire:
             if message is not None:
                 return message
             self._messages.put(None)  # for whoever receives again
-            break
-        raise WarmUnavailable(_CLOSED)
+            raise WarmUnavailable(_CLOSED)
 
     def close(self) -> None:
         """End it; whoever receives gets an error."""

@@ -189,10 +189,10 @@ class Socket:
 class SocketWire:
     """A subscription read by one thread and written by any."""
 
-    def __init__(self, connection: Socket, place: str, stopped: Callable[[], bool]) -> None:
+    def __init__(self, connection: Socket, place: str, end_if_stopped: Callable[[], None]) -> None:
         self._connection = connection
         self._place = place
-        self._stopped = stopped
+        self._end_if_stopped = end_if_stopped
         self._writing = threading.Lock()
         self._closed = False
 
@@ -213,7 +213,8 @@ class SocketWire:
         """
         try:
             while True:
-                if self._closed or self._stopped():
+                self._end_if_stopped()
+                if self._closed:
                     raise WarmUnavailable(f"{self._place}: the link is closed")
                 with suppress(driver.TimeoutError):
                     answer = self._connection.answer()

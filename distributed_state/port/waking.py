@@ -14,7 +14,6 @@ from typing import Any
 from distributed_state.port import background, callers
 
 _LOOK_EVERY = 1.0  # in short steps, so that nobody depends on being woken
-_STOPS_EVERY = 0.1  # and a background thread notices its own stop
 
 
 class SharedSignal:
@@ -43,11 +42,10 @@ class SharedSignal:
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait until set, at most `seconds`; True if it was set."""
         loop = callers.loop()
-        step = _STOPS_EVERY if background.here() else _LOOK_EVERY
         end = None if seconds is None else time.monotonic() + seconds
         while not self._set:
             background.end_if_stopped()
-            left = step if end is None else min(step, end - time.monotonic())
+            left = _LOOK_EVERY if end is None else min(_LOOK_EVERY, end - time.monotonic())
             if left <= 0:
                 return False
             if loop is None:
@@ -62,7 +60,7 @@ class SharedSignal:
         self._waiters.append(waiter)
         # Looked at again: set() may have taken the list of waiters before this one was in it.
         if not self._set:
-            waiter.acquire(timeout=seconds)
+            background.doze(waiter, seconds)
         self._gone(waiter)
 
     async def _pause(self, loop: asyncio.AbstractEventLoop, seconds: float) -> None:

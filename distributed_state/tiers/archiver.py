@@ -94,7 +94,6 @@ class Archiver:
         """Stop, and leave the partitions to others at once."""
         if self._job is None:
             return
-        self.resting.stirred.set()  # a thread that waits looks for its own end now and then only
         try:
             await self._job.stop()
         finally:

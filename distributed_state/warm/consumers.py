@@ -178,7 +178,8 @@ class Consumers:
             if not await self._stirred.wait(max(0.0, again - self._port.monotonic()) if away else _CHECK):
                 self.stir(self._all())
             self._stirred.clear()
-            self._look()
+            for look in list(self.watching):
+                look()
             with self._mutex:
                 behind = self._behind
                 self._behind = set()
@@ -196,13 +197,6 @@ class Consumers:
                 pause = min(pause * 2, _LONGEST)
             elif not away:
                 pause = _SHORTEST
-
-    def _look(self) -> None:
-        for look in list(self.watching):
-            try:
-                look()
-            except Exception:  # the events go on
-                log.exception("events: looking at a handler failed")
 
     async def _catch_up(self, behind: set[int]) -> set[int]:
         """Take what the stream holds of these partitions; those that could not be looked at."""

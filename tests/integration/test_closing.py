@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,10 +13,11 @@ from below import tiers, until
 from faces import core
 
 from distributed_state import AsyncStateStore
-from distributed_state.port import background
+from distributed_state.port import background, waking
 from distributed_state.port.background import BlockingJob
 from distributed_state.port.pools import Pools
 from distributed_state.port.shared import LoopJob
+from distributed_state.port.waking import SharedSignal
 
 asynchronous = pytest.mark.only(face="asyncio")
 
@@ -100,7 +102,7 @@ async def test_all_are_asked_to_end_before_one_is_waited_for(opener: Any, monkey
     unasked: list[set[str]] = []
 
     async def spy(thread: threading.Thread, seconds: float) -> None:
-        unasked.append({each._thread.name for each in port._jobs if not each._stop.is_set()})
+        unasked.append({each._thread.name for each in port._jobs if not each.asked})
         await join(thread, seconds)
 
     join = background.join
@@ -252,6 +254,33 @@ async def test_a_task_of_a_loop_is_asked_to_end_once(store: Any) -> None:
     job.ask()
     await job.stop()
     assert ended == ["cleanly"]
+
+
+def test_a_thread_that_waits_is_woken_when_it_is_asked_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waking, "_LOOK_EVERY", 600.0)
+    waits = threading.Event()
+
+    async def work() -> None:
+        waits.set()
+        await SharedSignal().wait()
+
+    for _ in range(200):  # it may be asked before it waits, and as it begins to
+        waits.clear()
+        job = BlockingJob(work, "waits")
+        waits.wait()
+        job.ask()
+        job._thread.join(10)
+        assert not job._thread.is_alive()
+
+
+async def test_a_store_that_closes_warns_of_nothing(opener: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Its links are not lost: they end."""
+    store = await opener()
+    await store.session("s").set("a", 1)
+    assert await store.session("s").get("a") == 1
+    await until(lambda: tiers(store).link.up)
+    await store.close()
+    assert not [each for each in caplog.records if each.levelno > logging.INFO]
 
 
 def test_a_thread_is_waited_for_since_it_was_first_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,25 +107,6 @@ async def test_a_handler_that_exits_is_logged_and_goes_on(store: Any, caplog: An
     await until(lambda: tiers(store).handlings[0].failed == 1)
 
 
-async def test_a_look_at_a_handler_that_fails_does_not_end_the_events(store: Any, caplog: Any) -> None:
-    heard: list[Any] = []
-    store.on("a", heard.append)
-    await store.ready()
-    looked: list[bool] = []
-
-    def fail() -> None:
-        looked.append(True)
-        raise TypeError("the handler went on meanwhile")
-
-    consumers = tiers(store).consumers
-    consumers.watching.append(fail)
-    for n in range(3):
-        await store.emit("a", {"n": n}, subject="s")
-        consumers.stir([0])
-        await until(lambda n=n: len(looked) > n)
-    await until(lambda: len(heard) == 3)
-
-
 async def test_whether_a_handler_hangs_is_asked_while_it_goes_on(store: Any) -> None:
     """Its thread is at its next event by the time that this one has been looked at."""
     store.on("a", lambda event: None)

@@ -13,6 +13,7 @@ from fakeredis._socket import FakeSocket
 from hiredis import pack_command
 
 from distributed_state import ConfigurationError, WarmUnavailable
+from distributed_state.port.background import Stopped
 from distributed_state.port.blocking import finish
 from distributed_state.port.embedded import EmbeddedServer, encode
 from distributed_state.port.embedded_client import EmbeddedClient, compiled
@@ -236,8 +237,7 @@ def test_another_fakeredis_is_refused_with_what_to_do(name: str, monkeypatch: py
 
 
 def test_the_blocking_wire_waits_for_others_and_ends_when_closed(server: EmbeddedServer) -> None:
-    asked = False
-    wire = EmbeddedWire(server, lambda: asked)
+    wire = EmbeddedWire(server, lambda: None)
     wire.post(b"SSUBSCRIBE", b"c")
     assert finish(wire.receive()) == [b"ssubscribe", b"c", 1]
     with ThreadPoolExecutor(1) as threads:
@@ -250,6 +250,11 @@ def test_the_blocking_wire_waits_for_others_and_ends_when_closed(server: Embedde
             waiting.result(10)
         with pytest.raises(WarmUnavailable, match="the link is closed"):
             finish(wire.receive())
-        wire, asked = EmbeddedWire(server, lambda: asked), True
-        with pytest.raises(WarmUnavailable, match="the link is closed"):
-            threads.submit(lambda: finish(wire.receive())).result(10)
+
+
+def test_the_thread_that_reads_the_blocking_wire_is_asked_to_end(server: EmbeddedServer) -> None:
+    def end_if_stopped() -> None:
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        finish(EmbeddedWire(server, end_if_stopped).receive())
