@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -17,6 +18,7 @@ import redis
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.postgres import PostgresSaver
 
+from deploy.load.frameworks import langgraph_races
 from deploy.load.rows import Row, at_least, at_most
 from distributed_state import StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver
@@ -84,13 +86,17 @@ class Thread:
 
 
 def _quietest(measure: Callable[[], float], samples: int, scripts: Callable[[], int]) -> tuple[float, float]:
-    """Microseconds and scripts a call, of the quietest of ten parts: others use the machine, and the archiver works."""
-    parts = []
+    """Microseconds and scripts a call, of the quietest of ten parts: others use the machine, and the archiver works.
+
+    Of times that is the median of a part; scripts are counted, all that the part took.
+    """
+    calls = max(samples // 10, 1)
+    times, counts = [], []
     for _ in range(10):
         before = scripts()
-        took = statistics.median(measure() for _ in range(max(samples // 10, 1)))
-        parts.append((took * 1e6, (scripts() - before) / max(samples // 10, 1)))
-    return min(took for took, _ in parts), min(each for _, each in parts)
+        times.append(statistics.median(measure() for _ in range(calls)) * 1e6)
+        counts.append((scripts() - before) / calls)
+    return min(times), min(counts)
 
 
 def _scripts(client: Any) -> int:
@@ -201,4 +207,6 @@ def rows(redis_url: str, archive: str) -> list[Row]:
     found: list[Row] = []
     for length in LENGTHS:
         found += _rows(ours(length, redis_url, archive), theirs(length, redis_url, archive))
+    with _database(archive) as database:
+        found += langgraph_races.rows(NAME, redis_url, database, lambda saver: partial(Thread().put, saver))
     return found
