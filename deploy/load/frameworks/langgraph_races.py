@@ -1,6 +1,6 @@
 """Fifty writers beside LangGraph's PostgresSaver: each on a thread of its own, and all of them on one.
 
-A turn on the one thread reads the newest checkpoint, adds what it is to a channel, and saves; one that is refused begins
+A turn on the one thread reads the newest checkpoint, adds its name to a channel, and saves; one that is refused begins
 again. What was acknowledged and is not in the thread's newest checkpoint at the end is lost.
 """
 
