@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from langgraph.checkpoint.base import (
@@ -30,8 +29,6 @@ from distributed_state.adapters.langgraph.recent import Addressed, Recent
 from distributed_state.adapters.langgraph.steps import Steps, run, run_async
 from distributed_state.adapters.langgraph.threads import Thread
 from distributed_state.adapters.langgraph.turns import Turn, demand
-
-_HANDLES = 1000  # of each face together
 
 RunnableConfig = Any  # langchain_core's TypedDict, of which only "configurable" is read
 
@@ -74,9 +71,8 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self.exclusive = exclusive
         self.prefix = prefix
         self._user = user
-        self._options = {"idle": idle, "lifetime": lifetime}
+        self._lives = (idle, lifetime)
         self._faces = Faces(store)
-        self._session = lru_cache(_HANDLES)(self._open)  # handles hold nothing of a call, and are used side by side
         self._recent = Recent()
 
     @classmethod
@@ -278,13 +274,9 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     def _record(self, face: str, thread_id: str, config: RunnableConfig | None = None) -> Any:
         """The session of a thread."""
         owner = (config or {}).get("configurable", {}).get(self._user) if self._user else None
-        return self._session(face, thread_id, None if owner is None else str(owner))
-
-    def _open(self, face: str, thread_id: str, owner: str | None) -> Any:
-        options: dict[str, Any] = {name: value for name, value in self._options.items() if value is not None}
-        if owner is not None:
-            options["user"] = owner
-        return self._faces.of(face).session(self._record_id(thread_id), **options)
+        return self._faces.session(
+            face, self._record_id(thread_id), None if owner is None else str(owner), *self._lives
+        )
 
     def _named(self, thread_id: str, face: str, config: RunnableConfig | None = None) -> Thread:
         return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)
