@@ -110,6 +110,16 @@ async def test_a_checkpoint_that_is_another_here_is_named(store: Any) -> None:
     assert "its checkpoint is not the same here" in done.differ["a"]
 
 
+async def test_a_saver_whose_threads_are_held_holds_them(store: Any) -> None:
+    source = memory_saver()
+
+    def into(store: Any) -> DistributedStateSaver:
+        return DistributedStateSaver(store, exclusive=True)
+
+    assert counts(await run(langgraph, store, source, more={"into": into})) == (1, 0, {}, {})
+    assert counts(await run(langgraph, store, source)) == (0, 1, {}, {})
+
+
 async def test_what_was_deleted_here_is_not_brought_back(store: Any) -> None:
     source = memory_saver()
     await run(langgraph, store, source)

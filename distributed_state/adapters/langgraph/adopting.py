@@ -159,6 +159,13 @@ class Threads:
 
     async def copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
         """Save checkpoints, the oldest first: each as one that goes on from its parent."""
+        if self._target.exclusive:
+            async with self._target.turn(_config(name[0], ""), ttl=10.0, wait=30.0):
+                await self._copy(name, work)
+        else:
+            await self._copy(name, work)
+
+    async def _copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
         versions: dict[Key, Any] = {}
         saved: dict[Key, Any] = {}
         for key, there in work:

@@ -148,7 +148,7 @@ def _adopt(
         async with AsyncExitStack() as stack:
             threads = await framework.threads(stack, store, given, **more)
             chosen = {"only": only or (), "limit": limit, "dry_run": dry_run, "progress": show}
-            show(await frame.adopt(threads, store, **chosen))
+            await frame.adopt(threads, store, **chosen)
 
     try:
         with open_store(context) as store, err.status("looking for threads") as status:
