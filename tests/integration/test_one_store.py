@@ -178,7 +178,7 @@ async def test_a_load_that_nobody_ends_is_waited_for_once(store: Any, monkeypatc
     hot.forget(text)
     monkeypatch.setattr("distributed_state.tiers.read._FLIGHT_SECONDS", 0.05)
     here = tiers(store).port.here() if core(store) is store else None
-    flight, ours = hot.take_off(text, freshness=None)
+    flight, ours = hot.take_off(text, freshness=None, alone=False)
     flight.here = here
     assert ours
     assert await store.session("s").get("a") == 1
