@@ -64,6 +64,20 @@ def shift(store: Any, seconds: float) -> None:
     clock._take_earliest()
 
 
+def said(text: Any) -> dict[str, Any]:
+    """A message of a user."""
+    return {"role": "user", "content": str(text)}
+
+
+async def evict(store: Any, *ids: str) -> None:
+    """Archive, and do what the TTL does then: sessions are neither in Redis nor in hot."""
+    await store.archive()
+    for id in ids:
+        with redis_of(store) as client:
+            client.delete(names(store, id).record)
+        tiers(store).hot.forget(f"session:{id}")
+
+
 @contextmanager
 def redis_of(store: Any) -> Iterator[Any]:
     """A plain client on the server of a store, or on all nodes of its cluster."""

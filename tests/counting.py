@@ -18,10 +18,14 @@ from distributed_state.warm.scripts import PROBE
 
 @dataclass
 class Asked:
-    """`sent`: commands that came over the wire, `inside`: what scripts called; each as its words in one text."""
+    """`sent`: commands that came over the wire, `inside`: what scripts called; each as its words in one text.
+
+    `others` came over the wire, too: what no caller of the store sent.
+    """
 
     sent: list[str] = field(default_factory=list)
     inside: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
     def publishes(self) -> list[str]:
         """What records told those who hold them; lifecycle events and journals have channels of their own."""
@@ -30,16 +34,21 @@ class Asked:
 
 
 @contextmanager
-def round_trips(client: redis.Redis) -> Iterator[list[int]]:
-    """How often a server read from a socket while the block ran, in the list after the block.
+def round_trips(store: Any) -> Iterator[list[int]]:
+    """How often a server read from a socket what this store's callers sent while the block ran, in the list after it.
 
-    The server is to be the test's own: it counts what everybody sends.
+    The server is to be the test's own: it counts what everybody sends, and says what that was. Heartbeats, probes and
+    what comes over a link are taken off, a command as one read.
     """
     counted: list[int] = []
-    before = client.info("stats")["total_reads_processed"]
-    yield counted
-    # The one more is this question.
-    counted.append(client.info("stats")["total_reads_processed"] - before - 1)
+    (url,) = urls_of(store)
+    with redis.Redis.from_url(url) as client, asked(store) as seen:
+        before = client.info("stats")["total_reads_processed"]
+        yield counted
+        after = client.info("stats")["total_reads_processed"]
+    first, last = (at for at, command in enumerate(seen.others) if command == "INFO stats")
+    # The second of them counts itself.
+    counted.append(after - before - (last - first))
 
 
 @contextmanager
@@ -63,16 +72,21 @@ def asked(store: Any, url: str | None = None) -> Iterator[Asked]:
                     probe = (
                         PROBE.sha.decode() in each["command"] or "Prove a link:" in each["command"]
                     )  # and what this script calls comes right after it
-                if not probe:
-                    _note(found, core(store).settings.namespace, each)
+                _note(found, core(store).settings.namespace, each, probe)
 
 
-def _note(found: Asked, namespace: str, each: dict[str, str]) -> None:
+def _note(found: Asked, namespace: str, each: dict[str, str], probe: bool) -> None:
     command = each["command"]
     beat = "}:roll" in command or "}:replica:" in command
     # Without a link a replica looks now and then whether it is asked what it remembers.
     beat = beat or command.endswith(":gatherings")
     # A link is made when something is first to be heard at its node, and that is when it comes to it.
     link = command.startswith(("SSUBSCRIBE", "SUNSUBSCRIBE"))
-    if f"{namespace}:" in command and not beat and not link:
-        (found.inside if each["client_type"] == "lua" else found.sent).append(command)
+    counts = f"{namespace}:" in command and not beat and not link and not probe
+    if each["client_type"] != "lua":
+        if counts:
+            found.sent.append(command)
+        else:
+            found.others.append(command)
+    elif counts:
+        found.inside.append(command)

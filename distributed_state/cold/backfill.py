@@ -9,81 +9,22 @@ Design: section 14.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from sqlalchemy import Connection, and_, select
 
-from distributed_state.cold import blocks, bulk, erasure, record_index, remembered, tables
+from distributed_state.cold import backfill_items, blocks, bulk, erasure, record_index, remembered, tables
 from distributed_state.cold.archive import Intake
 from distributed_state.cold.history import states
 from distributed_state.cold.recovery import clock_us, is_at
-from distributed_state.cold.values import Batch, Cursor
+from distributed_state.cold.values import Backfilled, Batch, Cursor, Held
 from distributed_state.values import message_ranges
-from distributed_state.values.journal import (
-    Happened,
-    JournalEntry,
-    KeptItems,
-    Loaded,
-    Segment,
-    State,
-    Step,
-    pack,
-    unpack,
-)
+from distributed_state.values.journal import Happened, JournalEntry, Loaded, Segment, State, Step, pack, unpack
 from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
 
 _ASIDE = "SQL lacks what came before it; what it did is in a later version, which was brought back whole"
-
-
-@dataclass(slots=True)
-class Backfilled:
-    """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
-
-    `lost` are messages that neither has, by the record that showed them. Of the items of those in `lost_items` some may
-    be lost: Redis has only the newest. `deleted` are records of which Redis only
-    knows that they were deleted, or erased, since the backup. Of `stale` ones Redis shows what they are not any more.
-    """
-
-    records: int = 0
-    commits: int = 0
-    events: int = 0
-    aside: int = 0
-    lost: list[Segment] = field(default_factory=list)
-    lost_items: list[str] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-    stale: list[str] = field(default_factory=list)
-
-    def add(self, other: Backfilled) -> None:
-        """Count what another one counted."""
-        self.records += other.records
-        self.commits += other.commits
-        self.events += other.events
-        self.aside += other.aside
-        self.lost += other.lost
-        self.lost_items += other.lost_items
-        self.deleted += other.deleted
-        self.stale += other.stale
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What Redis has of some records of a partition under its epoch: how they stand, and their entries of the journal.
-
-    `deleted` are versions at which records were deleted, as events tell. A record that is not there has no state.
-    `archived` is an offset up to which all was archived, once. `elsewhere` are numbers of messages that Redis has of
-    records from which these were forked.
-    """
-
-    partition: int
-    epoch: str
-    archived: int
-    states: Mapping[str, Loaded]
-    entries: Mapping[str, Sequence[JournalEntry]]
-    deleted: Mapping[str, int]
-    elsewhere: Mapping[str, Set[int]]
-    items: Mapping[str, KeptItems]
 
 
 def backfill(
@@ -184,7 +125,9 @@ class _Plan:
         self.done.records += 1
         carried: list[JournalEntry] = []
         known = version if before else 0
-        items = self._items(name, known, newer, entries)
+        items, missing = backfill_items.steps(self._held.items.get(name), known, newer, entries)
+        if missing:
+            self.done.lost_items.append(name)
         runs = message_ranges.segments(name, newer.state.fields)
         kept = self._kept(name, runs) if before else set()
         sources = {number: run.source for run in runs for number in range(run.start, run.stop)}
@@ -195,33 +138,9 @@ class _Plan:
             if number >= first or (number in sources and not kept & {(name, number), (sources[number], number)})
         }
         steps = [*items, *((b"m", b"%d" % number, data) for number, data in messages.items())]
-        if layer := _layer(newer.state, known):
-            newer = replace(newer, state=replace(newer.state, fields={**newer.state.fields, ITEMS: layer}))
+        newer = replace(newer, state=backfill_items.layered(newer.state, known))
         self._change(name, newer, before.fields if before else {}, carried, steps, same)
         return carried
-
-    def _items(self, name: str, known: int, newer: Loaded, entries: Sequence[JournalEntry]) -> list[Step]:
-        """What became of items since SQL's version, as steps; and note it if some of that may be lost."""
-        since, below = _layered(newer.state)
-        if newer.state.deleted or not since:
-            return []
-        kept = self._held.items.get(name) or KeptItems({}, 0)
-        # Of several entries of one version, as it was hydrated from the older SQL since, the last one led there.
-        line: list[JournalEntry] = []
-        for entry in reversed(entries):
-            if entry.version < (line[-1].version if line else newer.state.version + 1):
-                line.append(entry)
-        found: dict[bytes, bytes] = {}
-        reached = known
-        for entry in reversed(line):
-            reached += entry.version == reached + 1
-            changed = [op for op in unpack(entry.data) if op.kind in (b"p", b"q")]
-            found |= {op.name: op.value for op in changed if entry.version >= since}
-        # Redis has all that is not archived, and of the rest the newest: both as they are at the end.
-        found |= {item: frame for item, (at, frame) in kept.items.items() if known < at <= newer.state.version}
-        if kept.missing > reached or since > known < below:
-            self.done.lost_items.append(name)
-        return [(b"p" if frame else b"q", item, frame) for item, frame in sorted(found.items())]
 
     def _change(
         self,
@@ -295,18 +214,6 @@ class _Plan:
 
 def _next(state: State) -> int:
     return int(state.fields.get(NEXT, b"0"))
-
-
-def _layered(state: State) -> tuple[int, int]:
-    """Since which version a state shows its items so, and those of which version lie below, as far as that is noted."""
-    since, _, below = state.fields.get(ITEMS, b"").partition(b" ")
-    return int(since or b"0"), int(below or b"0")
-
-
-def _layer(state: State, known: int) -> bytes | None:
-    """What `#items` is where a layer came whole that began behind the version that SQL knows: it begins with that."""
-    since, separator, below = state.fields.get(ITEMS, b"").partition(b" ")
-    return b"%d %b" % (state.version, below) if separator and int(since) > known else None
 
 
 def _tombstone(state: State, version: int) -> Loaded:

@@ -15,11 +15,10 @@ from heapq import merge
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, func, select, union_all
+from sqlalchemy import BigInteger, ColumnElement, Connection, Select, bindparam, func, literal, select, union_all
 
 from distributed_state.cold import bulk, item_rows, layers
 from distributed_state.cold.history import oldest
-from distributed_state.cold.layers import Layer
 from distributed_state.cold.record_index import ERASED, Head, find, keys
 from distributed_state.cold.tables import TEXT, items
 from distributed_state.errors import NotFound
@@ -68,9 +67,17 @@ class FoundPage:
     more: bool
 
 
+class _Source(NamedTuple):
+    """Layers of one record that lie upon each other: of an item in several the newest row counts."""
+
+    number: int
+    record: str
+    spans: tuple[tuple[int, int], ...]  # of its versions, first and last
+
+
 class _Place(NamedTuple):
     archived: int
-    layers: list[tuple[int, Layer]]  # with the number of the source
+    sources: list[_Source]  # the uppermost first
 
 
 def _place(connection: Connection, namespace: str, record: str, version: int | None, *, exact: bool) -> _Place | None:
@@ -89,12 +96,16 @@ def _place(connection: Connection, namespace: str, record: str, version: int | N
     return _Place(head["version"], _numbered(connection, namespace, record, head, version))
 
 
-def _numbered(connection: Connection, namespace: str, record: str, head: Head, version: int) -> list[tuple[int, Layer]]:
+def _numbered(connection: Connection, namespace: str, record: str, head: Head, version: int) -> list[_Source]:
     places = layers.of(connection, namespace, record, version)
     others = {layer.source for layer in places} - {record}
     numbers = keys(connection, namespace, others) if others else {}
     numbers[record] = head["key"]
-    return [(numbers[layer.source], layer) for layer in places if layer.source in numbers]
+    return [
+        _Source(numbers[source], source, tuple((layer.first, layer.last) for layer in some))
+        for source, some in groupby(places, lambda layer: layer.source)
+        if source in numbers
+    ]
 
 
 def found(
@@ -115,31 +126,49 @@ def found(
     if place is None:
         return None
     rows: dict[bytes, ItemRow] = {}
-    for number, layer in place.layers:
+    for source in place.sources:
         left = [name for name in names if name not in rows]
-        for collection, key, at, origin, data in _newest(connection, number, layer, left):
-            rows[collection + b"\0" + key] = ItemRow(origin or layer.source, at, data)
+        for collection, key, at, origin, data in _newest(connection, source, left):
+            rows[collection + b"\0" + key] = ItemRow(origin or source.record, at, data)
     return FoundItems(place.archived, rows, {each: _greatest(connection, place, each) for each in collections})
 
 
-def _newest(connection: Connection, number: int, layer: Layer, names: Sequence[bytes]) -> Iterable[Any]:
+def _newest(connection: Connection, source: _Source, names: Sequence[bytes]) -> Iterable[Any]:
     for chunk in bulk.chunks(names, _AT_ONCE[-1]):
         size = next(size for size in _AT_ONCE if size >= len(chunk))
-        given: dict[str, Any] = {"r": number, "first": layer.first, "last": layer.last}
+        given: dict[str, Any] = {"r": source.number, "first": source.spans[0][0], "last": source.spans[0][1]}
         for at in range(size):
             collection, _, key = chunk[min(at, len(chunk) - 1)].partition(b"\0")
             given |= {f"c{at}": collection, f"k{at}": key}
-        yield from connection.execute(_by_name(size), given)
+        if len(source.spans) == 1:
+            yield from connection.execute(_by_name_in_one(size), given)
+        else:
+            yield from connection.execute(_by_name(size, _among(connection, source.spans)), given)
+
+
+def _in_one() -> ColumnElement[bool]:
+    """Whether a row is of the one span of a source, which has but one if nothing was rolled back."""
+    return items.c.version.between(bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger))
+
+
+def _among(connection: Connection, spans: Collection[tuple[int, int]]) -> ColumnElement[bool]:
+    given = bulk.listed(connection, {"first": BigInteger(), "last": BigInteger()}, spans)
+    within = items.c.version.between(given.c.first, given.c.last)
+    return select(literal(1)).select_from(given).where(within).correlate(items).exists()
 
 
 @cache
-def _by_name(size: int) -> Any:
-    """Made once for each of a few sizes. One look into the index for each name, however often it was put."""
+def _by_name_in_one(size: int) -> Any:
+    """Made once for each of a few sizes: that takes longer than to execute it."""
+    return _by_name(size, _in_one())
+
+
+def _by_name(size: int, within: ColumnElement[bool]) -> Any:
+    """One look into the index for each name, however often it was put."""
     i = items.c
     each = []
     for at in range(size):
         named = (i.record == bindparam("r"), i.collection == bindparam(f"c{at}"), i.key == bindparam(f"k{at}"))
-        within = i.version.between(bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger))
         query = select(i.collection, i.key, i.version, i.origin, i.data).where(*named, within)
         each.append(select(query.order_by(i.version.desc()).limit(1).subquery()))
     return union_all(*each) if size > 1 else each[0]
@@ -149,8 +178,9 @@ def _greatest(connection: Connection, place: _Place, collection: bytes) -> bytes
     """'=' and a key, '-' if there never was one."""
     i = items.c
     greatest = b"-"
-    for number, layer in place.layers:
-        query = select(i.key).where(i.record == number, i.collection == collection, i.version <= layer.last)
+    for number, _, spans in place.sources:
+        last = max(last for _, last in spans)
+        query = select(i.key).where(i.record == number, i.collection == collection, i.version <= last)
         key = connection.execute(query.order_by(i.key.desc()).limit(1)).scalar()
         greatest = greatest if key is None else max(greatest, b"=" + key)
     return greatest
@@ -195,11 +225,9 @@ def page(
 def _merged(
     connection: Connection, place: _Place, wanted: Range, limit: int, known: Collection[bytes]
 ) -> Iterable[tuple[bytes, int, str, int, int]]:
-    """The items that all layers show, in order: of those that lie upon each other the uppermost, if that is none."""
+    """The items that all sources show, in order: of those that lie upon each other the uppermost, if that is none."""
     order: Callable[[Any], Any] = lambda row: row[0]  # noqa: E731  # one for both
-    streams = [
-        _keys(connection, number, layer, above, wanted, limit) for above, (number, layer) in enumerate(place.layers)
-    ]
+    streams = [_keys(connection, source, above, wanted, limit) for above, source in enumerate(place.sources)]
     together = merge(*streams, key=order, reverse=wanted.reverse)
     for key, rows in groupby(together, key=order):
         _, _, number, source, at, length = min(rows, key=lambda row: row[1])
@@ -208,23 +236,27 @@ def _merged(
 
 
 def _keys(
-    connection: Connection, number: int, layer: Layer, above: int, wanted: Range, some: int
+    connection: Connection, source: _Source, above: int, wanted: Range, some: int
 ) -> Iterable[tuple[bytes, int, int, str, int, int]]:
-    """The newest row of each key of a layer, deleted ones too, some at a time."""
-    given: dict[str, Any] = {"r": number, "c": wanted.collection, "first": layer.first, "last": layer.last}
-    given |= {
-        "source": layer.source,
+    """The newest row of each key of a source, deleted ones too, some at a time."""
+    given: dict[str, Any] = {
+        "r": source.number,
+        "c": wanted.collection,
+        "source": source.record,
         "prefix": wanted.prefix,
-        "after": wanted.after,
-        "before": wanted.before,
     }
-    given["end"] = item_rows.behind(wanted.prefix)
+    given |= {"after": wanted.after, "before": wanted.before, "end": item_rows.behind(wanted.prefix)}
+    given["first"], given["last"] = source.spans[0]
     while True:
         given["some"] = some
         bounds = frozenset(name for name in ("after", "before", "end") if given[name] is not None)
-        rows = connection.execute(_in_range(bounds, wanted.reverse), given).all()
-        for key, version, source, length in rows:
-            yield key, above, number, source, version, length
+        if len(source.spans) == 1:
+            query = _in_range_of_one(bounds, wanted.reverse)
+        else:
+            query = _in_range(bounds, _among(connection, source.spans), reverse=wanted.reverse)
+        rows = connection.execute(query, given).all()
+        for key, version, origin, length in rows:
+            yield key, above, source.number, origin, version, length
         if len(rows) < some:
             return
         # Those that were deleted, or lie hidden, are not counted: who asks for one does not ask for each of them.
@@ -233,14 +265,17 @@ def _keys(
 
 
 @cache
-def _in_range(bounds: frozenset[str], reverse: bool) -> Select[Any]:
-    """Made once for each kind: that takes longer than to execute it.
+def _in_range_of_one(bounds: frozenset[str], reverse: bool) -> Select[Any]:
+    """Made once for each kind: that takes longer than to execute it."""
+    return _in_range(bounds, _in_one(), reverse=reverse)
 
-    From key to key by a look into the index each, so that what was put a thousand times costs no more than once.
-    *As rows that no newer one follows, PostgreSQL without statistics read all of the collection for each of them.*
+
+def _in_range(bounds: frozenset[str], within: ColumnElement[bool], *, reverse: bool) -> Select[Any]:
+    """From key to key by a look into the index each, so that what was put a thousand times costs no more than once.
+
+    *As rows that no newer one follows, PostgreSQL without statistics read all of the collection for each.*
     """
     i = items.c
-    within = i.version.between(bindparam("first", type_=BigInteger), bindparam("last", type_=BigInteger))
     mine = [i.record == bindparam("r"), i.collection == bindparam("c"), within]
     limits = [i.key >= bindparam("prefix"), *[i.key > bindparam("after")] * ("after" in bounds)]
     limits += [i.key < bindparam(name) for name in ("before", "end") if name in bounds]
@@ -260,12 +295,3 @@ def _in_range(bounds: frozenset[str], reverse: bool) -> Select[Any]:
     source = func.coalesce(i.origin, bindparam("source", type_=TEXT))
     query = select(keys_.c.key, newest(i.version), newest(source), newest(func.length(i.data)))
     return query.where(keys_.c.key.is_not(None)).limit(bindparam("some", type_=BigInteger))
-
-
-def changed_since(connection: Connection, namespace: str, record: str, version: int) -> bool:
-    """Whether a record put or deleted any item after a version."""
-    head = find(connection, namespace, record)
-    if head is None:
-        return False
-    query = select(items.c.version).where(items.c.record == head["key"], items.c.version > version).limit(1)
-    return connection.execute(query).first() is not None

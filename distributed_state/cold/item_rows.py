@@ -30,6 +30,7 @@ from sqlalchemy import (
 
 from distributed_state.cold import bulk
 from distributed_state.cold.entries import LARGEST
+from distributed_state.cold.record_index import find
 from distributed_state.cold.tables import items, records
 
 Name = tuple[bytes, bytes, int]  # collection, key and version of a row of a record
@@ -41,6 +42,15 @@ def with_items(connection: Connection, some: Collection[int]) -> set[int]:
     any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
     query = select(records.c.key).where(bulk.among(connection, records.c.key, some), any_of_it)
     return set(connection.execute(query).scalars())
+
+
+def changed_since(connection: Connection, namespace: str, record: str, version: int) -> bool:
+    """Whether a record put or deleted any item after a version."""
+    head = find(connection, namespace, record)
+    if head is None:
+        return False
+    query = select(items.c.version).where(items.c.record == head["key"], items.c.version > version).limit(1)
+    return connection.execute(query).first() is not None
 
 
 def bodies(connection: Connection, key: int, wanted: Iterable[Name]) -> dict[Name, bytes]:

@@ -24,6 +24,7 @@ from distributed_state.cold import (
     inspection,
     item_export,
     item_reading,
+    item_rows,
     listing,
     purging,
     record_index,
@@ -34,7 +35,6 @@ from distributed_state.cold import (
     rewinding,
     schema,
 )
-from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.entries import Parsed
@@ -44,11 +44,13 @@ from distributed_state.cold.registration import Known
 from distributed_state.cold.search_store import SearchStore
 from distributed_state.cold.tables import quarantine
 from distributed_state.cold.values import (
+    Backfilled,
     Batch,
     Commits,
     Compacted,
     Cursor,
     Erasure,
+    Held,
     Listed,
     Mortal,
     Purged,
@@ -293,7 +295,7 @@ class ColdStore:
     def items_changed_since(self, record: str, version: int) -> bool:
         """Whether a record put or deleted any item after a version."""
         with self._database.read() as connection:
-            return item_reading.changed_since(connection, self.namespace, record, version)
+            return item_rows.changed_since(connection, self.namespace, record, version)
 
     def history(
         self, record: str, *, after: int = 0, before: int | None = None, limit: int | None = None

@@ -1,13 +1,14 @@
-"""Frozen values that travel in and out of the cold tier. Law: texts are escaped by `model.escape`, bytes are opaque.
+"""Values that travel in and out of the cold tier. Law: texts are escaped by `model.escape`, bytes are opaque.
 
 Design: section 9.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
-from distributed_state.values.journal import JournalEntry, State
+from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, Segment, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +224,52 @@ class Sought:
     until_ms: int
     limit: int
     after: tuple[int, int, str, int] | None
+
+
+@dataclass(slots=True)
+class Backfilled:
+    """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
+
+    `lost` are messages that neither has, by the record that showed them. Of the items of those in `lost_items` some may
+    be lost: Redis has only the newest. `deleted` are records of which Redis only knows that they were deleted, or
+    erased, since the backup. Of `stale` ones Redis shows what they are not any more.
+    """
+
+    records: int = 0
+    commits: int = 0
+    events: int = 0
+    aside: int = 0
+    lost: list[Segment] = field(default_factory=list)
+    lost_items: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
+
+    def add(self, other: Backfilled) -> None:
+        """Count what another one counted."""
+        self.records += other.records
+        self.commits += other.commits
+        self.events += other.events
+        self.aside += other.aside
+        self.lost += other.lost
+        self.lost_items += other.lost_items
+        self.deleted += other.deleted
+        self.stale += other.stale
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What Redis has of some records of a partition under its epoch: how they stand, and their entries of the journal.
+
+    `deleted` are versions at which records were deleted, as events tell. A record that is not there has no state.
+    `archived` is an offset up to which all was archived, once. `elsewhere` are numbers of messages that Redis has of
+    records from which these were forked.
+    """
+
+    partition: int
+    epoch: str
+    archived: int
+    states: Mapping[str, Loaded]
+    entries: Mapping[str, Sequence[JournalEntry]]
+    deleted: Mapping[str, int]
+    elsewhere: Mapping[str, Set[int]]
+    items: Mapping[str, KeptItems]

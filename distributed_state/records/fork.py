@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import partial
 
 from distributed_state.cold.values import BranchState
-from distributed_state.errors import Deleted, NotFound, TooLarge
+from distributed_state.errors import Deleted, NotFound
 from distributed_state.records import branches, history
 from distributed_state.records.access import ITEMS as ALL_ITEMS
 from distributed_state.records.access import MESSAGES, written
@@ -20,7 +20,6 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
-from distributed_state.values.items import MOST_ITEMS
 from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import DELETED, ITEMS, LIFETIME, NEXT, PARENT, RESTORED, SEGMENTS, START, Ref
@@ -97,9 +96,6 @@ async def _copy_items(
     """Put what a branch put itself; the version of its record whose items lie below, 0: of none."""
     form = tiers.codec_of(names.ref.text)
     below, own = await branches.items_of(tiers, names, branch, found)
-    if len(own) > MOST_ITEMS:
-        what = f"branch {branch!r:.80} put {len(own)} items, and a fork is one commit, of at most {MOST_ITEMS}"
-        raise TooLarge(f"{names.ref.text[:200]}: {what}: fork it at a version before")
     for name, frame in own.items():
         changes.items.put_stored(name, frame and form.carry(frame, codec.item_name(name), to))
     return below

@@ -164,6 +164,7 @@ class Follower(Worker):
                     self.behind, self.failure = None, ""
                     await self._port.sleep(_WAIT * 20)
                     continue
+                look_at = 0.0
                 # Without asking SQL: what others archived there, or imported, is found a little later.
                 if archiver.archived != seen or rested >= _REST_SECONDS:
                     seen, rested = archiver.archived, 0.0
@@ -173,7 +174,7 @@ class Follower(Worker):
                     elif moved.records:
                         # Together, changes are indexed at a fraction of the cost; SQLite has one writer at a time.
                         await self._port.sleep(_TOGETHER_SECONDS)
-                    elif self._tiers.telemetry.measures or self.behind is None:
+                    elif self._setting.on and (self._tiers.telemetry.measures or self.behind is None):
                         self.behind = await self._port.sql(self._search.lacking)
                 self.failure, pause = "", every
             except Exception as error:  # noqa: BLE001  # a job that ended would be missed by nobody

@@ -48,6 +48,8 @@ class Round:
     async def take(self, one: Due, changed: Changed | None) -> None:
         """Bring one record up to what it is."""
         if one.gone or one.known == (one.epoch, one.version):
+            if one.gone:
+                self._shows_no_more(one.record)
             if one.gone and self._elsewhere and one.record:
                 self._rows.append(removed(one.record))
             self._note(Write(one, done=None if one.gone else one.known))
@@ -75,6 +77,7 @@ class Round:
             stored = self._translator.stored(piece, version)
             if stored is None:
                 seen.discard(piece.name)
+                self._left_out.pop(_described(write.due, piece.name), None)
                 if piece.name[0] != "message" and not existing:
                     write.remove.append(piece.name)
                     if self._elsewhere:
@@ -92,6 +95,7 @@ class Round:
         sql = self._port.sql
         found = await sql(self._search.whole, one)
         existing, seen = dict(found.existing), set[Name]()
+        self._shows_no_more(one.record)
         if self._elsewhere:
             self._rows.append(removed(one.record))
         await self._page(one, found.shown, existing, seen)
@@ -156,8 +160,12 @@ class Round:
                     self._leave_out(_described(each.due, stored.name))
                 else:
                     each.put.append(replace(stored, vector=vector))
-                    if self._left_out:
-                        self._left_out.pop(_described(each.due, stored.name), None)
+                    self._left_out.pop(_described(each.due, stored.name), None)
+
+    def _shows_no_more(self, record: str) -> None:
+        """What was left out of it is forgotten, until it is refused again."""
+        for name in [each for each in self._left_out if each.startswith(f"{record} ")]:
+            del self._left_out[name]
 
     def _leave_out(self, name: str) -> None:
         log.warning("search: `embed` refuses %s, which is left out", name)

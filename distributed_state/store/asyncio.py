@@ -667,7 +667,7 @@ class AsyncStateStore:
         "field", "item"), of items of a `collection`; and only objects with these values: `filter={"city": "Oslo"}`,
         or as {"$gt": 3} with $eq, $ne, $gt, $gte, $lt, $lte. The first `offset` of them are left out.
 
-        Found is what is archived and indexed, mostly a second after it was written; `fresh` waits for both. It looks
+        Found is what is archived and indexed, mostly within a second of the write; `fresh` waits for both. It looks
         at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
         search is off (see `open`), ColdUnavailable without SQL.
         """

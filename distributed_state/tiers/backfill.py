@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from functools import partial
 
-from distributed_state.cold.backfill import Backfilled, Held
 from distributed_state.cold.bulk import chunks
 from distributed_state.cold.entries import happened
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Cursor
+from distributed_state.cold.values import Backfilled, Cursor, Held
 from distributed_state.port import Port
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Happened, JournalEntry, Loaded

@@ -39,8 +39,6 @@ class ItemChanges:
 
     def add(self, item: PutItem | DeleteItem) -> None:
         """Put or delete an item."""
-        if not isinstance(item, PutItem | DeleteItem):
-            raise InvalidValue(f"items takes PutItem and DeleteItem, not {type(item).__name__}")
         name = name_of(item.collection, item.key)
         expected = self._expectation(item, name)
         self._add((b"q", name, b"") if isinstance(item, DeleteItem) else self._put(item, name))
@@ -49,8 +47,8 @@ class ItemChanges:
             self._expected[name] = expected
 
     def put_stored(self, name: bytes, frame: bytes) -> None:
-        """Put an item as it is stored, or delete it if the frame is empty."""
-        self._add((b"p" if frame else b"q", name, frame))
+        """Put an item as it is stored, or delete it if the frame is empty: ten times as many as a caller may put."""
+        self._add((b"p" if frame else b"q", name, frame), 10 * MOST_ITEMS)
 
     def _put(self, item: PutItem, name: bytes) -> Step:
         data = self._codec.encode(item.value, codec.item_name(name))
@@ -59,15 +57,15 @@ class ItemChanges:
             raise TooLarge(f"item {item.key!r:.80}: {len(data)} bytes are more than max_field_bytes={limit}")
         return b"n" if item.keep else b"p", name, codec.compact(data)
 
-    def _add(self, step: Step) -> None:
+    def _add(self, step: Step, most: int = MOST_ITEMS) -> None:
         _, name, data = step
         before = self._steps.get(name)
         self._size += len(data) - len(before[2]) if before else len(data) + len(name)
         if self._size > self._settings.max_record_bytes:
             raise TooLarge(f"{self._size} bytes are more than max_record_bytes={self._settings.max_record_bytes}")
         self._steps[name] = step
-        if len(self._steps) > MOST_ITEMS:
-            raise TooLarge(f"one commit changes at most {MOST_ITEMS} items")
+        if len(self._steps) > most:
+            raise TooLarge(f"one commit changes at most {most} items")
 
     def _expectation(self, item: PutItem | DeleteItem, name: bytes) -> Step | None:
         """What must be so of an item, as a step: of a value that is expected it was looked up which item has it."""

@@ -20,10 +20,9 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from distributed_state.cold.backfill import Backfilled
 from distributed_state.cold.record_index import hashed
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import Batch, Cursor, Kept
+from distributed_state.cold.values import Backfilled, Batch, Cursor, Kept
 from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.port.facts import Life

@@ -163,6 +163,82 @@ def test_messages_that_neither_has_are_named_and_the_others_shown(server: RedisS
         assert healthy(store)
 
 
+def items_of(store: StateStore, id: str, where: str = "x") -> dict[str, Any]:
+    return {each.key: each.value for each in store.session(id).items(where).list(limit=1000).items}
+
+
+def test_items_come_back_with_their_record(server: RedisServer, sql: Sql) -> None:
+    """The journal is trimmed: what the window has of them, also what was deleted, comes with the state."""
+    with opened(server, sql) as store:
+        for id in ("s", "cleared", "rolled", "journal", "ended"):
+            store.session(id).items("x").put_many({"a": 1, "b": 1, "c": 1})
+        store.session("later").set("n", 0)
+        store.archive()
+        sql.back_up()
+        for id in ("s", "cleared", "rolled", "ended"):
+            store.session(id).items("x").put_many({"a": 2, "d": b"2"})
+            store.session(id).items("x").delete("b")
+        store.session("cleared").clear(items=True)
+        store.session("cleared").items("x").put("e", 3)
+        store.session("rolled").rollback(version=1)
+        store.session("rolled").items("x").put("e", 3)
+        for id in ("new", "later"):
+            store.session(id).items("y").put("n", 1)
+            store.session(id).set("n", 1)
+        store.delete("ended")
+        store.archive()
+        store.session("s").items("x").put("f", 4)
+        store.session("journal").items("x").put("a", 5)
+        sql.restore()
+    shown = {
+        "s": {"a": 2, "c": 1, "d": b"2", "f": 4},
+        "cleared": {"e": 3},
+        "rolled": {"a": 1, "b": 1, "c": 1, "e": 3},
+        "journal": {"a": 5, "b": 1, "c": 1},
+    }
+    with opened(server, sql) as store:
+        done = store.repair()
+        assert done.records
+        assert not done.lost_items
+        assert {id: items_of(store, id) for id in shown} == shown
+        store.session("s").items("x").put("c", 6)
+        store.archive()
+    with redis.Redis.from_url(server.url) as client:
+        client.flushall()
+    with opened(server, sql) as store:
+        assert {id: items_of(store, id) for id in shown} == shown | {"s": shown["s"] | {"c": 6}}
+        assert items_of(store, "new", "y") == items_of(store, "later", "y") == {"n": 1}
+        for id, where in (("new", "y"), ("later", "y"), *((id, "x") for id in shown)):
+            store.import_(store.export(id), id="copy " + id)
+            assert items_of(store, "copy " + id, where) == items_of(store, id, where)
+        store.session("ended").create({})
+        assert items_of(store, "ended") == {}
+        assert healthy(store)
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["left the window", "the window is gone"])
+def test_of_which_records_items_may_be_lost_is_said(server: RedisServer, sql: Sql, gone: bool) -> None:
+    with opened(server, sql) as store:
+        for id in ("s", "same"):
+            store.session(id).items("x").put("a", 1)
+        store.archive()
+        sql.back_up()
+        store.session("s").items("x").put_many({f"k{number:03d}": number for number in range(100)})
+        store.archive()
+        store.session("s").set("n", 1)
+        store.session("same").set("n", 1)
+        store.archive()
+        if gone:
+            with redis.Redis.from_url(server.url) as client:
+                client.delete(store._twin.tiers().keys.of(Ref("session", "s")).items)
+        sql.restore()
+    with opened(server, sql) as store:
+        done = store.repair()
+        assert done.lost_items == (("session", "s"),)
+        assert items_of(store, "s") == {"a": 1} | ({} if gone else {f"k{n:03d}": n for n in range(36, 100)})
+        assert (items_of(store, "same"), store.session("same").get("n")) == ({"a": 1}, 1)
+
+
 def test_what_was_deleted_or_erased_since_stays_so(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql) as store:
         for id in ("erased", "forgotten", "deleted"):

@@ -2,8 +2,8 @@
 
 Loaded into a run of the tests that stand in the source archives of langgraph, langgraph-checkpoint and
 langgraph-checkpoint-postgres. The savers and stores that their fixtures make are replaced at one place each, and of
-their tests those stay that take one. ADAPTER says what stands in: "theirs" is their own memory saver (the control: as
-many must pass), "ours" is this package, with the servers that WARM and ARCHIVE name.
+their tests those stay that take one. ADAPTER says what stands in: "theirs" is their own in memory (the control: as many
+must pass), "ours" is this package, with the servers that WARM and ARCHIVE name. Those that made one are counted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import re
 from types import ModuleType
 
 import langgraph_stand_ins as stand_ins
+import made
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+pytest_plugins = ["made"]
 
 FIXTURES = ("sync_checkpointer", "async_checkpointer", "sync_store", "async_store")
 OURS = os.environ["ADAPTER"] == "ours"
@@ -28,6 +33,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
     if OURS:
         _replace({item.module for item in chosen if isinstance(item, pytest.Function)})
+    else:
+        _note(InMemorySaver)
+        _note(InMemoryStore)
 
 
 def _wanted(item: pytest.Item) -> bool:
@@ -47,11 +55,23 @@ def _source(item: pytest.Function) -> str:
     return text + "".join(inspect.getsource(each) for each in helpers if each.__module__ == item.module.__name__)
 
 
+def _note(kind: type) -> None:
+    """Have each that is made be noted."""
+    begin = kind.__init__
+
+    def noted(self: object, *given: object, **options: object) -> None:
+        made.note()
+        begin(self, *given, **options)
+
+    kind.__init__ = noted  # type: ignore[misc]
+
+
 def _replace(modules: set[ModuleType]) -> None:
     """Give their fixtures and modules ours."""
     import tests.conftest as theirs
 
     theirs._checkpointer_memory = stand_ins.saver
+    theirs._store_memory = stand_ins.store
     for module in modules:
         for name in ("InMemorySaver", "MemorySaver"):
             if name in vars(module):

@@ -14,6 +14,8 @@ from typing import Any
 import langgraph_stand_ins as stand_ins
 import pytest
 
+pytest_plugins = ["made"]
+
 KINDS = ("pipe", "pool", "base_pipe", "base_pool", "aio_pool", "aio_pipe", "shallow")
 NAMES = {
     "PostgresSaver": stand_ins.PostgresSaver,

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, ClassVar
 
+import made
+
 from distributed_state import StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 
@@ -29,6 +31,7 @@ class Saver(DistributedStateSaver):
     """A saver without a thread; a class, as tests make others of it."""
 
     def __init__(self, **options: Any) -> None:
+        made.note()
         super().__init__(shared(), prefix=f"{os.urandom(8).hex()}/", **options)
 
 
@@ -36,6 +39,13 @@ class Saver(DistributedStateSaver):
 def saver() -> Iterator[DistributedStateSaver]:
     """The same for `with`."""
     yield Saver()
+
+
+@contextmanager
+def store() -> Iterator[DistributedStateStore]:
+    """A store without a namespace."""
+    made.note()
+    yield DistributedStateStore(shared(), prefix=f"{os.urandom(8).hex()}/")
 
 
 class PostgresSaver(Saver):
@@ -60,6 +70,7 @@ class PostgresStore(DistributedStateStore):
 
     @classmethod
     def from_conn_string(cls, url: str, *, ttl: Any = None, **options: Any) -> Any:  # type: ignore[override]
+        made.note()
         prefix = cls._prefixes.setdefault(url, os.urandom(8).hex() + "/")
         return Made(cls(shared(), prefix=prefix, ttl=ttl))
 

@@ -1,20 +1,18 @@
 """A plugin of pytest for the SDK's own tests: where they make a session of theirs, they get one of ours.
 
 Law: only what tests import is replaced. The SDK itself keeps its classes, so nothing of it is tested against itself.
-The store is that of the settings in the environment. `--made FILE` lists the tests that made one of our sessions, and
-how they ended: what a test does without one says nothing of it.
+The store is that of the settings in the environment.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import uuid
 from abc import ABCMeta
 from collections.abc import Generator
-from pathlib import Path
 from typing import Any
 
+import made
 import pytest
 
 from distributed_state import StateStore
@@ -25,9 +23,9 @@ for module in ("encrypt_session", "redis_session", "async_sqlite_session", "sqla
     importlib.import_module(f"agents.extensions.memory.{module}")
 importlib.import_module("agents.memory.openai_responses_compaction_session")
 
+pytest_plugins = ["made"]
+
 _stores: list[StateStore] = []
-_running: list[pytest.Item] = []
-_ended = dict[str, str]()
 
 
 class _Awaitable:
@@ -58,7 +56,7 @@ def _begin(session: Any, session_id: str, place: object, settings: Any) -> None:
         _stores.append(StateStore.open(namespace=f"t{uuid.uuid4().hex[:12]}"))
     DistributedSession.__init__(session, f"{place} {session_id}", _stores[0], session_settings=settings)
     session.session_id = session_id
-    _running[-1].user_properties.append(("made", ""))  # which its report carries from a worker of xdist to here
+    made.note()
 
 
 class SQLite(DistributedSession, metaclass=_Stand):
@@ -104,10 +102,6 @@ class SQLAlchemy(DistributedSession, metaclass=_Stand):
         return cls(session_id, engine=create_async_engine(url, **(engine_kwargs or {})), **named)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--made", type=Path, help="write here, as JSON, how the tests ended that made a session of ours")
-
-
 def pytest_configure(config: pytest.Config) -> None:
     DistributedSession.close = lambda self: _Awaitable()  # type: ignore[attr-defined]  # they close what they made
     for module, name, stand_in in (
@@ -121,18 +115,6 @@ def pytest_configure(config: pytest.Config) -> None:
         setattr(importlib.import_module(module), name, stand_in)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> None:
-    _running[:] = [item]
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if ("made", "") in report.user_properties and _ended.get(report.nodeid, "passed") == "passed":
-        _ended[report.nodeid] = report.outcome
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if config.option.made and not hasattr(config, "workerinput"):
-        config.option.made.write_text(json.dumps(_ended, indent=1, sort_keys=True))
     while _stores:
         _stores.pop().close()

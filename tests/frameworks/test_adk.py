@@ -450,7 +450,7 @@ async def test_a_session_begins_where_something_is_that_is_none(opener: Any) -> 
     service = DistributedSessionService(store)
     for end in (store.erase, store.delete):
         record = service.session_record(**WHERE, session_id="s")
-        await record.set("note", end.__name__)
+        await record.write(set={"note": end.__name__}, revive=True)
         assert await service.get_session(**WHERE, session_id="s") is None
         made = await service.create_session(**WHERE, session_id="s", state={"city": "Oslo"})
         assert made.state == {"note": end.__name__, "city": "Oslo"}

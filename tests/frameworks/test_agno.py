@@ -283,7 +283,7 @@ async def test_a_session_begins_where_something_is_that_is_none(opener: Any) -> 
     db = AsyncDistributedDb(store)
     record = store.session("agno_sessions/s")
     for end in (store.erase, store.delete):
-        await record.set_many({"data/session_name": "late", "data/other": 1})
+        await record.write(set={"data/session_name": "late", "data/other": 1}, revive=True)
         assert await db.get_session("s") is None
         assert await db.rename_session("s", SessionType.AGENT, "later") is None
         saved = await db.upsert_session(session(k=1))

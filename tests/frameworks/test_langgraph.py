@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from controls import sabotage
+from frameworks import theirs
 from frameworks.examples import run_examples
 from frameworks.langgraph_crew import config_of, graph_on
-from frameworks.theirs import archive
 from langgraph.checkpoint.conformance import validate
 from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
 from langgraph.checkpoint.conformance.initializer import checkpointer_test
 
 from distributed_state import AsyncStateStore, Conflict, Encryption, KeyRing, Locked, StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
-
-HERE = Path(__file__).parent
 
 # Of the archive of langgraph: what persists. Streams, retries, remote graphs and the like only have a saver at hand.
 PERSISTENCE = (
@@ -56,54 +51,50 @@ POSTGRES_APART = {
 }
 
 
-def run_theirs(
-    folder: Path, plugin: str, files: tuple[str, ...], adapter: str, apart: list[str], environment: dict[str, str]
-) -> dict[str, int]:
-    """Run tests of theirs with a plugin of ours in a process of its own; how many ended how."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", plugin, "-p", "no:cacheprovider", "-n", "2"]
-    command += ["-o", "addopts=", "--timeout=60", *apart, *(f"tests/{each}.py" for each in files)]
-    path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    given = {**os.environ, "NO_DOCKER": "true", "ADAPTER": adapter, "PYTHONPATH": path, **environment}
-    done = subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False, timeout=500)
-    found = {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", done.stdout)}
-    failures = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    assert "failed" not in found, "\n".join(failures)
-    assert "passed" in found, done.stdout + done.stderr
-    return found
-
-
-@pytest.fixture
-def cache(request: pytest.FixtureRequest) -> Path:
-    return Path(request.config.cache.mkdir("archives"))
+def files(names: tuple[str, ...]) -> list[str]:
+    return [f"tests/{each}.py" for each in names]
 
 
 @pytest.fixture
 def place(redis_url: str, tmp_path: Path) -> dict[str, str]:
     """Where our stores are, in runs of theirs."""
-    return {"WARM": redis_url, "ARCHIVE": f"sqlite:///{tmp_path}/archive.db"}
+    return {"WARM": redis_url, "ARCHIVE": f"sqlite:///{tmp_path}/archive.db", "NO_DOCKER": "true", "ADAPTER": "ours"}
 
 
 @pytest.mark.timeout(500)
-def test_langgraphs_own_tests_of_persistence_pass(cache: Path, place: dict[str, str]) -> None:
-    apart = [f"--deselect=tests/{name}" for name in APART]
-    found = run_theirs(archive("langgraph", cache), "langgraph_plugin", PERSISTENCE, "ours", apart, place)
-    assert found == {"passed": PASSED}
+def test_langgraphs_own_tests_of_persistence_pass(
+    archive: Callable[[str], Path], place: dict[str, str], tmp_path: Path
+) -> None:
+    apart = [f"tests/{name}" for name in APART]
+    ended = theirs.run(
+        archive("langgraph"), files(PERSISTENCE), plugin="langgraph_plugin", made=tmp_path / "made.json",
+        environment=place, apart=apart, options=["-o", "addopts="],
+    )  # fmt: skip
+    assert ended.named("failed") == set(), ended.printed
+    assert (len(ended.outcomes), len(ended.named("passed"))) == (PASSED, PASSED), ended.printed
 
 
-@pytest.mark.wide
 @pytest.mark.timeout(500)
-def test_as_many_pass_on_their_own_memory_saver(cache: Path) -> None:
+def test_as_many_pass_on_their_own_in_memory(archive: Callable[[str], Path], tmp_path: Path) -> None:
     """The control: our plugin chooses, and nothing is left out but what is named."""
-    found = run_theirs(archive("langgraph", cache), "langgraph_plugin", PERSISTENCE, "theirs", [], {})
-    assert found == {"passed": PASSED + len(APART)}
+    ended = theirs.run(
+        archive("langgraph"), files(PERSISTENCE), plugin="langgraph_plugin", made=tmp_path / "made.json",
+        environment={"NO_DOCKER": "true", "ADAPTER": "theirs"}, options=["-o", "addopts="],
+    )  # fmt: skip
+    assert len(ended.named("passed")) == len(ended.outcomes) == PASSED + len(APART), ended.printed
 
 
 @pytest.mark.timeout(500)
-def test_the_tests_of_their_postgres_store_and_delta_channels_pass(cache: Path, place: dict[str, str]) -> None:
-    folder = archive("langgraph-checkpoint-postgres", cache)
-    apart = ["-o", "asyncio_mode=auto", "-k", f"not ({' or '.join(POSTGRES_APART)})"]
-    found = run_theirs(folder, "langgraph_postgres_plugin", POSTGRES, "ours", apart, place)
-    assert found == {"passed": POSTGRES_PASSED}
+def test_the_tests_of_their_postgres_store_and_delta_channels_pass(
+    archive: Callable[[str], Path], place: dict[str, str], tmp_path: Path
+) -> None:
+    apart = ["-o", "addopts=", "-o", "asyncio_mode=auto", "-k", f"not ({' or '.join(POSTGRES_APART)})"]
+    ended = theirs.run(
+        archive("langgraph-checkpoint-postgres"), files(POSTGRES), plugin="langgraph_postgres_plugin",
+        made=tmp_path / "made.json", environment=place, options=apart,
+    )  # fmt: skip
+    assert ended.named("failed") == set(), ended.printed
+    assert (len(ended.outcomes), len(ended.named("passed"))) == (POSTGRES_PASSED, POSTGRES_PASSED), ended.printed
 
 
 @pytest.mark.parametrize("archive_url", ["postgres"], indirect=True)

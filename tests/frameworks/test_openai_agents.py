@@ -75,7 +75,7 @@ async def test_they_are_the_messages_of_the_stores_session(store: Any) -> None:
     await session.add_items(ITEMS)
     messages = await store.session("s").messages()
     assert [each.role for each in messages] == ["user", "user", None, None, None, "assistant", None]
-    assert (await store.session("s").history())[-1].kind == "append"
+    assert (await store.session("s").history())[-1].kind == "write"
     await store.session("s").append({"role": "assistant", "content": "mine", "item": 7})
     assert await session.get_items(1) == [{"role": "assistant", "content": "mine", "item": 7}]
     await store.archive()
@@ -285,14 +285,14 @@ async def test_who_is_cancelled_hears_of_it_when_the_outcome_is_known(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = session_of(store)
-    append, begun, may = session._session.append, asyncio.Event(), asyncio.Event()
+    write, begun, may = session._session.write, asyncio.Event(), asyncio.Event()
 
-    async def slow(*messages: Any) -> int:
+    async def slow(**more: Any) -> Any:
         begun.set()
         await may.wait()
-        return await append(*messages)
+        return await write(**more)
 
-    monkeypatch.setattr(session._session, "append", slow)
+    monkeypatch.setattr(session._session, "write", slow)
     adding = asyncio.create_task(session.add_items(said(1)))
     await begun.wait()
     for _ in range(3):

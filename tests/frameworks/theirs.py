@@ -53,8 +53,9 @@ class Ended:
 
 
 def run(
-    folder: Path, tests: Iterable[str], *, plugin: str, made: Path, environment: Mapping[str, str], apart: Iterable[str]
-) -> Ended:
+    folder: Path, tests: Iterable[str], *, plugin: str, made: Path, environment: Mapping[str, str],
+    apart: Iterable[str] = (), options: Iterable[str] = (),
+) -> Ended:  # fmt: skip
     """Run these of their tests with a plugin of ours, but for those named in `apart`."""
     command = [
         sys.executable,
@@ -68,7 +69,7 @@ def run(
         "no:cacheprovider",
         "--timeout=60",
     ]
-    command += ["-p", "no:langsmith_plugin", "-n", "2", f"--made={made}", *tests]
+    command += ["-p", "no:langsmith_plugin", "-n", "2", f"--made={made}", *options, *tests]
     command += [f"--deselect={name}" for name in apart]
     places = [str(HERE), str(ROOT), str(folder), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(

@@ -377,7 +377,8 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
-    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL),
+    | dict.fromkeys(("hook", "tiers", "tiers_in_use", "aio", "blocking"), LOCAL)
+    | {"time": "the server's clock is nobody's state"},
     "SESSION": dict.fromkeys(("id", "ref", "ephemeral", "invalidate", "unreadable"), LOCAL) | {"items": HANDLE},
     "ITEMS": {"collection": LOCAL},
     "TYPED": {},

@@ -161,6 +161,33 @@ async def test_a_branch_is_forked_with_its_items(opener: Any, last: int) -> None
     assert await items_of(store, "f") == shown[last]
 
 
+async def test_a_branch_of_more_items_than_a_commit_may_put_is_forked(opener: Any) -> None:
+    store = await opener(**QUIET)
+    session = store.session("s")
+    items = session.items("x")
+    await session.set("n", 1)
+
+    async def work() -> None:
+        for start in range(0, 2500, 500):
+            await items.put_many({f"k{number:04d}": number for number in range(start, start + 500)})
+
+    lost = await lose(store, "s", work)
+    await session.set("n", 2)
+    await keep(store, lost, lost.only(*range(2, 7)))
+    (branch,) = await session.branches()
+    await session.fork("f", branch=branch.id)
+    fork = store.session("f").items("x")
+    assert (await fork.get("k0000"), await fork.get("k2499"), await fork.get("k2500")) == (0, 2499, None)
+    await store.archive()
+    evict(store, "f")
+    seen, after = 0, ""
+    while after is not None:
+        page = await fork.list(limit=1000, after=after)
+        assert [item.value for item in page.items] == [*range(seen, seen + len(page.items))]
+        seen, after = seen + len(page.items), page.next
+    assert seen == 2500
+
+
 async def test_what_a_branch_brought_back_is_in_its_fork(opener: Any) -> None:
     store = await opener(**QUIET)
     session = store.session("s")

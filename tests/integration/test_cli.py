@@ -676,6 +676,11 @@ def test_the_index_is_made_searched_and_removed(run: Run, archive: str) -> None:
     done = run("search", "oslo", "--scope", "user", "--json")
     assert [(hit["id"], hit["key"], hit["value"]) for hit in json.loads(done.out)] == [("u1", "home", {"city": "Oslo"})]
     assert run("search", "bergen").out == ""
+    with StateStore.open(archive=archive, search=True) as store:
+        store.session("s9").append({"role": "user", "content": "\x1b]0;helsinki\x07 \x1b[2J[bold]"})
+    done = run("search", "helsinki")
+    assert "\\x1b]0;helsinki\\x07 \\x1b[2J[bold]" in done.out
+    assert "\x1b" not in done.out
     assert run("index", "--search", "nowhere:at_all").code == 1
     assert run("index", "--remove", "--yes").out == "removed\n"
     assert run("index", "--remove", "--yes").out == "there is none\n"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
-from distributed_state.cold import erasure, handing_down, item_rows, layers, tables
+from distributed_state.cold import erasure, handing_down, item_reading, layers, tables
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import InvalidValue, UnknownStep
 from distributed_state.values import codec
@@ -43,8 +45,10 @@ def read(store: ColdStore, record: str, version: int, collection: bytes = b"x", 
 
 
 def read_in(connection: Any, store: ColdStore, record: str, version: int, collection: bytes, prefix: bytes) -> Any:
-    places = layers.of(connection, store.namespace, record, version)
-    return item_rows.shown(connection, store.namespace, places, collection, prefix)
+    wanted = item_reading.Range(collection, prefix)
+    found = item_reading.page(connection, store.namespace, record, version, wanted, 1000, 10**9)
+    assert found is not None
+    return {key: row.frame for key, row in found.rows}
 
 
 def kept(store: ColdStore, record: str = A) -> list[tuple[bytes, int, bytes]]:
@@ -303,6 +307,67 @@ def test_what_a_rollback_brings_back_lies_below_what_is_put_from_then_on(model: 
     erase(model.journal.store, A)
     del model.past[A]
     model.check()
+
+
+def test_a_thousand_rollbacks_are_no_obstacle_to_a_purge(model: Model) -> None:
+    """Each leaves a span of versions; SQLite takes a thousand conditions at most."""
+    fill(model, commits=3)
+    for _ in range(1200):
+        model.layer(A, 2)
+    model.journal.flush()
+    model.journal.store.purge(0, keep=1100)
+    assert [row[:2] for row in kept(model.journal.store)] == [(b"a", 2)]
+    model.check(most=5)
+
+
+@contextmanager
+def statements() -> Iterator[list[str]]:
+    """What databases are asked in the block."""
+    asked: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+
+
+def test_layers_upon_layers_are_read_in_one_statement(model: Model) -> None:
+    """A step back after each step leaves a layer upon all the others; those of a source are asked at once."""
+    fill(model, commits=2)
+    counts = []
+    for _ in range(2):
+        for number in range(15):
+            version = model.journal.states[A].version
+            model.commit(A, put_item(b"c", b"undone %d" % number))
+            model.layer(A, version, put_item(b"b", b"%d" % number))
+        model.journal.flush()
+        version = model.journal.states[A].version
+        with statements() as asked:
+            found = model.journal.store.items(A, version, [b"x\0a", b"x\0b", b"x\0c"], [b"x"])
+            read(model.journal.store, A, version)
+        assert found is not None
+        assert {name: row.frame for name, row in found.rows.items()} == {b"x\0a": b"session:a frame 1", b"x\0b": b"14"}
+        assert found.greatest == {b"x": b"=c"}
+        counts.append(len(asked))
+    assert counts[0] == counts[1]
+    model.check()
+
+
+def test_what_was_deleted_is_passed_over_in_few_statements(model: Model) -> None:
+    """Who asks for one item does not ask for each of those that are not there any more."""
+    keys = [b"k%03d" % number for number in range(300)]
+    model.commit(A, *(put_item(key, b"frame") for key in keys))
+    model.commit(A, *(delete_item(key) for key in keys))
+    model.commit(A, put_item(b"l", b"frame"))
+    model.journal.flush()
+    with statements() as asked:
+        found = model.journal.store.list_items(A, None, item_reading.Range(b"x"), 1, 1000)
+    assert [key for key, _ in found.rows] == [b"l"]
+    assert len(asked) < 20
 
 
 def test_what_was_cleared_goes_with_a_purge(model: Model) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from below import own_server, redis_of, until
+from below import own_server, until
 from counting import round_trips
 
 from distributed_state import Context, InvalidValue, Message
@@ -79,7 +79,7 @@ async def test_a_context_is_one_round_trip_or_none(opener: Any) -> None:
         writer = await opener(url=server.url, archiver=False, max_staleness=0, beat=0)
         session, beside = await filled(writer)
         await session.context()  # from here on the server knows the script
-        with redis_of(writer) as client, round_trips(client) as trips:
+        with round_trips(writer) as trips:
             for _ in range(10):
                 await session.context(last=5, beside=beside[:3])
         assert trips == [10], "nothing is hot"

@@ -123,6 +123,7 @@ async def test_a_worker_whose_clock_is_wrong_agrees_with_the_others(opener: Any)
         stored = client.hmget(names(right, "s").record, "a", "b")
     first, second = (field_ttl.split(data)[0] for data in stored)
     assert 0 <= second - first < 30
+    assert abs(await wrong.time() - await right.time()) < 30
     later(right, 61)
     assert await right.session("s").get_all() == {}
 

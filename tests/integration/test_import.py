@@ -31,6 +31,9 @@ STEPS: list[list[Any]] = [
     ["d", "#segments", ""],
     ["s", "#segments", "null"],
     ["s", "#segments", DEEP],
+    ["s", "#items", "99999 0"],
+    ["d", "#items", ""],
+    ["p", "x\0k", "1"],
     ["s", "#mn", "1000000000000"],
     ["s", "#mn", "0"],
     ["d", "#mn", ""],
@@ -283,6 +286,10 @@ REFUSED = {
     "an outcome that is none": changed(["s", "#qr", "7"]),
     "a message without a role": changed(["m", "0", '{"content":"x"}']),
     "a step that is none": changed([]),
+    "items that are shown since a later version": based({"#items": "2 0"}),
+    "items that are shown since another version": changed(["s", "#items", "9"], ["p", "x\0k", "1"]),
+    "items that are shown no more": based({"#items": "1"}) + changed(["d", "#items", ""], version=2)[1:],
+    "an item of a record that has none": changed(["p", "x\0k", "1"]),
     "an id of a commit that is none": changed(["s", "a", "1"], event="a.1.b_c"),
 }  # fmt: skip
 LARGE = {
@@ -290,6 +297,7 @@ LARGE = {
     "a message": changed(["m", "0", '{"role":"user","content":"' + "x" * 3000 + '"}']),
     "a record": changed(*(["s", f"a{n}", '"' + "x" * 1500 + '"'] for n in range(4))),
     "a name": changed(["s", "a" * 2000, "1"]),
+    "tags": changed(*(["s", f"##k:v{n}", "1"] for n in range(257))),
 }
 
 
@@ -308,6 +316,8 @@ async def test_what_no_store_has_written_is_refused(opener: Any) -> None:
             assert not taken, what
             assert core(store)._lifecycle.cold.version("session:x") is None, what
     await store.import_(changed(["s", "a", '"' + "x" * 1900 + '"']))
+    await store.import_(changed(["s", "#items", "1"], ["p", "x\0k", "1"]), id="items")
+    assert await store.session("items").items("x").get("k") == 1
 
 
 async def test_an_import_takes_over_no_reference_to_another_record(opener: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from below import names, redis_of, tiers
 from controls import sabotage
 from counting import asked
+from pydantic import BaseModel
 
 from distributed_state import (
     ColdUnavailable,
@@ -23,6 +25,11 @@ from distributed_state import (
     TooLarge,
     WarmUnavailable,
 )
+
+
+class Counted(BaseModel):
+    n: int = 0
+
 
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 # Order is by bytes: neither by the language of a database nor by UTF-16; any text is a key, the empty one, too.
@@ -138,7 +145,8 @@ async def test_a_precondition_that_does_not_hold_writes_nothing(opener: Any) -> 
         lambda: items.put("k", 2, if_absent=True),
         lambda: items.put("other", 2, if_present=True),
         lambda: items.put("k", 2, equals=3),
-        lambda: items.put("k", 2, equals=1.0),
+        lambda: items.put("k", 2, equals=True),
+        lambda: items.put("k", 2, equals=None),
         lambda: items.put("other", 2, equals=1),
         lambda: items.put_many({"new": 1, "k": 2}, if_absent=True),
         lambda: items.delete("other", if_present=True),
@@ -153,7 +161,7 @@ async def test_a_precondition_that_does_not_hold_writes_nothing(opener: Any) -> 
         await store.archive()
         evict(store)
     assert await items.put("k", 2, if_present=True) == 2
-    assert await items.put("k", 3, equals=2) == 3
+    assert await items.put("k", 3, equals=2.0) == 3, "numbers by their value, as in `expect`"
     await store.archive()
     evict(store)
     item = await items.find("k")
@@ -162,6 +170,106 @@ async def test_a_precondition_that_does_not_hold_writes_nothing(opener: Any) -> 
         await items.put("k", 5, equals=item)
     assert await items.delete("k", if_present=True) == 5
     assert await items.put("k", 6, if_absent=True) == 6
+
+
+async def test_values_are_equal_as_those_of_fields_are(opener: Any) -> None:
+    items = (await opener(**QUIET)).user("u").items("x")
+    await items.put("k", {"a": [1, True], "b": 2})
+    with pytest.raises(Conflict):
+        await items.put("k", 1, equals={"a": [1, 1], "b": 2})
+    assert await items.put("k", 1, equals={"b": 2.0, "a": [1.0, True]}) == 2
+
+
+@pytest.mark.parametrize("where", ["redis", "sql"])
+async def test_of_two_who_saw_that_there_is_none_one_puts_it(opener: Any, where: str) -> None:
+    """`find` returned None to both: that is something to be expected, and not nothing."""
+    store = await opener(**QUIET)
+    user = store.user("u")
+    items = user.items("x")
+    await items.put("other", 1)
+    if where == "sql":
+        await store.archive()
+        evict(store)
+    seen = [await items.find("k"), await items.find("k")]
+    assert await items.put("k", "one", equals=seen[0]) == 2
+    refused: list[Callable[[], Awaitable[Any]]] = [
+        lambda: items.put("k", "two", equals=seen[1]),
+        lambda: items.delete("k", equals=seen[1]),
+        lambda: user.write(items=[PutItem(collection="x", key="k", value="two", equals=seen[1])]),
+    ]
+    for call in refused:
+        with pytest.raises(Conflict):
+            await call()
+    with pytest.raises(Conflict):
+        async with user.transaction() as view:
+            view.put_item("x", "k", "two", equals=seen[1])
+    with pytest.raises(Conflict):
+        async with store.batch() as batch:
+            batch.on(user).put_item("x", "k", "two", equals=seen[1])
+    assert await items.get("k") == "one"
+    assert await items.put("k", "two") == 3, "nothing is expected by default"
+
+
+async def test_an_item_is_expected_in_its_own_place(opener: Any) -> None:
+    """Of another key, or of another collection, the version says nothing."""
+    store = await opener(**QUIET)
+    user = store.user("u")
+    await user.write(items=[PutItem(collection=where, key=key, value=1) for where in "xy" for key in "ab"])
+    item = await user.items("x").find("a")
+    assert (item.collection, item.key) == ("x", "a")
+    for where, key in (("x", "b"), ("y", "a")):
+        with pytest.raises(InvalidValue):
+            await user.items(where).put(key, 2, equals=item)
+        with pytest.raises(InvalidValue):
+            await user.items(where).delete(key, equals=item)
+    assert await user.items("x").put("a", 2, equals=item) == 2
+
+
+async def test_a_transaction_refuses_an_item_of_another_epoch(opener: Any) -> None:
+    """Its version is of another history. Also where the transaction is merged and made once more."""
+    store = await opener(**QUIET)
+    user = store.user("u")
+    await user.items("x").put("k", 1)
+    item = await user.items("x").find("k")
+    with pytest.raises(Conflict):
+        async with user.transaction() as view:
+            view.put_item("x", "k", 2, equals=replace(item, epoch="99-other"))
+    async with user.transaction() as view:
+        view.put_item("x", "k", 2, equals=item)
+    assert await user.items("x").get("k") == 2
+
+
+async def test_sums_are_those_of_fields_whatever_becomes_of_items(opener: Any) -> None:
+    """An item's name may be a field's, and what may be kept has a result of its own."""
+    store = await opener(**QUIET)
+    for record in (store.user("u"), store.user("t", schema=Counted)):
+        for n in (1, 2):
+            name = "n" if record.id == "t" else "notes\0k"
+            items = [
+                PutItem(collection="notes", key="k", value=7, keep=True),
+                PutItem(collection="notes", key=f"new {n}", value=7, keep=True),
+                PutItem(collection="notes", key="plain", value=7),
+            ]
+            written = await record.write(increment={name: 2}, items=items)
+            assert (written.version, written.results) == (n, {name: 2 * n})
+
+
+async def test_a_commit_of_as_many_items_as_there_may_be_is_carried_out(opener: Any) -> None:
+    """Each in a collection of its own, of each it is expected that SQL has none: a script gets no more than that."""
+    store = await opener(**QUIET)
+    user = store.user("u")
+    many = [PutItem(collection=f"c{number}", key="k", value=1, if_absent=True) for number in range(1000)]
+    await user.items("x").put("a", 1)
+    await store.archive()
+    evict(store)
+    assert (await user.write(items=many)).version == 2
+    with pytest.raises(Conflict):
+        await user.write(items=many)
+    await store.archive()
+    evict(store)
+    with pytest.raises(Conflict):
+        await user.write(items=many)
+    assert (await user.write(items=[replace(each, if_absent=False) for each in many])).version == 3
 
 
 async def test_what_is_there_stays_where_only_missing_ones_are_put(opener: Any) -> None:
@@ -395,6 +503,84 @@ async def test_only_the_newest_items_stay_in_redis(opener: Any) -> None:
         await store.archive()
         assert client.hkeys(window).count(b":x\0k099") == 0
     assert len(await all_of(items)) == 101
+
+
+async def test_what_settling_walks_is_bounded(opener: Any) -> None:
+    """An item that is put anew leaves a gap in the log: a later settling goes on where one ended."""
+    store = await opener(**QUIET)
+    items = store.user("u").items("x")
+    with (
+        sabotage("settle", "local walked_entries = 10000", "local walked_entries = 10"),
+        sabotage("settle", "local window_items = 64", "local window_items = 2"),
+        redis_of(store) as client,
+    ):
+        window = names(store, "u", "user").items
+        for number in range(25):
+            await items.put("a", number)
+        for key in "bcd":
+            await items.put(key, 1)
+        for begins in (11, 21, 27):
+            await store.archive()
+            assert int(client.hget(window, "#d")) == begins
+            await items.put("d", 1)
+        assert sorted(each for each in client.hkeys(window) if each.startswith(b":")) == [b":x\0c", b":x\0d"]
+    assert await all_of(items) == {"a": 24, "b": 1, "c": 1, "d": 1}
+
+
+async def test_of_many_collections_redis_forgets_what_left(opener: Any) -> None:
+    """Their greatest keys would be more than the items, and than a command takes: SQL is asked instead."""
+    store = await opener(**QUIET)
+    user = store.user("u")
+    for start in range(0, 4200, 700):
+        some = range(start, start + 700)
+        await user.write(items=[PutItem(collection=f"c{number}", key="k", value=number) for number in some])
+    await store.archive()
+    with redis_of(store) as client:
+        window = names(store, "u", "user").items
+        kept = client.hkeys(window)
+        assert sum(each.startswith(b":") for each in kept) == 64
+        assert not any(each.startswith(b"#h") for each in kept)
+        assert client.hget(window, "#u") == b"1"
+    assert await user.items("c7").get("k") == 7
+    assert await user.items("c7").get("z") is None
+    with pytest.raises(Conflict):
+        await user.items("c8").put("k", 1, if_absent=True)
+    await user.items("c8").put("l", 1, if_absent=True)
+    assert await all_of(user.items("c8")) == {"k": 8, "l": 1}
+
+
+async def test_a_list_behind_the_greatest_key_that_left_needs_no_sql(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of a log are read from Redis, though the older ones have left it; with SQL away, too."""
+    store = await opener(**QUIET)
+    items = store.user("u").items("x")
+    with sabotage("settle", "local window_items = 64", "local window_items = 4"):
+        await items.put_many({f"k{number}": number for number in range(9)})
+        await store.archive()  # k5 to k8 stay
+    await items.put("l0", 9)
+    await items.delete("k8")
+
+    def away(*args: Any, **options: Any) -> Any:
+        raise ColdUnavailable("away")
+
+    away.__name__ = "list_items"
+    with monkeypatch.context() as patch:
+        patch.setattr(tiers(store).cold, "list_items", away)
+        assert [each.key for each in (await items.list(prefix="k5")).items] == ["k5"]
+        assert [each.key for each in (await items.list(prefix="l")).items] == ["l0"]
+        assert [each.key for each in (await items.list(after="k4")).items] == ["k5", "k6", "k7", "l0"]
+        page = await items.list(limit=3, reverse=True)
+        assert ([each.key for each in page.items], page.next) == (["l0", "k7"], "k7")
+        page = await items.list(limit=2, before="k8", reverse=True)
+        assert ([each.key for each in page.items], page.next) == (["k7", "k6"], "k6")
+        for needs in ({"prefix": "k4"}, {"prefix": "k"}, {"after": "k3"}, {"limit": 6, "reverse": True}):
+            with pytest.raises(ColdUnavailable):
+                await items.list(**needs)
+    assert list(await all_of(items)) == [f"k{number}" for number in range(8)] + ["l0"]
+    assert [each.key for each in (await items.list(limit=5, before="k7", reverse=True)).items] == [
+        "k6", "k5", "k4", "k3", "k2",
+    ]  # fmt: skip
 
 
 async def test_redis_may_take_the_window_and_nothing_is_missing(opener: Any) -> None:

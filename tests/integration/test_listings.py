@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 import pytest
-from below import redis_of
+from below import redis_of, tiers
 from sqlalchemy import text
 
-from distributed_state import InvalidValue
+from distributed_state import InvalidValue, UnknownStep
 from distributed_state.cold import listing
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Wanted
@@ -139,6 +139,24 @@ async def test_read_after_sql_a_journal_would_lack_what_is_archived_in_between(
     assert await store.sessions(fresh=True) == []
     monkeypatch.setattr(ColdStore, "listing", page)
     assert [row.id for row in await store.sessions(fresh=True)] == ["s"]
+
+
+@pytest.mark.brief("servers")
+async def test_a_step_of_a_newer_release_stops_a_fresh_listing_and_leaves_sql_alone(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page would lack what was acknowledged; SQL is as well as before."""
+    store = await opener(**UNARCHIVED)
+    await store.session("s").set("n", 1)
+
+    def newer(entry: Any, partition: int, epoch: str) -> Any:
+        raise UnknownStep(f"a step that partition {partition} has")
+
+    monkeypatch.setattr(listing, "parse", newer)
+    with pytest.raises(UnknownStep):
+        await store.sessions(fresh=True)
+    assert tiers(store).cold.away == ""
+    assert await store.sessions() == []
 
 
 @pytest.mark.brief("servers")

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import evict, names, redis_of, said, tiers
 from controls import sabotage
 from faces import core
 
@@ -15,19 +15,8 @@ from distributed_state import AgentState, Encryption, InvalidValue, KeyRing, Mes
 from distributed_state.values.field_ttl import split
 
 
-def said(text: Any) -> dict[str, Any]:
-    return {"role": "user", "content": str(text)}
-
-
 async def numbers(session: Any, **options: Any) -> list[int]:
     return [message.number for message in await session.messages(**options)]
-
-
-async def evict(store: Any, id: str) -> None:
-    await store.archive()
-    with redis_of(store) as client:
-        client.delete(names(store, id).record)
-    tiers(store).hot.forget(f"session:{id}")
 
 
 # Times

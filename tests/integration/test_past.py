@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_sql, held_in_redis, names, redis_of, shift, tiers, until
+from below import everything_in_sql, evict, held_in_redis, redis_of, shift, tiers, until
 from faces import core
 
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
@@ -38,16 +38,6 @@ def shown(snapshot: Any) -> tuple[dict[str, Any], list[str], str | None]:
 
 async def now(session: Any) -> tuple[dict[str, Any], list[str], str | None]:
     return await session.get_all(fresh=True), await texts(session, fresh=True), await session.phase(fresh=True)
-
-
-async def evict(store: Any, *ids: str) -> None:
-    """What the TTL does to archived records."""
-    await store.archive()
-    with redis_of(store) as client:
-        for id in ids:
-            client.delete(names(store, id).record)
-    for id in ids:
-        tiers(store).hot.forget(f"session:{id}")
 
 
 # History and versions

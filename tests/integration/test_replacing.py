@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, tiers
+import redis
+from below import evict, names, own_server, redis_of, said, tiers
 from counting import round_trips
 from faces import Blocking
 from reaping import quiet
@@ -19,19 +21,8 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments"
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": {"degrees": 7, "wind": None}}
 
 
-def said(number: int) -> dict[str, Any]:
-    return {"role": "user", "content": str(number)}
-
-
 async def shown(session: Any, **options: Any) -> list[str]:
     return [message.content for message in await session.messages(**options)]
-
-
-async def evict(store: Any, id: str) -> None:
-    await store.archive()
-    with redis_of(store) as client:
-        client.delete(names(store, id).record)
-    tiers(store).hot.forget(f"session:{id}")
 
 
 async def test_the_last_message_is_taken_back(store: Any) -> None:
@@ -209,9 +200,36 @@ async def test_taking_back_is_one_round_trip_where_the_conversation_is_hot(opene
         await session.append(*map(said, range(5)))
         await session.messages()
         await session.pop_message()
-        with redis_of(store) as client, round_trips(client) as counted:
+        with round_trips(store) as counted:
             await session.pop_message()
             await session.replace_messages([said(9)], after=1)
         assert counted == [2]
         assert await shown(session, fresh=True) == ["0", "1", "9"]
+        await opener.close()
+
+
+@pytest.mark.only(warm="single")
+async def test_what_others_ask_meanwhile_is_no_round_trip_of_a_caller(opener: Any) -> None:
+    """The counter of these tests: each write is one, whatever comes beside it."""
+    with own_server(opener) as server:
+        store = await quiet(opener, url=server.url)
+        session = store.session("s")
+        await session.set("n", 0)
+        over = threading.Event()
+
+        def beat() -> None:
+            with redis.Redis.from_url(server.url) as other:
+                while not over.wait(0.0001):
+                    other.get("anything")
+
+        others = threading.Thread(target=beat)
+        others.start()
+        try:
+            with round_trips(store) as counted:
+                for number in range(10):
+                    await session.set("n", number)
+        finally:
+            over.set()
+            others.join()
+        assert counted == [10]
         await opener.close()

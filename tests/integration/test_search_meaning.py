@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from below import until
 from searching import places, said
 from sqlalchemy import create_engine, text
 
@@ -83,7 +84,8 @@ async def test_a_filter_leaves_no_gap_among_the_nearest(meaning: Any) -> None:
 
 @postgres
 async def test_what_is_no_vector_stops_the_index_and_nobody_else(meaning: Any) -> None:
-    answers: list[Any] = [ValueError("no model today"), [[1.0]], [[float("nan")] * 5], []]
+    bad: list[Any] = [ValueError("no model today"), [[1.0]], [[float("nan")] * 5], [], None, [None], [["one"] * 5]]
+    answers = [each for answer in bad for each in (answer, answer)]  # to its text, and to a harmless one
 
     def moody(texts: list[str]) -> Any:
         if answers:
@@ -95,11 +97,59 @@ async def test_what_is_no_vector_stops_the_index_and_nobody_else(meaning: Any) -
 
     store = await meaning(search=Search(embed=moody, dimensions=5), partitions=4, archiver=False)
     await store.session("c1").append(said("a cat"))
-    for error in (Unavailable, ConfigurationError, ConfigurationError, ConfigurationError):
+    for error in (Unavailable, *[ConfigurationError] * 6):
         with pytest.raises(error, match="embed"):
             await store.update_index()
     assert (await store.update_index()).behind == 0
     assert await places(store, "kitten") == [("c1", 0)]
+
+
+@postgres
+async def test_a_bad_answer_ends_no_follower(meaning: Any) -> None:
+    """It is named while it lasts, and the index goes on where it was."""
+    well = False
+
+    def moody(texts: list[str]) -> Any:
+        return embed(texts) if well else None
+
+    store = await meaning(search=Search(embed=moody, dimensions=5), partitions=4, archive_every=0.02)
+    await store.session("c1").append(said("a cat"))
+
+    async def finding() -> Any:
+        return next(each for each in await store.doctor() if each.name == "index")
+
+    async def named() -> bool:
+        return "no list of vectors" in (await finding()).found
+
+    await until(named)
+    well = True
+
+    async def over() -> bool:
+        return (await finding()).ok
+
+    await until(over)
+    assert await places(store, "kitten", fresh=False) == [("c1", 0)]
+
+
+@postgres
+async def test_a_text_that_is_refused_is_left_out_and_named_and_holds_up_no_other(meaning: Any) -> None:
+    def choosy(texts: list[str]) -> Any:
+        if any("poison" in each for each in texts):
+            raise ValueError("not this text")
+        return embed(texts)
+
+    store = await meaning(search=Search(embed=choosy, dimensions=5), partitions=4, archiver=False)
+    for number in range(20):
+        await store.session(f"c{number}").append(said(f"a cat {number}" if number != 7 else "poison"))
+    assert (await store.update_index()).behind == 0
+    assert {id for id, _ in await places(store, "kitten")} == {f"c{number}" for number in range(20) if number != 7}
+    found = next(each for each in await store.doctor() if each.name == "index")
+    assert not found.ok
+    assert "refuses session:c7 message 0" in found.found
+    await store.erase("c7")
+    await store.update_index()
+    found = next(each for each in await store.doctor() if each.name == "index")
+    assert found.ok
 
 
 @postgres

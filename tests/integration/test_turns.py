@@ -478,7 +478,7 @@ async def test_a_turn_is_two_round_trips(opener: Any) -> None:
                 turn["a"], turn["b"], turn["c"] = number, 2, 3
 
         await turn(0)
-        with redis_of(store) as client, round_trips(client) as trips:
+        with round_trips(store) as trips:
             for number in range(1, 11):
                 await turn(number)
         assert trips == [10 * 2]

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, until
+from below import names, own_server, until
 from counting import round_trips
 
 from distributed_state import (
@@ -243,7 +243,7 @@ async def test_a_step_is_two_round_trips(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, max_staleness=0, archiver=False, beat=0)
         await store.run(AGENT, "look", session_id="s")
-        with redis_of(store) as client, round_trips(client) as trips:
+        with round_trips(store) as trips:
             await store.run(AGENT, "look again", session_id="s")
         assert trips == [7 * 2]
         await opener.close()

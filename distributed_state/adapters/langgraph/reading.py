@@ -60,8 +60,7 @@ class ThreadReading:
     def newest(self, namespace: str) -> Steps[tuple[Saved | None, bool]]:
         """The newest checkpoint of a namespace, as the server has it now, and whether it may have pending writes."""
         if namespace:
-            page = yield self.record.items(CHECKPOINTS).list(prefix=within(namespace), limit=1, reverse=True)
-            return (Saved.unpack(page.items[0].value) if page.items else None), True
+            return (yield from self._newest_within(namespace)), True
         for _ in range(_ATTEMPTS):
             fields = yield self.record.get_all(fresh=True)
             head = fields.get(AT)
@@ -73,6 +72,18 @@ class ThreadReading:
                 return saved, flag(head) in fields
             # It was removed in between; then another one is the newest, or none.
         raise CorruptState(f"thread {self.id!r:.80}: its newest checkpoint {head} is not there", field=AT)
+
+    def _newest_within(self, namespace: str) -> Steps[Saved | None]:
+        """The newest checkpoint of a namespace other than the root's. What was removed may fill a page."""
+        before: str | None = None
+        size = 1
+        while True:
+            page = yield self.record.items(CHECKPOINTS).list(
+                prefix=within(namespace), before=before, limit=size, reverse=True
+            )
+            if page.items or page.next is None:
+                return Saved.unpack(page.items[0].value) if page.items else None
+            before, size = page.next, PAGE
 
     def get(self, namespace: str, checkpoint_id: str | None) -> Steps[CheckpointTuple | None]:
         """A checkpoint with its values and pending writes; without an id the newest."""

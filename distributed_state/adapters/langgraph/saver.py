@@ -71,7 +71,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         self.exclusive = exclusive
         self.prefix = prefix
         self._user = user
-        self._options = {"idle": idle, "lifetime": lifetime}
+        self._lives = (idle, lifetime)
         self._faces = Faces(store)
         self._recent = Recent()
 
@@ -273,11 +273,10 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     def _record(self, face: str, thread_id: str, config: RunnableConfig | None = None) -> Any:
         """The session of a thread."""
-        options: dict[str, Any] = {name: value for name, value in self._options.items() if value is not None}
         owner = (config or {}).get("configurable", {}).get(self._user) if self._user else None
-        if owner is not None:
-            options["user"] = str(owner)
-        return self._faces.of(face).session(self._record_id(thread_id), **options)
+        return self._faces.session(
+            face, self._record_id(thread_id), None if owner is None else str(owner), *self._lives
+        )
 
     def _named(self, thread_id: str, face: str, config: RunnableConfig | None = None) -> Thread:
         return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)

@@ -122,10 +122,7 @@ class Thread(ThreadReading):
             # A child of the newest is the newest, also if it was made by a machine whose clock is behind.
             newest = expected is None or expected == parent or saved.id >= expected
             fields: dict[str, Any] = {AT: saved.id} if newest else {}
-            over = {flag(parent)} if parent else set()
-            # Writes may be there before their checkpoint: only what lies behind this one is out of date.
-            past = {name for name in tuple(self.known.flags) if name < flag(saved.id)}
-            gone = sorted((past | over) - {flag(saved.id)}) if newest else []
+            gone = self._outdated(saved.id, parent) if newest else []
             if newest and len(frame) <= HEAD_BYTES:
                 fields[HEAD] = frame
             elif newest:
@@ -141,6 +138,18 @@ class Thread(ThreadReading):
             self.known.flags.difference_update(gone)
             return
         raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be")
+
+    def _outdated(self, checkpoint_id: str, parent: str | None) -> list[str]:
+        """The marks of writes that a checkpoint which becomes the newest takes back, as far as they are known.
+
+        Writes may be there before their checkpoint: only what lies behind this one is out of date. A mark that another
+        worker sets at the parent meanwhile stays until a run has read it.
+        """
+        flags = self.known.flags
+        if not flags:
+            return []
+        own, before = flag(checkpoint_id), flag(parent) if parent else None
+        return sorted(name for name in tuple(flags) if name < own or name == before)
 
     def _refused(self, error: Conflict | Deleted, own: str, parent: str | None) -> Steps[str | None]:
         """Which checkpoint is the newest, where another was expected. Raises Conflict for a run that is behind."""

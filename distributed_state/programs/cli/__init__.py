@@ -1,6 +1,7 @@
 """The command line; `shell` is where it starts."""
 
 from distributed_state.programs.cli import (
+    adopting,
     auditing,
     changing,
     fleet,
@@ -16,6 +17,7 @@ from distributed_state.programs.cli import (
 from distributed_state.programs.cli.shell import main
 
 __all__ = [
+    "adopting",
     "auditing",
     "changing",
     "fleet",

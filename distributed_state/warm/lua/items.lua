@@ -14,14 +14,9 @@ local call = redis.call
 -- @include clock
 -- @include epoch
 -- @include same_data
-if not current then return {'uninitialised'} end
-local version, epoch, absent = call('HGET', record, '#v'), current, false
-if not version then return {'cold', epoch} end
+-- @include item_reading
 -- @include byte_order
 -- @include item_window
-local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
-if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end
-if window_lasts >= 0 and window_lasts < ttl_ms * 0.9 then call('PEXPIRE', items, ttl_ms, 'XX') end
 local answer, held = {}, {}
 if window then
   local names = {}

@@ -17,14 +17,9 @@ local call = redis.call
 -- @include clock
 -- @include epoch
 -- @include same_data
-if not current then return {'uninitialised'} end
-local version, epoch, absent = call('HGET', record, '#v'), current, false
-if not version then return {'cold', epoch} end
+-- @include item_reading
 -- @include byte_order
 -- @include item_window
-local lasts, window_lasts = call('PTTL', record), call('PTTL', items)
-if lasts >= 0 and lasts < ttl_ms * 0.9 then call('PEXPIRE', record, ttl_ms, 'XX') end
-if window_lasts >= 0 and window_lasts < ttl_ms * 0.9 then call('PEXPIRE', items, ttl_ms, 'XX') end
 local keys, start = {}, ':' .. collection .. '\0'
 if window then
   -- Bounded by the window, and by what of the partition may be unarchived. Of those in the range the first `limit` are

@@ -106,7 +106,7 @@ if changed then
     end
     -- Beside what each item has, and seven fields of the head. Of a collection of which it is not noted SQL is asked.
     if call('HLEN', items) - 2 * count - 7 > noted_collections then
-      call('HSETNX', items, '#u', '1')
+      if not window[7] then call('HSET', items, '#u', '1') end
       local dropped = {}
       for _, name in ipairs(call('HKEYS', items)) do
         if string.sub(name, 1, 2) == '#h' then dropped[#dropped + 1] = name end

@@ -3,8 +3,8 @@
   be evicted for itself. Its fields: ':' and a name = 'number version ' and the frame, an empty one of a deleted item; 'k'
   and a number = 'version size ' and the name, the log by which items leave it; '#e' epoch, '#n' the last number, '#d' the
   first that may be left, '#c' how many items, '#b' their bytes, '#f' the floor: each item changed above this version is
-  here; '#u' below lie items that it never had, '2' = also of its own layer; '#h' and a collection = '=' and the greatest key below, '-' if there is
-  none. A name is collection, NUL and key.
+  here; '#u' below lie items that it never had, '2' = also of its own layer; '#h' and a collection = '=' and the greatest
+  key below, '-' if there is none. A name is collection, NUL and key.
   Expects  byte_order; call, record, items, epoch; absent (whether the record is)
   Defines  since    since which version the present layer holds, '' if the record never had items
            bare     whether nothing was put in that layer, and none lies below

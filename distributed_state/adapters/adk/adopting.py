@@ -1,0 +1,202 @@
+"""Sessions of any session service of ADK's, copied into ours, with the state of users and apps.
+
+Law: what somebody else wrote here since is not overwritten. An event is stored with all it holds, and does not change
+the state once more, which is copied as it is.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig
+
+from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, StateStore
+from distributed_state.adapters.adk.events import as_message, continues, dumped
+from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, parted, state_of, stored_name
+from distributed_state.adapters.adk.service import DistributedSessionService
+from distributed_state.adapters.adopting import (
+    DELETED,
+    EQUAL,
+    Found,
+    Name,
+    canonical,
+    deleted,
+    opened,
+    sqlite_path,
+    untouched,
+)
+
+_AT_ONCE = 200
+_SHARED = ("app:", "user:")
+_WITH_NAMES = (
+    "SELECT DISTINCT app_name, user_id FROM sessions UNION SELECT app_name, user_id FROM user_states ORDER BY 1, 2"
+)
+
+
+async def threads(
+    stack: AsyncExitStack,
+    store: StateStore | AsyncStateStore,
+    source: Any,
+    *,
+    into: Callable[[Any], DistributedSessionService] = DistributedSessionService,
+    apps: Sequence[str] = (),
+) -> Threads:
+    """The sessions of a service, or of the URL of a DatabaseSessionService, and ours; of these apps, or of all."""
+    service = await opened(stack, _of_url(source) if isinstance(source, str) else source, (BaseSessionService,))
+    if isinstance(source, str):
+        stack.push_async_callback(service.close)
+    owners = await _owners(service)
+    if not apps and owners is None:
+        raise InvalidValue("ADK has no listing of apps: name yours by --app")
+    chosen = list(apps) or sorted({app for app, _ in owners or ()})
+    return Threads(store.aio, service, into(store), chosen, [each for each in owners or () if each[0] in chosen])
+
+
+def _of_url(url: str) -> Any:
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    path = sqlite_path(url)
+    if path is not None:
+        return DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
+    # psycopg serves asyncio too; what a URL without a driver names does not.
+    return DatabaseSessionService(
+        "postgresql+psycopg" + url[len("postgresql") :] if url.startswith("postgresql:") else url
+    )
+
+
+async def _owners(service: Any) -> list[tuple[str, str]] | None:
+    """The apps of a service and their users, None if it does not tell: the interface has no listing of them."""
+    if hasattr(service, "db_engine"):
+        from sqlalchemy import text
+
+        await service.prepare_tables()
+        async with service.db_engine.connect() as connection:
+            return [(str(app), str(user)) for app, user in await connection.execute(text(_WITH_NAMES))]
+    if isinstance(sessions := getattr(service, "sessions", None), dict):
+        users = {(app, user) for each in (sessions, service.user_state) for app in each for user in each[app]}
+        return sorted(users)
+    return None
+
+
+class Threads:
+    """The sessions of a service and ours, the state of each user, and that of each app."""
+
+    def __init__(
+        self,
+        store: AsyncStateStore,
+        source: BaseSessionService,
+        target: DistributedSessionService,
+        apps: Sequence[str],
+        owners: Sequence[tuple[str, str]],
+    ) -> None:
+        self._store = store
+        self._source = source
+        self._target = target
+        self._apps = apps
+        self._owners = owners
+        self._sessions: dict[str, tuple[str, str]] = {}  # one of each app, by which its state is read
+
+    async def names(self) -> Sequence[Name]:
+        """App, user and id of each session, app and user of each user, and each app."""
+        found: list[Name] = []
+        for app in self._apps:
+            listed = (await self._source.list_sessions(app_name=app)).sessions
+            found += [_name(app, each.user_id, each.id) for each in listed]
+            users = {each.user_id for each in listed} | {user for of, user in self._owners if of == app}
+            found += [_name(app, user) for user in sorted(users)]
+            if listed:
+                self._sessions[app] = (listed[-1].user_id, listed[-1].id)
+                found.append(_name(app))
+        return found
+
+    async def compare(self, name: Name) -> Found:
+        """Compare a session, or what its user's or its app's are to share."""
+        parts = parted("/".join(name))
+        return await (
+            self._compare_session(*parts) if len(parts) == len(("app", "user", "id")) else self._compare_shared(*parts)
+        )
+
+    async def copy(self, name: Name, work: Any) -> None:
+        """Copy what is missing, if nobody else changed it meanwhile."""
+        record, version, steps = work
+        for fields, gone, messages in steps:
+            written = await record.write(set=fields, delete=gone, append=messages, expect_version=version)
+            version = written.version
+
+    # Sessions
+
+    async def _compare_session(self, app: str, user: str, id: str) -> Found:
+        where: Any = {"app_name": app, "user_id": user, "session_id": id}
+        record = self._target.session_record(**where)
+        if await deleted(record):
+            return DELETED
+        version = await record.version(fresh=True)
+        theirs, ours = await self._source.get_session(**where), await self._target.get_session(**where)
+        if theirs is None:
+            return EQUAL  # deleted since it was listed
+        events = [dumped(event) for event in theirs.events]
+        there = [dumped(event) for event in ours.events] if ours else []
+        state, has = _own(theirs.state), _own(ours.state) if ours else {}
+        ahead = len(there) > len(events) or list(map(canonical, there)) != list(map(canonical, events[: len(there)]))
+        same = (
+            canonical(state) == canonical(has) and ours is not None and ours.last_update_time == theirs.last_update_time
+        )
+        if same and not ahead and len(there) == len(events):
+            return EQUAL
+        if ahead or not await untouched(record):
+            return Found(differs="its events are not the same here" if ahead else "it was changed here")
+        fields = {**Delta.of(state).session, UPDATED: theirs.last_update_time}
+        gone = [stored_name(key) for key in has if key not in state]
+        steps = []
+        for at in range(len(there), max(len(events), len(there) + 1), _AT_ONCE):
+            end = min(at + _AT_ONCE, len(events))
+            revision = sum(map(continues, events[:end]))
+            steps.append(({**fields, REVISION: revision}, gone, [as_message(each) for each in events[at:end]]))
+            gone = []
+        return Found(work=(record, version, steps))
+
+    # What sessions share
+
+    async def _compare_shared(self, app: str, user: str | None = None) -> Found:
+        record: AsyncRecord
+        if user is None:
+            record, state = self._target.app_record(app_name=app), await self._app_state(app)
+        else:
+            record = self._target.user_record(app_name=app, user_id=user)
+            state = await self._source.get_user_state(app_name=app, user_id=user)
+        if state and await deleted(record):
+            return DELETED
+        version = await record.version(fresh=True)
+        has = state_of(await record.get_all(fresh=True))
+        unlike = sorted(
+            key
+            for key in {*state, *has}
+            if canonical(state.get(key, [])) != canonical(has.get(key, [])) or (key in state) != (key in has)
+        )
+        if not unlike:
+            return EQUAL
+        if not await untouched(record):
+            return Found(differs=f"it was changed here: {', '.join(unlike)[:200]}")
+        fields = {stored_name(key): state[key] for key in unlike if key in state}
+        gone = [stored_name(key) for key in unlike if key not in state]
+        return Found(work=(record, version, [(fields, gone, [])]))
+
+    async def _app_state(self, app: str) -> dict[str, Any]:
+        user, id = self._sessions[app]
+        config = GetSessionConfig(num_recent_events=1)
+        session = await self._source.get_session(app_name=app, user_id=user, session_id=id, config=config)
+        state = session.state if session else {}
+        return {key.removeprefix("app:"): value for key, value in state.items() if key.startswith("app:")}
+
+
+def _name(*parts: str) -> Name:
+    return tuple(joined(part) for part in parts)
+
+
+def _own(state: dict[str, Any]) -> dict[str, Any]:
+    """What of a session's state is its own."""
+    return {key: value for key, value in state.items() if not key.startswith(_SHARED)}

@@ -1,0 +1,187 @@
+"""Copies the threads of a framework's own store into ours: the frame. Law: what stands in the target decides.
+
+A thread is read from both, and compared; what is missing is copied, and both are read again until they are equal. So a
+run that was killed is run again, and one may follow while others still work on the source: nothing is remembered. What
+somebody else changed in the target is named and left as it is. What threads are, and how they are copied, is in
+the `adopting` of each framework.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, NotFound, StateStore, Unavailable
+
+ACTOR = "distributed-state adopt"  # who made a change, in the history of what was copied
+_ROUNDS = 5
+_FAILURES = 10
+Name = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a comparison found: nothing to do, work that is left, or why the target is to be left alone."""
+
+    work: Any = None
+    differs: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the target has what the source has."""
+        return self.work is None and not self.differs
+
+
+EQUAL = Found()
+
+
+class Threads(Protocol):
+    """The threads of a source and of a target, each by its framework's interface."""
+
+    async def names(self) -> Sequence[Name]:
+        """The names of all that the source has."""
+
+    async def compare(self, name: Name) -> Found:
+        """Read a thread from both."""
+
+    async def copy(self, name: Name, work: Any) -> None:
+        """Copy what a comparison found missing."""
+
+
+@dataclass(slots=True)
+class Adopted:
+    """How far it is: of `listed` threads these were copied, were there, differ, or could not be read."""
+
+    listed: int = 0
+    copied: int = 0
+    there: int = 0
+    differ: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+async def adopt(
+    threads: Threads,
+    store: StateStore | AsyncStateStore,
+    *,
+    only: Collection[str] = (),
+    limit: int | None = None,
+    dry_run: bool = False,
+    progress: Callable[[Adopted], None] = lambda now: None,
+) -> Adopted:
+    """Copy threads, those of `only` or all, at most `limit` that are not there yet; with `dry_run` only compare.
+
+    Raises NotFound for a name of `only` that the source does not have, and what a source raises that is not there any
+    more. Cancelled, it leaves a thread half copied at most, with which the next run begins.
+    """
+    done = Adopted()
+    names = {label(name): name for name in await threads.names()}
+    if lacking := sorted(set(only) - names.keys()):
+        raise NotFound(f"the source has no {lacking[0]!r:.80}")
+    chosen = [each for each in names if not only or each in only]
+    done.listed = len(chosen)
+    in_a_row = 0
+    progress(done)
+    with store.acting_as(ACTOR):
+        for each in chosen:
+            if limit is not None and done.copied >= limit:
+                break
+            try:
+                await _one(threads, names[each], done, dry_run)
+                in_a_row = 0
+            except (Unavailable, OSError):
+                raise
+            except Exception as error:  # whatever a source raises of one thread is named, and the next is tried
+                done.failed[each] = f"{type(error).__name__}: {error}"
+                in_a_row += 1
+                if in_a_row >= _FAILURES:
+                    raise
+            progress(done)
+    return done
+
+
+async def _one(threads: Threads, name: Name, done: Adopted, dry_run: bool) -> None:
+    for copies in range(_ROUNDS):
+        found = await threads.compare(name)
+        if found.equal and not copies:
+            done.there += 1
+            return
+        if found.differs:
+            done.differ[label(name)] = found.differs
+            return
+        if found.equal or dry_run:
+            done.copied += 1
+            return
+        await threads.copy(name, found.work)
+    done.differ[label(name)] = "read back it is not what was copied, or the source changes faster than it can be copied"
+
+
+def label(name: Name) -> str:
+    """A thread's name in one text."""
+    return "/".join(name)
+
+
+async def untouched(record: AsyncRecord) -> bool:
+    """Whether nobody else changed a record since it was adopted, or began it."""
+    version = await record.version(fresh=True)
+    changes = await record.history(after=version - 1) if version else []
+    return len(changes) == min(version, 1) and all(change.actor == ACTOR for change in changes)
+
+
+async def deleted(record: AsyncRecord) -> bool:
+    """Whether a record was deleted here. It is not brought back: somebody may have had the right to see it gone."""
+    return not await record.exists(fresh=True) and await record.version(fresh=True) > 0
+
+
+DELETED = Found(differs="it was deleted here")
+
+
+def canonical(value: Any) -> str:
+    """A JSON value as text, equal where the values are: 1, 1.0 and true are three."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=True)
+
+
+# Sources
+
+
+async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> Any:
+    """The saver, service or database that `given` is, makes or opens; closed with the stack."""
+    managers = (AbstractAsyncContextManager, AbstractContextManager)
+    if not isinstance(given, (*kinds, *managers)) and callable(given):
+        try:
+            inspect.signature(given).bind()
+        except TypeError as error:
+            raise InvalidValue(f"the source, {given!r:.80}, is not called without arguments: {error}") from error
+        given = given()
+    if inspect.isawaitable(given):
+        given = await given
+    if not isinstance(given, kinds):
+        if isinstance(given, AbstractAsyncContextManager):
+            given = await stack.enter_async_context(given)
+        elif isinstance(given, AbstractContextManager):
+            given = stack.enter_context(given)
+    if not isinstance(given, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise InvalidValue(f"the source is no {wanted}, nor does it make one: {type(given).__name__}")
+    return given
+
+
+def sqlite_path(source: str) -> str | None:
+    """The file that `sqlite:///path`, or a path alone, names, which has to be there; None if it names none."""
+    parts = urlsplit(source)
+    if parts.scheme.partition("+")[0] == "sqlite":
+        path = unquote(parts.path[1:])
+    elif "://" not in source:
+        path = source
+    else:
+        return None
+    if not Path(path).is_file():
+        raise NotFound(f"there is no file {path!r:.200}")
+    return path

@@ -1,0 +1,271 @@
+"""Threads of any saver of LangGraph's, copied into ours. Law: a checkpoint that is there is never saved again.
+
+A saver tells of a pending write neither its place among those of its task nor the path of that; the order in which it
+gives them is kept.
+
+Design: section 22.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+
+from distributed_state import AsyncStateStore, InvalidValue, StateStore
+from distributed_state.adapters.adopting import DELETED, EQUAL, Found, Name, deleted, opened, sqlite_path
+from distributed_state.adapters.langgraph.saver import DistributedStateSaver
+
+_PAGE = 1000
+_PLAIN = JsonPlusSerializer(pickle_fallback=True)  # to compare by, whatever the savers store with
+Key = tuple[str, str]  # namespace, checkpoint id
+
+
+async def threads(
+    stack: AsyncExitStack,
+    store: StateStore | AsyncStateStore,
+    source: Any,
+    *,
+    into: Callable[[Any], DistributedStateSaver] = DistributedStateSaver,
+) -> Threads:
+    """The threads of a saver, or of a URL of PostgreSQL, SQLite or Redis, and those of ours."""
+    saver = await opened(stack, _of_url(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
+    return Threads(store.aio, await Source.of(saver), into(store))
+
+
+def _of_url(url: str) -> Any:
+    path = sqlite_path(url)
+    if path is not None:
+        from langgraph.checkpoint.sqlite import SqliteSaver
+
+        return SqliteSaver.from_conn_string(path)
+    if url.startswith(("postgres://", "postgresql")):
+        from langgraph.checkpoint.postgres import PostgresSaver
+
+        return PostgresSaver.from_conn_string("postgresql://" + url.partition("://")[2])
+    if url.startswith(("redis://", "rediss://")):
+        from langgraph.checkpoint.redis import RedisSaver  # type: ignore[import-not-found]  # of an extra of theirs
+
+        return RedisSaver.from_conn_string(url)
+    raise InvalidValue(
+        f"{url.partition('://')[0]}:// is none of postgresql, sqlite, redis; name a saver as module:NAME"
+    )
+
+
+class Source:
+    """A saver by the face that it has: many raise NotImplementedError on the other."""
+
+    def __init__(self, saver: BaseCheckpointSaver[Any], is_async: bool) -> None:
+        self._saver = saver
+        self._async = is_async
+
+    @classmethod
+    async def of(cls, saver: BaseCheckpointSaver[Any]) -> Source:
+        """Ask the saver for a thread that is not there."""
+        try:
+            await saver.aget_tuple(_config("", ""))
+        except NotImplementedError:
+            return cls(saver, False)
+        return cls(saver, True)
+
+    async def get(self, config: Any) -> CheckpointTuple | None:
+        """As the saver's."""
+        return await self._saver.aget_tuple(config) if self._async else self._saver.get_tuple(config)
+
+    async def list(self, config: Any, **more: Any) -> AsyncIterator[CheckpointTuple]:
+        """As the saver's."""
+        if self._async:
+            async for each in self._saver.alist(config, **more):
+                yield each
+        else:
+            for each in self._saver.list(config, **more):
+                yield each
+
+    async def thread_ids(self) -> Sequence[str]:
+        """The ids of all threads, the one that changed longest ago first."""
+        found: dict[str, None] = {}
+        if "BasePostgresSaver" not in {kind.__name__ for kind in type(self._saver).__mro__}:
+            async for each in self.list(None):
+                found[each.config["configurable"]["thread_id"]] = None
+            return [*found][::-1]
+        # It would hold all checkpoints of the database in memory at once, so it is asked by pages, newest first.
+        before, size = None, _PAGE
+        while True:
+            page = [each.config["configurable"] async for each in self.list(None, before=before, limit=size)]
+            found |= {each["thread_id"]: None for each in page}
+            if len(page) < size:
+                return [*found][::-1]
+            last = page[-1]["checkpoint_id"]
+            # Copies of a thread have the same ids: the last of a page is read again with the next one.
+            border = next((each["checkpoint_id"] for each in page[::-1] if each["checkpoint_id"] != last), None)
+            before, size = (before, size * 2) if border is None else (_config("", "", border), _PAGE)
+
+
+class Threads:
+    """The threads of a saver and of ours."""
+
+    def __init__(self, store: AsyncStateStore, source: Source, target: DistributedStateSaver) -> None:
+        self._store = store
+        self._source = source
+        self._target = target
+        self._ours = Source(target, True)
+
+    async def names(self) -> Sequence[Name]:
+        """The ids of threads."""
+        return [(id,) for id in await self._source.thread_ids()]
+
+    async def compare(self, name: Name) -> Found:
+        """Compare all checkpoints of a thread, and which is the newest."""
+        config = {"configurable": {"thread_id": name[0]}}
+        if await deleted(self._store.session(self._target.prefix + name[0])):
+            return DELETED
+        theirs = {_key(each): _seen(each) async for each in self._source.list(config)}
+        ours = {_key(each): _seen(each) async for each in self._ours.list(config)}
+        if extra := ours.keys() - theirs.keys():
+            return Found(differs=f"it went on here: {len(extra)} checkpoints of {len(ours)} are not in the source")
+        left = []
+        for key in sorted(theirs, key=lambda each: (each[1], each[0])):
+            if key not in ours:
+                left.append((key, False))
+            elif ours[key] != theirs[key]:
+                why, lacking = await self._difference(name[0], key)
+                if why:
+                    return Found(differs=f"checkpoint {key[1]}: {why}")
+                if lacking:
+                    left.append((key, True))
+        if not left and theirs and await _newest(self._source, config) != await _newest(self._ours, config):
+            return Found(differs="another checkpoint is the newest here")
+        return Found(work=left) if left else EQUAL
+
+    async def _difference(self, thread_id: str, key: Key) -> tuple[str, bool]:
+        """What is not the same in both of a checkpoint; and whether ours lacks pending writes, which may come still."""
+        config = _config(thread_id, *key)
+        theirs, ours = await self._source.get(config), await self._ours.get(config)
+        if theirs is None or ours is None:
+            return "it was removed meanwhile", False
+        for part in ("parent_config", "checkpoint", "metadata"):
+            if not _same(_part(theirs, part), _part(ours, part)):
+                return f"its {part.removesuffix('_config')} is not the same here", False
+        lacking = list(map(_write, _writes(theirs)))
+        for each in map(_write, _writes(ours)):
+            if each not in lacking:
+                return "it has other pending writes here", False
+            lacking.remove(each)
+        return "", bool(lacking)
+
+    async def copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
+        """Save checkpoints, the oldest first: each as one that goes on from its parent."""
+        if self._target.exclusive:
+            async with self._target.turn(_config(name[0], ""), ttl=10.0, wait=30.0):
+                await self._copy(name, work)
+        else:
+            await self._copy(name, work)
+
+    async def _copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
+        versions: dict[Key, Any] = {}
+        saved: dict[Key, Any] = {}
+        for key, there in work:
+            found = await self._source.get(_config(name[0], *key))
+            if found is None:
+                continue  # pruned meanwhile
+            if not there:
+                parent = (key[0], _parent(found) or "")
+                begin = _config(name[0], key[0], parent[1] or None)
+                of_parent = versions.get(parent, {})
+                new = {
+                    channel: version
+                    for channel, version in found.checkpoint["channel_versions"].items()
+                    if channel not in of_parent or of_parent[channel] != version
+                }
+                # What a saver returned names a checkpoint: it may be a branch, and no run that is behind.
+                config = saved.get(parent, begin)
+                saved[key] = await self._target.aput(config, found.checkpoint, found.metadata, new)
+                versions[key] = found.checkpoint["channel_versions"]
+            await self._copy_writes(_config(name[0], *key), found)
+
+    async def _copy_writes(self, config: Any, found: CheckpointTuple) -> None:
+        tasks: dict[str, list[tuple[str, Any]]] = {}
+        for task, channel, value in found.pending_writes or ():
+            tasks.setdefault(task, []).append((channel, value))
+        as_it_comes = list(tasks) == sorted(tasks)
+        for at, (task, writes) in enumerate(tasks.items()):
+            path = "" if as_it_comes else f"{at:06}"
+            # Special ones have places of their own; beside them the others would not count from 0.
+            for some in (
+                [each for each in writes if each[0] in WRITES_IDX_MAP],
+                [each for each in writes if each[0] not in WRITES_IDX_MAP],
+            ):
+                if some:
+                    await self._target.aput_writes(config, some, task, path)
+
+
+def _config(thread_id: str, namespace: str, checkpoint_id: str | None = None) -> Any:
+    named = {} if checkpoint_id is None else {"checkpoint_id": checkpoint_id}
+    return {"configurable": {"thread_id": thread_id, "checkpoint_ns": namespace, **named}}
+
+
+def _key(found: CheckpointTuple) -> Key:
+    named = found.config["configurable"]
+    return named.get("checkpoint_ns", ""), str(named["checkpoint_id"])
+
+
+def _parent(found: CheckpointTuple) -> str | None:
+    named = (found.parent_config or {}).get("configurable", {}).get("checkpoint_id")
+    return str(named) if named else None
+
+
+def _part(found: CheckpointTuple, part: str) -> Any:
+    return _parent(found) if part == "parent_config" else getattr(found, part)
+
+
+async def _newest(saver: Source, config: Any) -> str | None:
+    """The newest of the root namespace."""
+    found = await saver.get({"configurable": {**config["configurable"], "checkpoint_ns": ""}})
+    return _key(found)[1] if found else None
+
+
+def _writes(found: CheckpointTuple) -> list[Any]:
+    """The pending writes, task by task: between those of two tasks savers have no order in common."""
+    return sorted(found.pending_writes or (), key=lambda each: (each[0], WRITES_IDX_MAP.get(each[1], 0)))
+
+
+def _write(write: Any) -> tuple[str, str, bytes]:
+    return write[0], write[1], _bytes(write[2])
+
+
+def _bytes(value: Any) -> bytes:
+    kind, data = _PLAIN.dumps_typed(value)
+    return kind.encode() + b":" + data
+
+
+def _seen(found: CheckpointTuple) -> bytes:
+    """A checkpoint with its pending writes, in short."""
+    digest = hashlib.sha256()
+    parts = (_parent(found), _ordered(found.checkpoint), _ordered(found.metadata), *map(tuple, _writes(found)))
+    for part in map(_bytes, parts):
+        digest.update(len(part).to_bytes(8) + part)
+    return digest.digest()
+
+
+def _ordered(value: Any) -> Any:
+    """Dicts in the order of their names, which a saver need not keep."""
+    if type(value) is not dict:
+        return value
+    try:
+        return {name: _ordered(value[name]) for name in sorted(value)}
+    except TypeError:  # names that have no order
+        return value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether values are equal: by their bytes, or as they say themselves, as sets may be written in any order."""
+    if _bytes(_ordered(one)) == _bytes(_ordered(other)):
+        return True
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError):  # an array that says it of each of its numbers
+        return False

@@ -1,0 +1,387 @@
+"""Threads of frameworks' own stores are copied: whole, once, again after a kill, and never over what others wrote."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from frameworks import adopting_sources
+from frameworks.adopting_sources import add, config_of, memory_saver, sqlite_saver, thread
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+
+import distributed_state.adapters.openai_agents_adopting as openai
+from distributed_state import NotFound, StateStore
+from distributed_state.adapters.adk import DistributedSessionService
+from distributed_state.adapters.adk import adopting as adk
+from distributed_state.adapters.adopting import Adopted, adopt
+from distributed_state.adapters.agno import AsyncDistributedDb
+from distributed_state.adapters.agno import adopting as agno
+from distributed_state.adapters.langgraph import DistributedStateSaver
+from distributed_state.adapters.langgraph import adopting as langgraph
+from distributed_state.adapters.openai_agents import DistributedSession
+
+pytestmark = pytest.mark.only(face="asyncio")
+COMMAND = (sys.executable, "-m", "distributed_state")
+MANY = 1000
+
+
+async def run(part: Any, store: Any, source: Any, *, more: Any = None, **options: Any) -> Adopted:
+    async with AsyncExitStack() as stack:
+        return await adopt(await part.threads(stack, store, source, **(more or {})), store, **options)
+
+
+def counts(done: Adopted) -> tuple[int, int, dict[str, str], dict[str, str]]:
+    return done.copied, done.there, done.differ, done.failed
+
+
+def shown(saver: Any, thread_id: str) -> Any:
+    """All that a saver tells of a thread, sets as lists."""
+
+    def text(value: Any) -> str:
+        return repr({k: sorted(v) if isinstance(v, set) else v for k, v in sorted(value.items())})
+
+    found = {}
+    for each in saver.list({"configurable": {"thread_id": thread_id}}):
+        checkpoint = text({**each.checkpoint, "channel_values": text(each.checkpoint["channel_values"])})
+        parent = each.parent_config and str(each.parent_config["configurable"]["checkpoint_id"])
+        named = each.config["configurable"]
+        key = named["checkpoint_ns"], str(named["checkpoint_id"])
+        found[key] = (parent, checkpoint, text(each.metadata), repr(each.pending_writes))
+    return found
+
+
+# LangGraph
+
+
+async def test_threads_of_a_saver_are_copied_and_then_are_there(store: Any) -> None:
+    source = memory_saver()
+    assert counts(await run(langgraph, store, lambda: source, dry_run=True)) == (1, 0, {}, {})
+    assert await store.sessions(fresh=True) == []
+    assert counts(await run(langgraph, store, source)) == (1, 0, {}, {})
+    target = DistributedStateSaver(store)
+    found = [each async for each in target.alist(config_of("t0") | {"configurable": {"thread_id": "t0"}})]
+    assert len(found) == 5
+    latest = await target.aget_tuple(config_of("t0"))
+    assert latest is not None
+    assert latest.checkpoint == source.get_tuple(config_of("t0")).checkpoint
+    version = await store.session("langgraph/t0").version()
+    assert counts(await run(langgraph, store, source)) == (0, 1, {}, {})
+    assert await store.session("langgraph/t0").version() == version, "nothing is written a second time"
+
+
+async def test_what_went_on_in_the_source_follows_and_what_went_on_here_is_named(store: Any) -> None:
+    source = InMemorySaver()
+    for name in ("a", "b"):
+        thread(source, name)
+    assert (await run(langgraph, store, source)).copied == 2
+    newest = source.get_tuple(config_of("a")).config
+    source.put_writes(newest, [("messages", "late")], "task-9")
+    add(source, "a", 5, newest, messages=["more"])
+    target = DistributedStateSaver(store)
+    before = await target.aget_tuple(config_of("b"))
+    assert before is not None
+    changed = {**before.checkpoint, "id": str(adopting_sources.uuid6()), "channel_values": {}}
+    await target.aput(before.config, changed, {"step": 9}, {})
+    done = await run(langgraph, store, source)
+    assert counts(done)[:2] == (1, 0)
+    assert re.match("it went on here: 1 checkpoints of 6", done.differ["b"])
+    assert counts(await run(langgraph, store, source, only=["a"])) == (0, 1, {}, {})
+    latest = await target.aget_tuple(config_of("b"))
+    assert latest is not None
+    assert latest.checkpoint["id"] == changed["id"], "nobody overwrote it"
+
+
+async def test_a_checkpoint_that_is_another_here_is_named(store: Any) -> None:
+    """The control: equality is looked for in what is stored, not in ids."""
+    source = InMemorySaver()
+    thread(source, "a")
+    await run(langgraph, store, source)
+    found = source.get_tuple(config_of("a"))
+    source.put(found.parent_config, {**found.checkpoint, "ts": "1999"}, found.metadata, {})
+    done = await run(langgraph, store, source)
+    assert list(done.differ) == ["a"]
+    assert "its checkpoint is not the same here" in done.differ["a"]
+
+
+async def test_a_saver_whose_threads_are_held_holds_them(store: Any) -> None:
+    source = memory_saver()
+
+    def into(store: Any) -> DistributedStateSaver:
+        return DistributedStateSaver(store, exclusive=True)
+
+    assert counts(await run(langgraph, store, source, more={"into": into})) == (1, 0, {}, {})
+    assert counts(await run(langgraph, store, source)) == (0, 1, {}, {})
+
+
+async def test_what_was_deleted_here_is_not_brought_back(store: Any) -> None:
+    source = memory_saver()
+    await run(langgraph, store, source)
+    await DistributedStateSaver(store).adelete_thread("t0")
+    assert (await run(langgraph, store, source)).differ == {"t0": "it was deleted here"}
+
+
+async def test_one_that_cannot_be_read_is_named_and_the_others_are_copied(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = InMemorySaver()
+    for name in ("a", "b"):
+        thread(source, name)
+    read = InMemorySaver.alist
+
+    def broken(self: Any, config: Any, **more: Any) -> Any:
+        if config and config["configurable"]["thread_id"] == "a":
+            raise ValueError("no checkpoint")
+        return read(self, config, **more)
+
+    monkeypatch.setattr(InMemorySaver, "alist", broken)
+    done = await run(langgraph, store, source)
+    assert counts(done) == (1, 0, {}, {"a": "ValueError: no checkpoint"})
+    with pytest.raises(NotFound, match="nobody"):
+        await run(langgraph, store, source, only=["nobody"])
+
+
+async def test_threads_of_postgresql_are_listed_by_pages(
+    store: Any, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that are copies of others, of which a page border may go through the ids."""
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    monkeypatch.setattr(langgraph, "_PAGE", 3)
+    url = postgres_url.replace("+psycopg", "")
+    with PostgresSaver.from_conn_string(url) as saver:
+        saver.setup()
+        for name in ("a", "b", "c"):
+            thread(saver, name)
+        for copy in ("d", "e", "f", "g"):
+            for each in reversed(list(saver.list({"configurable": {"thread_id": "a"}}))):
+                named = each.parent_config["configurable"] if each.parent_config else {}
+                config = config_of(copy, named.get("checkpoint_id"), each.config["configurable"]["checkpoint_ns"])
+                saver.put(config, each.checkpoint, each.metadata, each.checkpoint["channel_versions"])
+    assert counts(await run(langgraph, store, url)) == (7, 0, {}, {})
+    assert counts(await run(langgraph, store, url)) == (0, 7, {}, {})
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.only(face="asyncio", warm="valkey", cold="sqlite")
+@pytest.mark.brief("servers")
+async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_path: Path) -> None:
+    source = sqlite_saver(tmp_path / "graphs.db", MANY)
+    given = ["--url", opener.url, "--archive", opener.archive, "--namespace", opener.namespace]
+    command = [*COMMAND, *given, "adopt", "langgraph", source]
+    environment = {**os.environ, "COLUMNS": "200"}
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment, cwd=tmp_path) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("300 of"):
+                break
+        process.kill()
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = re.search(r"(\d+) listed: (\d+) copied, (\d+) there already, 0 differ, 0 failed", ended.stdout)
+    assert found, ended.stdout
+    listed, copied, there = map(int, found.groups())
+    assert listed == copied + there == MANY
+    assert there >= 300
+    store = await opener()
+    target = DistributedStateSaver(store)
+    with SqliteSaver.from_conn_string(str(tmp_path / "graphs.db")) as saver:
+        for number in range(0, MANY, 37):
+            assert shown(target, f"t{number}") == shown(saver, f"t{number}")
+    assert len(await store.sessions(prefix="langgraph/", limit=1000, fresh=True)) == MANY
+    # The control: one pending write that the source does not have, in one of them.
+    newest = await target.aget_tuple(config_of(f"t{MANY - 1}"))
+    assert newest is not None
+    await target.aput_writes(newest.config, [("messages", "only here")], "task-0")
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert ended.returncode == 1
+    assert f"differs: t{MANY - 1}: checkpoint" in ended.stderr
+    assert f"0 copied, {MANY - 1} there already, 1 differ, 0 failed" in ended.stdout
+
+
+# OpenAI Agents
+
+ITEMS: list[Any] = [
+    {"role": "user", "content": "hello"},
+    {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "1.0"},
+    {"role": "assistant", "content": [{"type": "output_text", "text": "there"}], "number": 7},
+]
+
+
+async def test_sessions_of_the_agents_sdk_are_copied(store: Any, tmp_path: Path) -> None:
+    from agents.memory.sqlite_session import SQLiteSession
+
+    path = str(tmp_path / "agents.db")
+    for id in ("a", "b/c", "long"):
+        with closing(SQLiteSession(id, path)) as session:
+            await session.add_items(ITEMS if id != "long" else ITEMS * 120)
+    assert counts(await run(openai, store, path)) == (3, 0, {}, {})
+    assert counts(await run(openai, store, f"sqlite:///{path}")) == (0, 3, {}, {})
+    assert await DistributedSession("b/c", store).get_items() == ITEMS
+    with closing(SQLiteSession("a", path)) as session:
+        await session.add_items(ITEMS[:1])
+    await DistributedSession("b/c", store).add_items(ITEMS[:1])
+    await DistributedSession("long", store).pop_item()
+    done = await run(openai, store, path)
+    assert counts(done) == (2, 0, {"b/c": "it went on here: 1 items of 5 are not in the source"}, {})
+    assert len(await DistributedSession("a", store).get_items()) == 5
+    assert len(await DistributedSession("long", store).get_items()) == 480
+
+
+async def test_a_long_session_that_was_half_copied_is_finished(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from agents.memory.sqlite_session import SQLiteSession
+
+    with closing(SQLiteSession("a")) as source:
+        await source.add_items(ITEMS * 120)
+        monkeypatch.setattr(source, "close", lambda: None)
+        add_items = DistributedSession.add_items
+        calls = []
+
+        async def killed(self: Any, items: Any) -> None:
+            calls.append(len(items))
+            if len(calls) == 2:
+                raise OSError("killed")
+            await add_items(self, items)
+
+        monkeypatch.setattr(DistributedSession, "add_items", killed)
+        with pytest.raises(OSError, match="killed"):
+            await run(openai, store, lambda id: source, more={"ids": ["a"]})
+        assert len(await DistributedSession("a", store).get_items()) == 200
+        assert counts(await run(openai, store, lambda id: source, more={"ids": ["a"]})) == (1, 0, {}, {})
+        assert await DistributedSession("a", store).get_items() == ITEMS * 120
+        monkeypatch.undo()
+
+
+# ADK
+
+
+async def events(service: Any, app: str, user: str, id: str, count: int) -> Any:
+    from google.adk.events.event import Event
+    from google.adk.events.event_actions import EventActions
+    from google.genai.types import Content, Part
+
+    session = await service.create_session(
+        app_name=app, user_id=user, session_id=id, state={"city": "Oslo", "user:name": user, "app:rate": 1, "temp:x": 1}
+    )
+    for number in range(count):
+        delta = {"step": number, "user:visits": number, f"app:{id}": number}
+        said = Content(role="user", parts=[Part(text=f"{id} {number}")])
+        event = Event(author="user", content=said, actions=EventActions(state_delta=delta))
+        session = await service.get_session(app_name=app, user_id=user, session_id=id)
+        await service.append_event(session, event)
+    return session
+
+
+async def test_sessions_of_adk_are_copied_with_what_users_and_apps_share(store: Any, tmp_path: Path) -> None:
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    path = tmp_path / "adk.db"
+    source = DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
+    for app, user, id in ("shop", "ada", "1"), ("shop", "ada", "2/x"), ("shop", "bob", "1"), ("desk", "ada", "1"):
+        await events(source, app, user, id, 3)
+    assert counts(await run(adk, store, f"sqlite:///{path}")) == (4 + 3 + 2, 0, {}, {})
+    assert counts(await run(adk, store, source)) == (0, 9, {}, {})
+    target = DistributedSessionService(store)
+    for user, id in ("ada", "1"), ("ada", "2/x"), ("bob", "1"):
+        where = {"app_name": "shop", "user_id": user, "session_id": id}
+        theirs, ours = await source.get_session(**where), await target.get_session(**where)
+        assert ours.model_dump() == theirs.model_dump()
+    # Both go on.
+    where = {"app_name": "shop", "user_id": "ada", "session_id": "1"}
+    session = await source.get_session(**where)
+    await source.append_event(session, adk_note({"step": 9, "user:visits": 9}))
+    await target.append_event(await target.get_session(**{**where, "user_id": "bob"}), adk_note({"app:rate": 2}))
+    done = await run(adk, store, source)
+    assert counts(done)[:2] == (2, 5)
+    assert done.differ == {"shop/bob/1": "its events are not the same here", "shop": "it was changed here: rate"}
+    ours = await target.get_session(**where)
+    assert (ours.state["step"], ours.state["user:visits"], ours.state["app:rate"]) == (9, 9, 2)
+    # It goes on here as any other.
+    await target.append_event(ours, adk_note({"step": 10}))
+    await source.close()
+
+
+def adk_note(delta: dict[str, Any]) -> Any:
+    from google.adk.events.event import Event
+    from google.adk.events.event_actions import EventActions
+
+    return Event(author="user", actions=EventActions(state_delta=delta))
+
+
+# Agno
+
+
+async def test_sessions_runs_and_memories_of_agno_are_copied(store: Any, tmp_path: Path) -> None:
+    from agno.db.schemas.memory import UserMemory
+    from agno.db.sqlite import SqliteDb
+    from agno.run.agent import RunOutput
+    from agno.session import AgentSession
+
+    source = SqliteDb(db_file=str(tmp_path / "agno.db"))
+    for id in ("a", "b/c"):
+        data = {"session_name": id, "session_state": {"city": "Oslo", "n": 1}}
+        session = AgentSession(session_id=id, agent_id="x", user_id="ada", session_data=data, created_at=1700000000)
+        source.upsert_session(session)
+        for number in range(3):
+            run_ = RunOutput(
+                run_id=f"{id}{number}", agent_id="x", session_id=id, content=f"said {number}", created_at=5
+            )
+            source.upsert_run(run_, id, "ada", run_index=number)
+    for user in ("ada", "bob", None):
+        source.upsert_user_memory(UserMemory(memory="likes fish", memory_id=f"m{user}", user_id=user, topics=["food"]))
+    assert counts(await run(agno, store, str(tmp_path / "agno.db"))) == (5, 0, {}, {})
+    assert counts(await run(agno, store, source)) == (0, 5, {}, {})
+    target = AsyncDistributedDb(store)
+    theirs, ours = source.get_session("a"), await target.get_session("a")
+    assert ours.to_dict() == theirs.to_dict()
+    assert [each.run_id for each in ours.runs] == ["a0", "a1", "a2"]
+    # Both go on.
+    source.upsert_run(RunOutput(run_id="a3", agent_id="x", session_id="a", content="more"), "a", "ada", run_index=3)
+    ours = await target.get_session("b/c")
+    ours.session_data["session_state"]["n"] = 2
+    await target.upsert_session(ours)
+    await target.upsert_user_memory(UserMemory(memory="likes rain", memory_id="mbob", user_id="bob"))
+    done = await run(agno, store, source)
+    assert counts(done) == (1, 2, {"session/b/c": "it was changed here", "memories/bob": "they were changed here"}, {})
+    assert [each.run_id for each in (await target.get_session("a")).runs] == ["a0", "a1", "a2", "a3"]
+
+
+# The command
+
+
+def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from frameworks.adopting_sources import memory_saver\n"
+        "from distributed_state.adapters.langgraph import DistributedStateSaver\n"
+        "def saver(store): return DistributedStateSaver(store, prefix='graphs/')\n"
+    )
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    archive = f"sqlite:///{tmp_path}/archive.db"
+
+    def adopt(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*COMMAND, "--archive", archive, "adopt", *words]
+        environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+        return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
+
+    done = adopt("langgraph", "shop:memory_saver", "--into", "shop:saver")
+    assert (done.returncode, done.stdout) == (0, "1 listed: 1 copied, 0 there already, 0 differ, 0 failed\n"), (
+        done.stderr
+    )
+    with StateStore.open(archive=archive) as store:
+        assert [row.id for row in store.sessions(fresh=True)] == ["graphs/t0"]
+    for words, said in (
+        (("langgraph", "sqlite:///none.db"), "error: there is no file 'none.db'"),
+        (("agno", "mysql://host"), "error: mysql:// is none of"),
+        (("openai", "shop:saver"), "name those of your own function by --ids"),
+        (("adk", "shop:saver"), "is not called without arguments"),
+    ):
+        done = adopt(*words)
+        assert done.returncode == 1, words
+        assert said in done.stderr, done.stderr

@@ -1,0 +1,240 @@
+"""What the LangGraph adapter promises where workers, runs and deletions meet: each test fails on a saver without it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from frameworks.langgraph_crew import config_of, graph_on
+from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.store.base import GetOp, PutOp
+
+from distributed_state import Conflict, StateStore
+from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
+
+
+@pytest.fixture
+def settings(redis_url: str, tmp_path: Path, namespace: str) -> dict[str, Any]:
+    """No archiver comes in between: scripts are counted."""
+    archive = f"sqlite:///{tmp_path}/archive.db"
+    return {"url": redis_url, "archive": archive, "namespace": namespace, "archive_every": 3600.0}
+
+
+@pytest.fixture
+def store(settings: dict[str, Any]) -> Iterator[StateStore]:
+    with StateStore.open(**settings) as opened:
+        yield opened
+
+
+@pytest.fixture
+def saver(store: StateStore) -> DistributedStateSaver:
+    return DistributedStateSaver(store)
+
+
+@pytest.fixture
+def scripts(redis_url: str) -> Iterator[Callable[[Callable[[], Any]], int]]:
+    """How many scripts a call takes: the fewest of five, as heartbeats come in between."""
+    with redis.Redis.from_url(redis_url) as client:
+
+        def count() -> int:
+            return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
+
+        def of(call: Callable[[], Any]) -> int:
+            found = []
+            for _ in range(5):
+                before = count()
+                call()
+                found.append(count() - before)
+            return min(found)
+
+        yield of
+
+
+def put(saver: Any, config: Any, namespace: str = "", run: str | None = None) -> Any:
+    """Save a checkpoint by hand."""
+    place = {**config["configurable"], "checkpoint_ns": namespace}
+    metadata: Any = {"source": "loop", "step": 0, "parents": {}, **({"run_id": run} if run else {})}
+    return saver.put({"configurable": place}, empty_checkpoint(), metadata, {})
+
+
+@pytest.mark.parametrize("durability", ["sync", "async", "exit"])
+def test_of_two_first_turns_in_one_process_one_is_refused_or_both_stay(saver: Any, durability: Any) -> None:
+    for round in range(10):
+        met = threading.Barrier(2)
+        graph = graph_on(_Meeting(saver, met))
+        config = config_of(f"t{round}")
+
+        def turn(name: str, graph: Any = graph, config: Any = config) -> str | None:
+            try:
+                graph.invoke({"log": [name]}, config, durability=durability)
+            except Conflict:
+                return None
+            return name
+
+        with ThreadPoolExecutor(2) as pool:
+            acknowledged = {name for name in pool.map(turn, ["a", "b"]) if name}
+        log = graph_on(saver).get_state(config).values["log"]
+        assert acknowledged, "one of them began the thread"
+        assert acknowledged <= set(log)
+        assert len(acknowledged) == 1
+
+
+class _Meeting:
+    """A saver whose first reads return side by side."""
+
+    def __new__(cls, saver: Any, met: threading.Barrier) -> Any:
+        class Meeting(type(saver)):  # type: ignore[misc]
+            def get_tuple(self, config: Any) -> Any:
+                found = super().get_tuple(config)
+                met.wait(10)
+                return found
+
+        made = object.__new__(Meeting)
+        vars(made).update(vars(saver))
+        return made
+
+
+def test_a_run_that_saves_in_copies_of_its_context_begins_a_thread_once(saver: Any) -> None:
+    """As LangGraph's executors do: what one copy began, another one does not begin again."""
+    config = config_of("t")
+    assert saver.get_tuple(config) is None
+    one, other = copy_context(), copy_context()
+    first = one.run(put, saver, config)
+    other.run(put, saver, first)
+    assert (
+        saver.get_tuple(config).parent_config["configurable"]["checkpoint_id"] == first["configurable"]["checkpoint_id"]
+    )
+
+
+def test_a_copy_onto_a_thread_has_its_runs(saver: Any) -> None:
+    put(saver, config_of("a"), run="r1")
+    put(saver, config_of("b"), run="r2")
+    saver.copy_thread("a", "b")
+    assert len(list(saver.list(config_of("b")))) == 2
+    saver.delete_for_runs(["r1"])
+    assert list(saver.list(config_of("a"))) == []
+    assert [each.metadata["run_id"] for each in saver.list(config_of("b"))] == ["r2"]
+
+
+def test_a_copy_is_of_one_version_though_the_thread_goes_on(saver: Any, store: StateStore) -> None:
+    first = put(saver, config_of("a"))
+    put(saver, config_of("b"))
+    read = type(store.session("x").items("y")).list
+    went_on: list[Any] = []
+
+    def and_go_on(self: Any, **asked: Any) -> Any:
+        if not went_on:
+            went_on.append(put(saver, first))
+        return read(self, **asked)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(store.session("x").items("y")), "list", and_go_on)
+        saver.copy_thread("a", "b")
+    ids = {each.config["configurable"]["checkpoint_id"] for each in saver.list(config_of("b"))}
+    assert first["configurable"]["checkpoint_id"] in ids
+    assert went_on[0]["configurable"]["checkpoint_id"] not in ids
+    assert went_on[0]["configurable"]["checkpoint_id"] in {
+        each.config["configurable"]["checkpoint_id"] for each in saver.list(config_of("a"))
+    }
+
+
+def test_a_thread_that_another_worker_deleted_and_that_begins_anew_is_found_by_its_run(
+    saver: Any, settings: dict[str, Any]
+) -> None:
+    graph = graph_on(saver)
+    config = {**config_of("t"), "metadata": {"run_id": "r1"}}
+    put(saver, config_of("t"), run="r1")
+    with StateStore.open(**settings) as other:
+        DistributedStateSaver(other).delete_thread("t")
+        assert graph.get_state(config).values == {}
+        put(saver, config_of("t"), run="r1")
+        DistributedStateSaver(other).delete_for_runs(["r1"])
+    assert list(saver.list(config_of("t"))) == []
+
+
+def test_the_newest_of_a_namespace_is_found_behind_any_number_that_were_removed(saver: Any) -> None:
+    kept = put(saver, config_of("t"), "sub", run="kept")
+    for _ in range(30):
+        put(saver, config_of("t"), "sub", run="gone")
+    saver.delete_for_runs(["gone"])
+    found = saver.get_tuple({"configurable": {"thread_id": "t", "checkpoint_ns": "sub"}})
+    assert found is not None
+    assert found.config["configurable"]["checkpoint_id"] == kept["configurable"]["checkpoint_id"]
+
+
+def test_saving_and_reading_the_newest_take_one_script_each(saver: Any, settings: Any, scripts: Any) -> None:
+    config = [put(saver, config_of("t"))]
+    assert scripts(lambda: config.append(put(saver, config[-1]))) == 1
+    assert scripts(lambda: saver.get_tuple(config_of("t"))) == 1
+    with StateStore.open(**settings) as other:
+        cold = DistributedStateSaver(other)
+        cold.get_tuple(config_of("x"))
+        assert scripts(lambda: cold.get_tuple(config_of("t"))) == 1
+
+
+def test_a_listing_of_one_reads_one_page_and_removing_reads_pages(saver: Any, scripts: Any) -> None:
+    config = config_of("t")
+    for _ in range(120):
+        config = put(saver, config)
+    assert scripts(lambda: list(saver.list(config_of("t"), limit=1))) <= 5
+    assert scripts(lambda: saver.prune(["nobody"])) <= 3
+    assert scripts(lambda: saver.prune(["t"])) <= 8
+    assert len(list(saver.list(config_of("t")))) == 1
+
+
+def test_a_store_that_cannot_be_used_is_closed(settings: dict[str, Any]) -> None:
+    def broken(store: Any) -> Any:
+        made.append(store)
+        raise ValueError("no")
+
+    made: list[Any] = []
+    opening = DistributedStateSaver.from_conn_string(settings["url"], archive="memory")
+    opening._make = broken  # type: ignore[assignment]
+    with pytest.raises(ValueError, match="no"):
+        opening.__enter__()
+    with pytest.raises(Exception, match="closed"):
+        made[0].session("s").set("a", 1)
+
+
+def test_a_batch_of_puts_is_one_commit_a_namespace(store: StateStore, scripts: Any) -> None:
+    memories = DistributedStateStore(store)
+    names = [("a",), ("b",), ("c",)]
+    puts = [PutOp(name, f"k{at}", {"n": at}) for name in names for at in range(20)]
+    memories.batch(puts)
+    assert scripts(lambda: memories.batch(puts)) == len(names)
+    found = memories.batch([GetOp(name, "k7") for name in names])
+    assert [each.value for each in found if each] == [{"n": 7}] * 3  # type: ignore[union-attr]
+
+
+def later(patch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Put the server's clock forward, as the store's says it."""
+    read = StateStore.time
+    patch.setattr(StateStore, "time", lambda self: read(self) + seconds)
+
+
+def test_what_is_past_its_time_is_so_by_the_servers_clock(
+    store: StateStore, scripts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it was used is put only when a tenth of its time is gone."""
+    memories, record = DistributedStateStore(store), store.app("langgraph-store/a.")
+    memories.put(("a",), "k", {"n": 1}, ttl=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 4e9)  # this worker's
+        assert memories.get(("a",), "k", refresh_ttl=False) is not None
+    before = record.version()
+    assert memories.get(("a",), "k") is not None
+    assert record.version() == before
+    later(monkeypatch, 7)
+    assert memories.get(("a",), "k") is not None
+    assert record.version() == before + 1
+    later(monkeypatch, 56)
+    assert memories.get(("a",), "k", refresh_ttl=False) is not None
+    later(monkeypatch, 5)
+    assert memories.get(("a",), "k", refresh_ttl=False) is None
