@@ -1173,8 +1173,9 @@ async def test_an_agent_runs_the_hooks_of_what_it_missed(store: Any) -> None:
     async with hosted(second):
         await until(lambda: second.of("deleted") and second.of("event"))
         assert [seen[0] for seen in second.saw if seen[0] != "event"] == ["switched", "deleted"]
+        before = second.position
         await store.session("b").create()
-        await until(lambda: second.of("new"))
+        await until(lambda: second.of("new") and second.position != before)
         later = second.position
     third = made(Recorder, store, since=later)
     async with hosted(third):
