@@ -140,9 +140,10 @@ class Threads:
 
     async def compare(self, name: Name) -> Found:
         """Compare all items of a session."""
-        if await deleted(self._store.session(name[0])):
+        session = self._ours(name[0])
+        if await deleted(self._store.session(session.session_id)):
             return DELETED
-        theirs, ours = await self._theirs(name[0]), await self._ours(name[0]).get_items()
+        theirs, ours = await self._theirs(name[0]), await session.get_items()
         common = min(len(theirs), len(ours))
         for at in range(common):
             if canonical(theirs[at]) != canonical(ours[at]):

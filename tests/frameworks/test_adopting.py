@@ -9,6 +9,7 @@ import sys
 from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from frameworks import adopting_sources
@@ -235,6 +236,43 @@ async def test_sessions_of_the_agents_sdk_are_copied(store: Any, tmp_path: Path)
     assert len(await DistributedSession("long", store).get_items()) == 480
 
 
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+async def test_sessions_of_the_agents_sdk_in_other_databases_are_copied(
+    store: Any, redis_url: str, postgres_url: str, kind: str
+) -> None:
+    from agents.extensions.memory.redis_session import RedisSession
+    from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
+
+    ids = [uuid4().hex, f"{uuid4().hex}:messages"]
+    for id in ids:
+        if kind == "redis":
+            theirs: Any = RedisSession.from_url(id, url=redis_url)
+        else:
+            theirs = SQLAlchemySession.from_url(id, url=postgres_url, create_tables=True)
+        await theirs.add_items(ITEMS)
+        await (theirs.close() if kind == "redis" else theirs.engine.dispose())
+    url = redis_url if kind == "redis" else postgres_url.replace("+psycopg", "")
+    assert counts(await run(openai, store, url, only=ids)) == (2, 0, {}, {})
+    assert counts(await run(openai, store, url, only=ids)) == (0, 2, {}, {})
+    for id in ids:
+        assert await DistributedSession(id, store).get_items() == ITEMS
+
+
+async def test_what_was_deleted_here_under_another_name_is_not_brought_back(store: Any) -> None:
+    from agents.memory.sqlite_session import SQLiteSession
+
+    def into(id: str, store: Any) -> DistributedSession:
+        return DistributedSession(f"chat:{id}", store)
+
+    with closing(SQLiteSession("a")) as source, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(source, "close", lambda: None)
+        await source.add_items(ITEMS)
+        more = {"ids": ["a"], "into": into}
+        assert (await run(openai, store, lambda id: source, more=more)).copied == 1
+        await store.delete("chat:a")
+        assert (await run(openai, store, lambda id: source, more=more)).differ == {"a": "it was deleted here"}
+
+
 async def test_a_long_session_that_was_half_copied_is_finished(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from agents.memory.sqlite_session import SQLiteSession
 
@@ -308,6 +346,20 @@ async def test_sessions_of_adk_are_copied_with_what_users_and_apps_share(store: 
     await source.close()
 
 
+async def test_sessions_of_adk_in_postgresql_are_copied(store: Any, postgres_url: str) -> None:
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    source = DatabaseSessionService(postgres_url)
+    await events(source, "shop", "ada", "1", 3)
+    await source.close()
+    url = postgres_url.replace("+psycopg", "")
+    assert counts(await run(adk, store, url)) == (3, 0, {}, {})
+    assert counts(await run(adk, store, url)) == (0, 3, {}, {})
+    found = await DistributedSessionService(store).get_session(app_name="shop", user_id="ada", session_id="1")
+    assert found is not None
+    assert (found.state["step"], len(found.events)) == (2, 3)
+
+
 def adk_note(delta: dict[str, Any]) -> Any:
     from google.adk.events.event import Event
     from google.adk.events.event_actions import EventActions
@@ -353,6 +405,34 @@ async def test_sessions_runs_and_memories_of_agno_are_copied(store: Any, tmp_pat
     assert [each.run_id for each in (await target.get_session("a")).runs] == ["a0", "a1", "a2", "a3"]
 
 
+@pytest.mark.parametrize("kind", ["redis", "postgres"])
+async def test_sessions_of_agno_in_other_databases_are_copied(
+    store: Any, redis_url: str, postgres_url: str, kind: str
+) -> None:
+    from agno.db.postgres import PostgresDb
+    from agno.db.redis import RedisDb
+    from agno.db.schemas.memory import UserMemory
+    from agno.run.agent import RunOutput
+    from agno.session import AgentSession
+
+    source: Any = RedisDb(db_url=redis_url) if kind == "redis" else PostgresDb(db_url=postgres_url)
+    user = uuid4().hex  # RedisDb has one namespace, unless its maker says otherwise
+    session = AgentSession(
+        session_id=user, agent_id="x", user_id=user, session_data={"session_state": {"n": 1}}, created_at=1700000000
+    )
+    source.upsert_session(session)
+    said = RunOutput(run_id=f"{user}0", agent_id="x", session_id=user, content="said", created_at=5)
+    source.upsert_run(said, user, user, run_index=0)
+    source.upsert_user_memory(UserMemory(memory="likes fish", memory_id=f"m{user}", user_id=user))
+    url = redis_url if kind == "redis" else postgres_url.replace("+psycopg", "")
+    only = [f"session/{user}", f"memories/{user}"]
+    assert counts(await run(agno, store, url, only=only)) == (2, 0, {}, {})
+    assert counts(await run(agno, store, url, only=only)) == (0, 2, {}, {})
+    found = await AsyncDistributedDb(store).get_session(user)
+    assert found is not None
+    assert [each.content for each in found.runs] == ["said"]
+
+
 # The command
 
 
@@ -376,7 +456,10 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     )
     with StateStore.open(archive=archive) as store:
         assert [row.id for row in store.sessions(fresh=True)] == ["graphs/t0"]
+    (tmp_path / "latin").write_bytes(b"a\xff")
     for words, said in (
+        (("openai", "sqlite:///none.db", "--ids", "latin"), "error: latin: not UTF-8 at byte 1"),
+        (("langgraph", "redis://host"), "error: redis:// is none of postgresql, sqlite"),
         (("langgraph", "sqlite:///none.db"), "error: there is no file 'none.db'"),
         (("agno", "mysql://host"), "error: mysql:// is none of"),
         (("openai", "shop:saver"), "name those of your own function by --ids"),

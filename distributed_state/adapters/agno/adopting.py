@@ -85,7 +85,10 @@ class Threads:
         return found + [("memories", user) for user in owners]
 
     async def _session_ids(self) -> Sequence[str]:
-        wanted = {"sort_by": "created_at", "sort_order": "asc", "deserialize": False, "include_runs": False}
+        wanted: dict[str, Any] = {"sort_by": "created_at", "sort_order": "asc", "deserialize": False}
+        # Of BaseDb's interface, but Agno's databases of documents, as RedisDb, do not take it.
+        if "include_runs" in inspect.signature(self._source.get_sessions).parameters:
+            wanted["include_runs"] = False
         found: dict[str, None] = {}
         page = 1
         while True:

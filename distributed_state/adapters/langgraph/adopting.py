@@ -32,7 +32,7 @@ async def threads(
     *,
     into: Callable[[Any], DistributedStateSaver] = DistributedStateSaver,
 ) -> Threads:
-    """The threads of a saver, or of a URL of PostgreSQL, SQLite or Redis, and those of ours."""
+    """The threads of a saver, or of a URL of PostgreSQL or SQLite, and those of ours."""
     saver = await opened(stack, _of_url(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
     return Threads(store.aio, await Source.of(saver), into(store))
 
@@ -47,13 +47,7 @@ def _of_url(url: str) -> Any:
         from langgraph.checkpoint.postgres import PostgresSaver
 
         return PostgresSaver.from_conn_string("postgresql://" + url.partition("://")[2])
-    if url.startswith(("redis://", "rediss://")):
-        from langgraph.checkpoint.redis import RedisSaver  # type: ignore[import-not-found]  # of an extra of theirs
-
-        return RedisSaver.from_conn_string(url)
-    raise InvalidValue(
-        f"{url.partition('://')[0]}:// is none of postgresql, sqlite, redis; name a saver as module:NAME"
-    )
+    raise InvalidValue(f"{url.partition('://')[0]}:// is none of postgresql, sqlite; name a saver as module:NAME")
 
 
 class Source:

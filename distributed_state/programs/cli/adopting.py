@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import distributed_state
-from distributed_state.errors import ConfigurationError, StateError
+from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.programs.cli.looking import printable
 from distributed_state.programs.cli.running import named
 from distributed_state.programs.cli.shell import app, err, open_store
@@ -38,7 +38,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare; change no
 @adopt.command()
 def langgraph(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(help=f"postgresql://..., sqlite:///file, redis://..., {_SOURCE}")],
+    source: Annotated[str, typer.Argument(help=f"postgresql://..., sqlite:///file, {_SOURCE}")],
     into: Into = None,
     only: Only = None,
     limit: Limit = None,
@@ -74,7 +74,7 @@ def openai(
 
     Example: [cyan]distributed-state --url redis://host adopt openai redis://old-host[/]
     """
-    more = {} if ids is None else {"ids": [line for line in ids.read_text(encoding="utf-8").splitlines() if line]}
+    more = {} if ids is None else {"ids": _lines(ids)}
     _adopt(context, "openai_agents_adopting", "openai-agents", source, into, only, limit, dry_run, **more)
 
 
@@ -165,6 +165,13 @@ def _adopt(
             _report(done, "to copy" if dry_run else "copied")
     if done.differ or done.failed:
         raise typer.Exit(1)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"{path}: not UTF-8 at byte {error.start}") from error
 
 
 def _report(done: Any, verb: str) -> None:
