@@ -424,6 +424,7 @@ async def test_sessions_of_agno_in_other_databases_are_copied(
     said = RunOutput(run_id=f"{user}0", agent_id="x", session_id=user, content="said", created_at=5)
     source.upsert_run(said, user, user, run_index=0)
     source.upsert_user_memory(UserMemory(memory="likes fish", memory_id=f"m{user}", user_id=user))
+    source.close()
     url = redis_url if kind == "redis" else postgres_url.replace("+psycopg", "")
     only = [f"session/{user}", f"memories/{user}"]
     assert counts(await run(agno, store, url, only=only)) == (2, 0, {}, {})

@@ -41,7 +41,10 @@ async def threads(
     into: Callable[[Any], AsyncDistributedDb] = AsyncDistributedDb,
 ) -> Threads:
     """The sessions and memories of a database, or of a URL of PostgreSQL, SQLite or Redis, and ours."""
-    database = await opened(stack, _of_url(source) if isinstance(source, str) else source, (BaseDb, AsyncBaseDb))
+    if isinstance(source, str):
+        source = _of_url(source)
+        stack.callback(source.close)
+    database = await opened(stack, source, (BaseDb, AsyncBaseDb))
     return Threads(store.aio, database, into(store))
 
 
