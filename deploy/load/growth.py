@@ -46,6 +46,7 @@ from deploy.load.curves.sql_bytes import (
 from deploy.load.curves.sqlite_archiving import sqlite_archiving
 from deploy.load.curves.starts import starts
 from deploy.load.curves.stored import Stored, merged, setting
+from deploy.load.curves.tagged import tagged
 from deploy.load.curves.wal import wal
 from deploy.load.curves.warm_bytes import warm_bytes
 
@@ -69,6 +70,7 @@ MEASURED: dict[str, tuple[Measure, list[int]]] = {
     "purge-beside": (beside_purge, [20_000, 60_000, 160_000]),
     "compact-beside": (beside_compact, [20_000, 60_000, 160_000]),
     "reads": (reads, [3_000, 10_000, 30_000]),
+    "tags": (tagged, [300, 3_000, 30_000]),
     "forget": (forgetting, [100, 300, 1_000]),
     "collection": (collection, [1_000, 10_000, 100_000]),
     "refill": (refill, [1_000, 10_000, 100_000]),

@@ -34,6 +34,7 @@ from deploy.load.curves.refill import refills
 from deploy.load.curves.small_sessions import small_sessions
 from deploy.load.curves.sql_bytes import sql_bytes
 from deploy.load.curves.sqlite_archiving import sqlite_archiving
+from deploy.load.curves.tagged import tagged
 from deploy.load.curves.wal import written
 from deploy.load.curves.warm_bytes import warm_bytes
 from deploy.load.growth import MEASURED
@@ -140,6 +141,13 @@ def test_what_items_cost_is_measured() -> None:
     assert gets.reached
     assert read.reached
     assert all(min(curve.costs) > 0 for curve in times)
+
+
+@pytest.mark.wide
+def test_listings_by_tag_are_measured() -> None:
+    curves = tagged([100, 200], lambda _: None, rounds=3)
+    assert len(curves) == 4
+    assert all(min(curve.costs) > 0 for curve in curves)
 
 
 @pytest.mark.wide

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from multiprocessing.synchronize import Event, Semaphore
 from typing import Any
 
 import redis
@@ -16,6 +19,7 @@ from distributed_state import AsyncStateStore
 from distributed_state.programs.servers import redis_server
 
 _SESSIONS = 500
+_IN_A_PROCESS = 80  # replicas: each has threads of its own, and thousands in one process keep each other from running
 _SETTLED = 20.0  # seconds: each has its share, and beats and looks as rarely as it will
 
 
@@ -33,19 +37,58 @@ async def _rest(
     async with AsyncStateStore.open(url, **settings) as writer:  # there is something in each partition, and archived
         sessions = [writer.session(f"s{number}", idle=3600) for number in range(_SESSIONS)]
         await asyncio.gather(*(each.set("a", 1) for each in sessions))
-    stores = [await AsyncStateStore.open(url, **settings) for _ in range(replicas)]
-    try:
-        with redis.Redis.from_url(url) as client:
+    with _elsewhere(url, settings, replicas - _IN_A_PROCESS), redis.Redis.from_url(url) as client:
+        async with _opened(url, settings, min(replicas, _IN_A_PROCESS)):
             await asyncio.sleep(settled)
             before, calls = _counted(client)
             began = time.monotonic()
             await asyncio.sleep(seconds)
             took = time.monotonic() - began
             spent, later = _counted(client)
-        asked = {name: count / took / replicas for name, count in (later - calls).items()}
-        return (spent - before) / took * 100, asked
+    asked = {name: count / took / replicas for name, count in (later - calls).items()}
+    return (spent - before) / took * 100, asked
+
+
+@asynccontextmanager
+async def _opened(url: str, settings: dict[str, Any], replicas: int) -> AsyncIterator[None]:
+    """So many stores, open."""
+    stores = [await AsyncStateStore.open(url, **settings) for _ in range(replicas)]
+    try:
+        yield
     finally:
         await asyncio.gather(*(store.close() for store in stores))
+
+
+def _hold(url: str, settings: dict[str, Any], replicas: int, opened: Semaphore, over: Event) -> None:
+    """A process that holds stores open until it is over."""
+
+    async def hold() -> None:
+        async with _opened(url, settings, replicas):
+            opened.release()
+            await asyncio.to_thread(over.wait)
+
+    asyncio.run(hold())
+
+
+@contextmanager
+def _elsewhere(url: str, settings: dict[str, Any], replicas: int) -> Iterator[None]:
+    """So many stores in other processes, all open."""
+    spawning = multiprocessing.get_context("spawn")
+    opened, over = spawning.Semaphore(0), spawning.Event()
+    counts = [min(_IN_A_PROCESS, replicas - first) for first in range(0, replicas, _IN_A_PROCESS)]
+    holders = [
+        spawning.Process(target=_hold, args=(url, settings, count, opened, over), daemon=True) for count in counts
+    ]
+    try:
+        for each in holders:
+            each.start()
+            if not opened.acquire(timeout=120):
+                raise SystemExit("a process with replicas did not open them within 120 s")
+        yield
+    finally:
+        over.set()
+        for each in holders:
+            each.join()
 
 
 def resting(replicas: int, *, settled: float = _SETTLED, seconds: float = 20.0) -> tuple[float, dict[str, float]]:
