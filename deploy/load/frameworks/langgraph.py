@@ -34,13 +34,15 @@ class Figures:
     """One thread's figures. Times are medians in microseconds; None where it does not apply.
 
     `bare_us` is what a put cannot go below: of ours the server's time in its script, of theirs a put that does not wait
-    for the disk, which our servers' default level does not either.
+    for the disk, which our servers' default level does not either. `ping_us` is a PING over the same sockets: no put of
+    any store in a server can be faster.
     """
 
     saver: str
     checkpoints: int
     put_us: float
     bare_us: float
+    ping_us: float | None
     latest_us: float
     put_scripts: float | None
     latest_scripts: float | None
@@ -104,6 +106,13 @@ def _quietest(measure: Callable[[], float], samples: int, scripts: Callable[[], 
     return min(times), min(counts)
 
 
+def _timed(call: Callable[[], Any]) -> float:
+    """The seconds that it took."""
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
 def _scripts(client: Any) -> int:
     """How many scripts and other commands of a store's user the server has run."""
     return int(client.info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0))
@@ -155,6 +164,7 @@ def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
             put, put_scripts = _quietest(lambda: next(growing).put(saver), SAMPLES, lambda: _scripts(client))
             after = client.info("commandstats")["cmdstat_evalsha"]
             bare = (after["usec"] - before["usec"]) / (after["calls"] - before["calls"])
+            ping, _ = _quietest(lambda: _timed(client.ping), SAMPLES, lambda: 0)
             store.archive()
             latest, latest_scripts = _quietest(lambda: thread.latest(saver), SAMPLES, lambda: _scripts(client))
             used, sql = client.info("memory")["used_memory"] - empty, _sql_bytes(database) - base
@@ -164,7 +174,7 @@ def ours(length: int, redis_url: str, postgres_url: str) -> Figures:
             sent = client.info("stats")["total_net_output_bytes"]
             cold_us = thread.latest(cold) * 1e6
             read = client.info("stats")["total_net_output_bytes"] - sent
-    return Figures("ours", length, put, bare, latest, put_scripts, latest_scripts, cold_us, read, used, sql)
+    return Figures("ours", length, put, bare, ping, latest, put_scripts, latest_scripts, cold_us, read, used, sql)
 
 
 def theirs(length: int, redis_url: str, postgres_url: str) -> Figures:
@@ -187,7 +197,7 @@ def theirs(length: int, redis_url: str, postgres_url: str) -> Figures:
         with PostgresSaver.from_conn_string(database) as saver:
             saver.get_tuple({"configurable": {"thread_id": "another"}})
             cold = thread.latest(saver) * 1e6
-    return Figures("PostgresSaver", length, put, bare, latest, None, None, cold, None, None, sql)
+    return Figures("PostgresSaver", length, put, bare, None, latest, None, None, cold, None, None, sql)
 
 
 def _rows(mine: Figures, other: Figures) -> list[Row]:
@@ -202,6 +212,11 @@ def _rows(mine: Figures, other: Figures) -> list[Row]:
     put = f"{mine.put_us:,.0f} us, of it {mine.bare_us:,.0f} in the script"
     unsynced = f"{other.saver}, synchronous_commit off: {other.bare_us:,.0f} us"
     rows.append(Row(f"{NAME}: put beside no disk at {at}", put, unsynced, mine.put_us / other.bare_us, "-", True))
+    ping = mine.ping_us or 0.0
+    floor = f"a PING: {ping:,.0f} us"
+    rows.append(
+        Row(f"{NAME}: put beside a PING at {at}", f"{mine.put_us:,.0f} us", floor, mine.put_us / ping, "-", True)
+    )
     cold = f"{mine.cold_us:,.0f} us, {mine.cold_bytes:,} bytes of Redis"
     ratio = mine.cold_us / other.cold_us
     rows.append(
@@ -218,8 +233,13 @@ def _rows(mine: Figures, other: Figures) -> list[Row]:
 def rows(redis_url: str, archive: str) -> list[Row]:
     """Measure both at each length, one after the other, so that both meet the same machine."""
     found: list[Row] = []
+    mine = dict[int, Figures]()
     for length in LENGTHS:
-        found += _rows(ours(length, redis_url, archive), theirs(length, redis_url, archive))
+        mine[length] = ours(length, redis_url, archive)
+        found += _rows(mine[length], theirs(length, redis_url, archive))
+    short, long = mine[LENGTHS[-2]], mine[LENGTHS[-1]]
+    what = f"{NAME}: a put's script at {long.checkpoints:,} checkpoints"
+    found.append(at_most(what, long.bare_us, short.bare_us, 1.5, "us", f"at {short.checkpoints:,}"))
     with _database(archive) as database:
         found += langgraph_races.rows(NAME, redis_url, database, lambda saver: partial(Thread().put, saver))
     return found
