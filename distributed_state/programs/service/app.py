@@ -13,9 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -24,27 +22,37 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from distributed_state.errors import Backpressure, InvalidValue, StateError, Unavailable
+from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
 from distributed_state.programs.service import conversations, requests
 from distributed_state.programs.service.answers import answer, refusal
+from distributed_state.programs.service.callers import CALLER, Authenticator, Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.readiness import Probe, probes
+from distributed_state.programs.service.routes import Asked, Operation
 from distributed_state.programs.service.streaming import EventStream
 from distributed_state.programs.service.work import Work
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector
 
 access = logging.getLogger("distributed_state.service.access")
-Served = Callable[[AsyncStateStore, Limits, Request], Coroutine[Any, Any, Response]]
 _PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+
+
+class Anybody:
+    """Recognizes everybody, under the name that the header X-Actor gives."""
+
+    async def caller(self, request: Request) -> Caller:
+        """Whoever it says it is, with all rights."""
+        return Caller(actor=requests.header(request, "x-actor"))
 
 
 class Service:
     """One store, served over HTTP: `begin` with it when it is open, `leave` and `drain` before it closes."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, authenticator: Authenticator | None = None) -> None:
         self.limits = limits or Limits()
+        self._authenticator = authenticator or Anybody()
         self.store: AsyncStateStore | None = None
         self.draining = False
         self.registry = CollectorRegistry()
@@ -55,17 +63,17 @@ class Service:
         self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: self._unrouted})
 
     def _routes(self) -> list[Route]:
-        def route(path: str, method: str, served: Served) -> Route:
-            return Route(path, partial(self._serve, path, served), methods=[method])
-
+        operations = [
+            Operation("POST", "/conversations/{id}/turns", "write", conversations.turn),
+            Operation("GET", "/conversations/{id}", "read", conversations.read),
+            Operation("DELETE", "/conversations/{id}", "delete", conversations.delete),
+            Operation("POST", "/conversations", "write", conversations.create),
+            Operation("GET", "/conversations", "read", conversations.listing),
+            Operation("GET", "/replicas", "admin", conversations.replicas),
+            Operation("GET", "/events", "events", self._events),
+        ]
         return [
-            route("/conversations/{id}/turns", "POST", conversations.turn),
-            route("/conversations/{id}", "GET", conversations.read),
-            route("/conversations/{id}", "DELETE", conversations.delete),
-            route("/conversations", "POST", conversations.create),
-            route("/conversations", "GET", conversations.listing),
-            route("/replicas", "GET", conversations.replicas),
-            route("/events", "GET", self._events),
+            *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in operations),
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
@@ -109,25 +117,30 @@ class Service:
 
     # Requests
 
-    async def _serve(self, path: str, served: Served, request: Request) -> Response:
+    async def _serve(self, operation: Operation, request: Request) -> Response:
         began = time.perf_counter()
         try:
-            response = await self._served(served, request)
+            response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
             response = refusal(error)
         took = time.perf_counter() - began
-        self._requests.labels(request.method, path, response.status_code).inc()
-        self._seconds.labels(request.method, path).observe(took)
+        self._requests.labels(request.method, operation.path, response.status_code).inc()
+        self._seconds.labels(request.method, operation.path).observe(took)
         return self._sent(request, response, took)
 
-    async def _served(self, served: Served, request: Request) -> Response:
+    async def _served(self, operation: Operation, request: Request) -> Response:
         if self.store is None:
             raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
         if len(self._work) >= self.limits.requests:
             raise Backpressure(f"this worker already serves {self.limits.requests} requests")
-        actor = requests.header(request, "x-actor")
+        caller = await self._authenticator.caller(request)
+        if operation.right not in caller.rights:
+            raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
+        actor = caller.actor
+        CALLER.set(caller)
         with self.store.acting_as(actor) if actor else contextlib.nullcontext():
-            return await self._work.within(self.limits.request, served(self.store, self.limits, request))
+            asked = Asked(self.store, self.limits, caller, request)
+            return await self._work.within(self.limits.request, operation.serve(asked))
 
     def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = request.headers.get("x-request-id", "")
@@ -147,15 +160,16 @@ class Service:
     async def _unrouted(self, request: Request, error: Exception) -> Response:
         return self._sent(request, refusal(error), 0.0)
 
-    async def _events(self, store: AsyncStateStore, limits: Limits, request: Request) -> Response:
+    async def _events(self, asked: Asked) -> Response:
         """GET /events?types=conversation.*&since= and the header Last-Event-ID, which takes precedence."""
+        limits, request = asked.limits, asked.request
         if self.draining:
             raise Unavailable("this worker is stopping")
         if len(self._streams) >= limits.streams:
             raise Backpressure(f"this worker already has {limits.streams} event streams")
         types = [each for given in request.query_params.getlist("types") for each in given.split(",") if each]
         since = requests.header(request, "last-event-id") or request.query_params.get("since") or None
-        stream = EventStream(store.events(*types, since=since), limits, self._streams.discard)
+        stream = EventStream(asked.store.events(*types, since=since), limits, self._streams.discard)
         self._streams.add(stream)
         try:
             await stream.join()
