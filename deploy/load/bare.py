@@ -41,8 +41,11 @@ class Worker:
         self._commands = commands
         self._shas = dict[str, str]()
         self._versions = count(2)
-        routes = [Route("/conversations", self._create, methods=["POST"])]
-        routes += [Route("/conversations/{id}/turns", self._turn, methods=["POST"]), Route("/healthz", self._healthz)]
+        routes = [Route("/v1/conversations", self._create, methods=["POST"])]
+        routes += [
+            Route("/v1/conversations/{id}/turns", self._turn, methods=["POST"]),
+            Route("/healthz", self._healthz),
+        ]
         self.app = Starlette(routes=routes)
 
     async def begin(self) -> None:

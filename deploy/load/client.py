@@ -106,7 +106,8 @@ class Client:
     async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Ask one of the workers. Raises Broken, OSError or TimeoutError, after which nothing is known."""
         data = b"" if body is None else json.dumps(body).encode()
-        head = f"{method} {path} HTTP/1.1\r\nHost: load\r\nContent-Length: {len(data)}\r\n\r\n"
+        kind = "Content-Type: application/json\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: load\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
         async with self._free:
             connection: Connection | None = None
             answered = False

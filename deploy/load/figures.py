@@ -120,7 +120,7 @@ def pages(fleet: LocalFleet, rounds: int = 30) -> list[Figure]:
     http = HTTPConnection(place.hostname or "", place.port, timeout=30)
 
     def page(limit: int, after: str | None) -> Any:
-        http.request("GET", f"/conversations?{urlencode({'limit': limit} | ({'after': after} if after else {}))}")
+        http.request("GET", f"/v1/conversations?{urlencode({'limit': limit} | ({'after': after} if after else {}))}")
         return json.loads(http.getresponse().read())
 
     rows = []

@@ -32,7 +32,9 @@ class Agent(FastHttpUser):
 
     def begin(self) -> None:
         """A new conversation, under an id that the worker chooses; refused or unanswered, after a moment again."""
-        while (answer := self.client.post("/conversations", json={}, name="POST /conversations")).status_code != 201:
+        while (
+            answer := self.client.post("/v1/conversations", json={}, name="POST /v1/conversations")
+        ).status_code != 201:
             self.wait()
         self.id = answer.json()["id"]
         self.turn = 0
@@ -44,8 +46,10 @@ class Agent(FastHttpUser):
         if self.turn == len(self.turns):
             self.begin()
         given = {"request_id": f"turn {self.turn}", "messages": self.turns[self.turn]}
-        path = f"/conversations/{self.id}/turns"
-        with self.client.post(path, json=given, name="POST /conversations/{id}/turns", catch_response=True) as answer:
+        path = f"/v1/conversations/{self.id}/turns"
+        with self.client.post(
+            path, json=given, name="POST /v1/conversations/{id}/turns", catch_response=True
+        ) as answer:
             if answer.status_code == 200:
                 self.turn += 1
             else:
@@ -54,9 +58,9 @@ class Agent(FastHttpUser):
     @task(1)
     def look(self) -> None:
         """The last messages, as a user interface reads them."""
-        self.client.get(f"/conversations/{self.id}?last=20", name="GET /conversations/{id}")
+        self.client.get(f"/v1/conversations/{self.id}?last=20", name="GET /v1/conversations/{id}")
 
     @task(1)
     def browse(self) -> None:
         """The first page of all conversations."""
-        self.client.get("/conversations?limit=20", name="GET /conversations")
+        self.client.get("/v1/conversations?limit=20", name="GET /v1/conversations")

@@ -85,7 +85,7 @@ class Caller:
         If one of ours exists already, an earlier attempt began it: ids are never used twice.
         """
         body: dict[str, Any] = {"fields": fields or {}} | ({"id": id} if id else {})
-        answer = await self.until_answered(due, "POST", "/conversations", body, fine=(201, 409) if id else (201,))
+        answer = await self.until_answered(due, "POST", "/v1/conversations", body, fine=(201, 409) if id else (201,))
         begun = id or str(answer["id"])
         self.of(begun).acks.append((1, "n"))
         return begun
@@ -98,7 +98,7 @@ class Caller:
             "set": {"turn": turn},
         }
         try:
-            answer = await self.until_answered(due, "POST", f"/conversations/{quote(id)}/turns", body, fine=(200,))
+            answer = await self.until_answered(due, "POST", f"/v1/conversations/{quote(id)}/turns", body, fine=(200,))
         except BaseException:
             self.of(id).uncertain.append(turn)
             raise
@@ -162,7 +162,7 @@ class Reads(Scenario):
     async def request(self, due: float) -> None:
         self._at += 1
         id = self._ids[self._at % len(self._ids)]
-        await self.caller.until_answered(due, "GET", f"/conversations/{quote(id)}?last=20", fine=(200,))
+        await self.caller.until_answered(due, "GET", f"/v1/conversations/{quote(id)}?last=20", fine=(200,))
 
 
 class Contended(Scenario):
@@ -213,7 +213,7 @@ class Long(Scenario):
         self._sent += 1
         id = self._ids[self._sent % len(self._ids)]
         await self.caller.turn(id, f"t:{self.name} {self._sent}", due)
-        await self.caller.until_answered(due, "GET", f"/conversations/{quote(id)}?last=20", fine=(200,))
+        await self.caller.until_answered(due, "GET", f"/v1/conversations/{quote(id)}?last=20", fine=(200,))
 
 
 class Events(Scenario):
@@ -234,7 +234,7 @@ class Events(Scenario):
                 await stands.wait()
 
     async def _listen(self, seen: dict[str, int], stands: asyncio.Event) -> None:
-        async for event in self.caller.client.events("/events?types=conversation.created"):
+        async for event in self.caller.client.events("/v1/events?types=conversation.created"):
             stands.set()
             id = event["subject"].removeprefix("session:") if event else ""
             if id.startswith(self.name):
@@ -272,7 +272,7 @@ async def read_back(client: Client, id: str) -> list[dict[str, Any]] | None:
     """All messages that a conversation has, None if there is none; nothing hot."""
     for attempt in range(40):
         try:
-            status, answer = await client.request("GET", f"/conversations/{quote(id)}?last=10000&fresh=true")
+            status, answer = await client.request("GET", f"/v1/conversations/{quote(id)}?last=10000&fresh=true")
         except (OSError, json.JSONDecodeError):
             status = 503
             answer = None

@@ -82,6 +82,14 @@ class Leases:
         lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
         self._renewal.keep(lease.holder, lease)
 
+    def carry(self, lease: AsyncLease, lock_value: str, token: int) -> None:
+        """Have the running task write under a lock that somebody else took, and renews; nothing of it is kept here."""
+        lease.lock_value = lock_value
+        lease.token = token
+        lease.owner = self.port.owner()
+        lease.released = False
+        _held.set({**_held.get({}), (id(self), lease.text): lease})
+
     def drop(self, lease: AsyncLease) -> None:
         """Renew no more."""
         self._renewal.drop(lease.holder)

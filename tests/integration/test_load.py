@@ -72,7 +72,7 @@ class Forgetful(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         given = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.lock:
-            if self.path == "/conversations":
+            if self.path == "/v1/conversations":
                 id = given.get("id") or f"of-the-worker-{len(self.kept)}"
                 self.kept[id] = []
                 return self._answer(201, {"id": id, "version": 1})

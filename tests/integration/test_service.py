@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -32,6 +33,9 @@ from distributed_state.warm.scripts import COMMIT
 LISTED = {"id", "user", "version", "created", "updated", "deleted", "cursor"}
 
 
+JSON = {"Content-Type": "application/json"}
+
+
 class Worker:
     """A process that serves, and how to ask it."""
 
@@ -50,7 +54,7 @@ class Worker:
         line = self._line()
         assert line.startswith("serving on "), f"{line} {self.process.communicate(timeout=20)}"
         self.url = line.split()[-1]
-        self.http = httpx.Client(base_url=self.url, timeout=30)
+        self.http = httpx.Client(base_url=self.url, timeout=30, headers=JSON)
         return self
 
     def _line(self) -> str:
@@ -124,13 +128,13 @@ def test_a_conversation_is_begun_led_read_listed_and_deleted(servers: Any, kind:
         fields = {"nights": 3, "large": 12345678901234567890123, "odd": "\udc80\x00", "deep": [[]]}
         # As ASCII: a lone surrogate cannot be sent otherwise.
         body = json.dumps({"id": "c1", "user": "u1", "fields": fields})
-        began = worker.http.post("/conversations", content=body)
+        began = worker.http.post("/v1/conversations", content=body)
         assert (began.status_code, began.json()) == (201, {"id": "c1", "version": 1})
-        done = worker.post("/conversations/c1/turns", messages=[HI], set={"nights": 4}, event="new_task")
+        done = worker.post("/v1/conversations/c1/turns", messages=[HI], set={"nights": 4}, event="new_task")
         assert done.json() == {"version": 2, "repeated": False, "outcome": {"version": 2, "phase": "planning"}}
         for number in range(3):
-            worker.post("/conversations/c1/turns", messages=[HI | {"content": str(number)}])
-        found = worker.get("/conversations/c1", params={"last": 2}).json()
+            worker.post("/v1/conversations/c1/turns", messages=[HI | {"content": str(number)}])
+        found = worker.get("/v1/conversations/c1", params={"last": 2}).json()
         assert found == {
             "id": "c1",
             "version": 5,
@@ -138,19 +142,19 @@ def test_a_conversation_is_begun_led_read_listed_and_deleted(servers: Any, kind:
             "fields": fields | {"nights": 4},
             "messages": [HI | {"content": "1"}, HI | {"content": "2"}],
         }
-        assert worker.get("/conversations/c1", params={"last": 0, "fresh": "true"}).json()["messages"] == []
-        assert worker.post("/conversations").json()["version"] == 1, "an id is made up"
+        assert worker.get("/v1/conversations/c1", params={"last": 0, "fresh": "true"}).json()["messages"] == []
+        assert worker.post("/v1/conversations").json()["version"] == 1, "an id is made up"
         like = {"base64": "AA=="}
-        worker.post("/conversations", id="b", fields={"like": like}, bytes={"photo": "/w=="})
-        worker.post("/conversations/b/turns", bytes={"more": "AA=="})
-        found = worker.get("/conversations/b").json()
+        worker.post("/v1/conversations", id="b", fields={"like": like}, bytes={"photo": "/w=="})
+        worker.post("/v1/conversations/b/turns", bytes={"more": "AA=="})
+        found = worker.get("/v1/conversations/b").json()
         assert (found["fields"], found["bytes"]) == ({"like": like}, {"photo": "/w==", "more": "AA=="})
         for wrong in ({"photo": "?"}, {"photo": 1}, []):
-            assert said(worker.post("/conversations", bytes=wrong)) == (422, "InvalidValue")
-        worker.http.delete("/conversations/b")
+            assert said(worker.post("/v1/conversations", bytes=wrong)) == (422, "InvalidValue")
+        worker.http.delete("/v1/conversations/b")
 
         def listed(**asked: Any) -> Any:
-            return worker.get("/conversations", params=asked).json()
+            return worker.get("/v1/conversations", params=asked).json()
 
         wait_for(lambda: [each["version"] for each in listed()["conversations"]] == [1, 5])  # as it is archived
         (row,) = listed(user="u1")["conversations"]
@@ -158,58 +162,58 @@ def test_a_conversation_is_begun_led_read_listed_and_deleted(servers: Any, kind:
         assert (row["id"], row["version"]) == ("c1", 5)
         page = listed(limit=1)
         assert listed(limit=1, after=page["after"])["conversations"] == [row]
-        assert worker.http.delete("/conversations/c1").json() == {"version": 6}
-        assert worker.http.delete("/conversations/c1").json() == {"version": 6}
-        assert said(worker.get("/conversations/c1")) == (410, "Deleted")
-        assert said(worker.post("/conversations/c1/turns", messages=[HI])) == (410, "Deleted")
-        (replica,) = worker.get("/replicas").json()["replicas"]
+        assert worker.http.delete("/v1/conversations/c1").json() == {"version": 6}
+        assert worker.http.delete("/v1/conversations/c1").json() == {"version": 6}
+        assert said(worker.get("/v1/conversations/c1")) == (410, "Deleted")
+        assert said(worker.post("/v1/conversations/c1/turns", messages=[HI])) == (410, "Deleted")
+        (replica,) = worker.get("/v1/replicas").json()["replicas"]
         assert replica["pid"] == worker.process.pid
 
 
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "error"),
     [
-        ("POST", "/conversations", b"{", 422, "InvalidValue"),
-        ("POST", "/conversations", b"[1]", 422, "InvalidValue"),
-        ("POST", "/conversations", b"[" * 100_000, 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"id": "\xff"}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"id": 7}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"id": ""}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"id": "a/b"}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"id": "..."}', 201, ""),
-        ("POST", "/conversations", b'{"fields": {"#v": 1}}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"fields": {"n": NaN}}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"feilds": {}}', 422, "InvalidValue"),
-        ("POST", "/conversations", b'{"id": "there"}', 409, "Conflict"),
-        ("POST", "/conversations/there/turns", b"", 422, "InvalidValue"),
-        ("POST", "/conversations/there/turns", b'{"messages": {}}', 422, "InvalidValue"),
-        ("POST", "/conversations/there/turns", b'{"messages": [{"role": "king"}]}', 422, "InvalidValue"),
-        ("POST", "/conversations/there/turns", b'{"set": {"a": 1}, "request_id": "#"}', 422, "InvalidValue"),
-        ("POST", "/conversations/there/turns", b'{"event": "fly"}', 409, "InvalidTransition"),
-        ("POST", "/conversations/nobody/turns", b'{"set": {"a": 1}}', 404, "NotFound"),
-        ("GET", "/conversations/nobody", b"", 404, "NotFound"),
-        ("DELETE", "/conversations/nobody", b"", 404, "NotFound"),
-        ("GET", "/conversations/there?last=-1", b"", 422, "InvalidValue"),
-        ("GET", "/conversations/there?fresh=maybe", b"", 422, "InvalidValue"),
-        ("GET", "/conversations?limit=0", b"", 422, "InvalidValue"),
-        ("GET", "/conversations?after=x", b"", 422, "InvalidValue"),
-        ("GET", "/events?types=a[", b"", 422, "InvalidValue"),
-        ("GET", "/events?since=yesterday", b"", 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b"{", 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b"[1]", 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b"[" * 100_000, 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"id": "\xff"}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"id": 7}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"id": ""}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"id": "a/b"}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"id": "..."}', 201, ""),
+        ("POST", "/v1/conversations", b'{"fields": {"#v": 1}}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"fields": {"n": NaN}}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"feilds": {}}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations", b'{"id": "there"}', 409, "Conflict"),
+        ("POST", "/v1/conversations/there/turns", b"", 422, "InvalidValue"),
+        ("POST", "/v1/conversations/there/turns", b'{"messages": {}}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations/there/turns", b'{"messages": [{"role": "king"}]}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations/there/turns", b'{"set": {"a": 1}, "request_id": "#"}', 422, "InvalidValue"),
+        ("POST", "/v1/conversations/there/turns", b'{"event": "fly"}', 409, "InvalidTransition"),
+        ("POST", "/v1/conversations/nobody/turns", b'{"set": {"a": 1}}', 404, "NotFound"),
+        ("GET", "/v1/conversations/nobody", b"", 404, "NotFound"),
+        ("DELETE", "/v1/conversations/nobody", b"", 404, "NotFound"),
+        ("GET", "/v1/conversations/there?last=-1", b"", 422, "InvalidValue"),
+        ("GET", "/v1/conversations/there?fresh=maybe", b"", 422, "InvalidValue"),
+        ("GET", "/v1/conversations?limit=0", b"", 422, "InvalidValue"),
+        ("GET", "/v1/conversations?after=x", b"", 422, "InvalidValue"),
+        ("GET", "/v1/events?types=a[", b"", 422, "InvalidValue"),
+        ("GET", "/v1/events?since=yesterday", b"", 422, "InvalidValue"),
         ("GET", "/readyz?need=luck", b"", 422, "InvalidValue"),
         ("GET", "/nowhere", b"", 404, "NotFound"),
-        ("PUT", "/conversations", b"", 405, "MethodNotAllowed"),
+        ("PUT", "/v1/conversations", b"", 405, "MethodNotAllowed"),
     ],
 )
 def test_a_bad_request_is_told_why_and_changes_nothing(
     shared: Worker, method: str, path: str, body: bytes, status: int, error: str
 ) -> None:
-    before = shared.get("/conversations/there").json()
+    before = shared.get("/v1/conversations/there").json()
     answer = shared.http.request(method, path, content=body)
     assert answer.status_code == status, answer.text
     assert answer.json().get("error", "") == error
-    assert error == "" or answer.json()["message"]
-    assert shared.get("/conversations/there").json() == before
-    assert shared.get("/conversations/nobody").status_code == 404
+    assert error == "" or answer.json()["detail"]
+    assert shared.get("/v1/conversations/there").json() == before
+    assert shared.get("/v1/conversations/nobody").status_code == 404
 
 
 @pytest.fixture(scope="module")
@@ -218,21 +222,24 @@ def shared(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[W
     folder = tmp_path_factory.mktemp("service")
     options = _options(servers.redis("valkey").url, f"sqlite:///{folder}/a.db", f"t{os.urandom(6).hex()}")
     with Worker(*options, "--max-body", "200000").ready() as worker:
-        worker.post("/conversations", id="there", fields={"a": 0})
+        worker.post("/v1/conversations", id="there", fields={"a": 0})
         yield worker
 
 
 def test_a_huge_body_is_refused_before_it_is_read(shared: Worker) -> None:
-    announced = shared.http.post("/conversations", content=b"x" * 300_000)
+    announced = shared.http.post("/v1/conversations", content=b"x" * 300_000)
     assert said(announced) == (413, "TooLarge")
 
     def endless() -> Iterator[bytes]:
         for _ in range(30):
             yield b" " * 10_000
 
-    assert said(shared.http.post("/conversations", content=endless())) == (413, "TooLarge")
+    assert said(shared.http.post("/v1/conversations", content=endless())) == (413, "TooLarge")
     with socket.create_connection(shared.http.base_url.netloc.decode().split(":")) as raw:  # type: ignore[arg-type]
-        raw.sendall(b"POST /conversations HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+        raw.sendall(
+            b"POST /v1/conversations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"Content-Length: 99999999999\r\n\r\n"
+        )
         assert b" 413 " in raw.recv(1000), "nothing of it was sent"
     assert shared.get("/healthz").status_code == 200
 
@@ -255,9 +262,10 @@ def answered(connection: socket.socket) -> bytes:
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_client_that_would_like_http_2_has_its_body_read(shared: Worker, pieces: int) -> None:
     """Java's HttpClient asks so of every server that is not known to it."""
-    upgrade = "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk"
+    upgrade = "Content-Type: application/json\r\n"
+    upgrade += "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk"
     body = json.dumps({"id": f"h2c-{pieces}"})
-    head = f"POST /conversations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{upgrade}\r\n\r\n"
+    head = f"POST /v1/conversations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{upgrade}\r\n\r\n"
     with raw(shared) as connection:
         connection.sendall((head + body[:5]).encode() if pieces == 2 else (head + body).encode())
         if pieces == 2:
@@ -293,7 +301,7 @@ def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(w
         connection.sendall(healthz + healthz.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert answered(connection).count(b'{"status":"alive"}') == 2
     with raw(worker) as connection:
-        connection.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n" + healthz)
+        connection.sendall(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n" + healthz)
         wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # broken, not closed
     wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 0, 5)
@@ -302,21 +310,21 @@ def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(w
 def test_a_repeated_request_is_answered_as_the_first_was(options: tuple[str, ...]) -> None:
     """By another worker too, and if both come at once."""
     with Worker(*options).ready() as one, Worker(*options).ready() as other:
-        one.post("/conversations", id="c")
+        one.post("/v1/conversations", id="c")
         turn = {"request_id": "r1", "messages": [HI], "event": "new_task"}
-        first = one.post("/conversations/c/turns", **turn).json()
-        one.post("/conversations/c/turns", messages=[HI])
-        again = other.post("/conversations/c/turns", **turn).json()
+        first = one.post("/v1/conversations/c/turns", **turn).json()
+        one.post("/v1/conversations/c/turns", messages=[HI])
+        again = other.post("/v1/conversations/c/turns", **turn).json()
         assert again == first | {"repeated": True}
         with ThreadPoolExecutor(8) as pool:
             asked = [
-                pool.submit(each.post, "/conversations/c/turns", request_id="r2", messages=[HI])
+                pool.submit(each.post, "/v1/conversations/c/turns", request_id="r2", messages=[HI])
                 for each in (one, other) * 4
             ]
             answers = [each.result().json() for each in asked]
         assert sorted(each.pop("repeated") for each in answers) == [False] + [True] * 7
         assert all(each == answers[0] for each in answers)
-        assert len(other.get("/conversations/c", params={"fresh": "true"}).json()["messages"]) == 3
+        assert len(other.get("/v1/conversations/c", params={"fresh": "true"}).json()["messages"]) == 3
 
 
 @pytest.mark.wide
@@ -324,7 +332,7 @@ def test_a_turn_whose_users_part_is_missing_is_to_be_repeated(options: tuple[str
     """Whoever has its request id repeats it until that is complete, here a turn that a library's worker began."""
 
     def again() -> httpx.Response:
-        return worker.post("/conversations/c/turns", request_id="r", messages=[HI])
+        return worker.post("/v1/conversations/c/turns", request_id="r", messages=[HI])
 
     place = {name.removeprefix("--"): value for name, value in zip(options[::2], options[1::2], strict=True)}
     with Dying("visit", id="c", user="u1", request_id="r", **place) as dying:
@@ -334,7 +342,7 @@ def test_a_turn_whose_users_part_is_missing_is_to_be_repeated(options: tuple[str
             response = again()
             assert said(response) == (503, "DurabilityUnknown")
             assert response.headers["retry-after"] == "1"
-            assert "the turn is applied" in response.json()["message"]
+            assert "the turn is applied" in response.json()["detail"]
         assert store.user("u1").version(fresh=True) == 0
         assert again().json()["outcome"] == again().json()["outcome"] == {"version": 1}
         assert (store.user("u1").get("visits"), store.session("c").version(fresh=True)) == (1, 1)
@@ -347,7 +355,7 @@ def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tu
         with store.session("c").turn(request_id="r") as turn:
             turn.append(HI)
             turn.outcome = outcome
-        response = worker.post("/conversations/c/turns", request_id="r", messages=[HI])
+        response = worker.post("/v1/conversations/c/turns", request_id="r", messages=[HI])
         assert response.status_code == 200
         assert response.json() == {"version": 1, "repeated": True, "outcome": outcome}
 
@@ -355,24 +363,25 @@ def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tu
 @pytest.mark.wide
 def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[str, ...]) -> None:
     with Worker(*options, "--access-log").ready() as worker:
-        headers = {"X-Actor": "Zoë".encode(), "X-Request-Id": "7f"}
+        headers = {"X-Actor": "Zoë".encode(), "X-Request-Id": "7f", **JSON}
         body = json.dumps({"id": "c"}).encode()
-        answer = worker.http.post("/conversations", content=body, headers=headers)  # type: ignore[arg-type]
+        answer = worker.http.post("/v1/conversations", content=body, headers=headers)  # type: ignore[arg-type]
         assert answer.headers["x-request-id"] == "7f"
-        assert "x-request-id" not in worker.get("/nowhere").headers
+        made = worker.get("/nowhere").headers["x-request-id"]
+        assert re.fullmatch("[0-9a-f]{32}", made)
         with store_of(options) as store:
             assert [each.actor for each in store.session("c").history()] == ["Zoë"]
         lines = [json.loads(worker._line()) for _ in range(2)]
     assert [(each["method"], each["path"], each["status"], each["request_id"]) for each in lines] == [
-        ("POST", "/conversations", 201, "7f"),
-        ("GET", "/nowhere", 404, ""),
+        ("POST", "/v1/conversations", 201, "7f"),
+        ("GET", "/nowhere", 404, made),
     ]
 
 
 def test_requests_are_logged_only_if_asked_for(options: tuple[str, ...]) -> None:
     """A level of logging does not ask for it: a line of it costs as much as a turn."""
     with Worker(*options, LOG_LEVEL="info").ready() as worker:
-        assert worker.post("/conversations", id="c").status_code == 201
+        assert worker.post("/v1/conversations", id="c").status_code == 201
         worker.process.send_signal(signal.SIGTERM)
         out, err = worker.process.communicate(timeout=30)
     assert "conversations" not in out + err
@@ -381,10 +390,10 @@ def test_requests_are_logged_only_if_asked_for(options: tuple[str, ...]) -> None
 def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str, ...]) -> None:
     more = ("--busy", "0.3", "--max-requests", "1", "--max-streams", "0")
     with Worker(*options, *more).ready() as worker, store_of(options) as store:
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         with store.session("c").lock(), waiting_turn(worker) as turn:
             while not turn.done():
-                refused = worker.get("/conversations/c")
+                refused = worker.get("/v1/conversations/c")
                 if refused.status_code == 429:
                     assert (refused.json()["error"], refused.headers["retry-after"]) == ("Backpressure", "1")
                     break
@@ -392,7 +401,7 @@ def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str
         assert said(locked) == (423, "LockTimeout")
         assert locked.headers["retry-after"] == "1"
         assert refused.status_code == 429
-        assert said(worker.get("/events")) == (429, "Backpressure")
+        assert said(worker.get("/v1/events")) == (429, "Backpressure")
 
 
 @contextmanager
@@ -400,16 +409,16 @@ def waiting_turn(worker: Worker, **given: Any) -> Iterator[Future[httpx.Response
     """A turn that is under way, if its conversation is locked."""
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(
-            httpx.post, f"{worker.url}/conversations/c/turns", json={"messages": [HI]} | given, timeout=30
+            httpx.post, f"{worker.url}/v1/conversations/c/turns", json={"messages": [HI]} | given, timeout=30
         )
         wait_for(lambda: asked.done() or worker.figure("distributed_state_http_requests_running") >= 1)
         yield asked
 
 
 def test_figures_are_told(worker: Worker) -> None:
-    worker.post("/conversations", id="c")
+    worker.post("/v1/conversations", id="c")
     text = worker.get("/metrics").text
-    assert 'distributed_state_http_requests_total{method="POST",route="/conversations",status="201"} 1.0' in text
+    assert 'distributed_state_http_requests_total{method="POST",route="/v1/conversations",status="201"} 1.0' in text
     assert "distributed_state_hot_hits" in text
     assert worker.get("/metrics").headers["content-type"].startswith("text/plain")
 
@@ -419,14 +428,14 @@ def test_figures_are_told(worker: Worker) -> None:
 
 def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[str, ...]) -> None:
     with Proxy(options[1]) as proxy, Worker("--url", proxy.url, *options[2:]).ready() as worker:
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         loss = proxy.lose(COMMIT.sha)
         with waiting_turn(worker, request_id="r") as turn:
             assert loss.happened.wait(20)
             worker.process.kill()
         assert turn.exception() is not None
         with Worker(*options, "--busy", "20").ready() as other:  # a lock's usual ttl is 30 s
-            answer = other.post("/conversations/c/turns", request_id="r", messages=[HI])
+            answer = other.post("/v1/conversations/c/turns", request_id="r", messages=[HI])
             assert (answer.status_code, answer.json()["version"]) == (200, 2)
     with store_of(options) as store:
         assert [each.to_dict() for each in store.session("c").messages()] == [HI]
@@ -436,14 +445,14 @@ def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[s
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], number: int) -> None:
     with Worker(*options, "--notice", "0.5").ready() as worker, store_of(options) as store:
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         lock = store.session("c").lock()
         with lock, waiting_turn(worker, request_id="r") as turn:
             worker.process.send_signal(number)
             leaving = wait_for(lambda: (got := worker.get("/readyz")).status_code == 503 and got)
             assert leaving.json() == {"status": "draining"}
-            assert worker.get("/conversations/c").status_code == 200, "until the notice is over it serves"
-            assert said(worker.get("/events")) == (503, "Unavailable")
+            assert worker.get("/v1/conversations/c").status_code == 200, "until the notice is over it serves"
+            assert said(worker.get("/v1/events")) == (503, "Unavailable")
             assert not turn.done()
             lock.__exit__(None, None, None)
             answer = turn.result()
@@ -458,7 +467,7 @@ def test_a_turn_that_runs_at_the_end_is_finished(options: tuple[str, ...], numbe
 
 def test_a_turn_that_does_not_end_is_given_up_and_changes_nothing(options: tuple[str, ...]) -> None:
     with Worker(*options, "--notice", "0", "--drain", "0.3").ready() as worker, store_of(options) as store:
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         with store.session("c").lock(), waiting_turn(worker) as turn:
             assert worker.end() == 0
             answer = turn.result()
@@ -470,7 +479,7 @@ def test_a_turn_that_does_not_end_is_given_up_and_changes_nothing(options: tuple
 @pytest.mark.wide
 def test_what_is_acknowledged_is_archived_at_the_end(options: tuple[str, ...]) -> None:
     with Worker(*options, ARCHIVE_EVERY="60").ready() as worker:
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         assert worker.end() == 0
     with StateStore.open(options[1], archive=options[3], namespace=options[5], archiver=False) as store:
         assert store.stats()["unarchived"] == 0
@@ -494,12 +503,12 @@ def test_it_waits_for_its_servers_and_says_so(tmp_path: Path) -> None:
         with Worker(*options, "--port", str(port)) as worker, httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
             wait_for(lambda: _alive(port))
             assert http.get("/readyz").json() == {"status": "starting"}
-            refused = http.get("/conversations/c")
+            refused = http.get("/v1/conversations/c")
             assert (said(refused), refused.headers["retry-after"]) == ((503, "Unavailable"), "1")
             server.start()
             worker.ready()
             assert http.get("/readyz").status_code == 200
-            assert said(http.get("/conversations/c")) == (404, "NotFound")
+            assert said(http.get("/v1/conversations/c")) == (404, "NotFound")
         server.stop()
         with Worker(*options, "--port", str(port)) as worker:
             wait_for(lambda: _alive(port))
@@ -560,11 +569,11 @@ def test_an_address_that_is_taken_is_one_line_of_error(options: tuple[str, ...],
 
 def test_without_redis_it_says_so_and_comes_back(tmp_path: Path) -> None:
     with redis_server() as server, Worker(*_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")).ready() as worker:
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         with store_of(_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")) as store:
             store.archive()
         server.kill()
-        refused = worker.post("/conversations/c/turns", messages=[HI])
+        refused = worker.post("/v1/conversations/c/turns", messages=[HI])
         assert said(refused) == (503, "WarmUnavailable")
         assert refused.headers["retry-after"] == "1"
         wait_for(lambda: worker.get("/readyz").status_code == 503)
@@ -574,7 +583,7 @@ def test_without_redis_it_says_so_and_comes_back(tmp_path: Path) -> None:
         assert worker.get("/readyz", params={"need": "sql"}).status_code == 200
         assert worker.get("/healthz").status_code == 200
         server.start()
-        wait_for(lambda: worker.post("/conversations/c/turns", messages=[HI]).status_code == 200)
+        wait_for(lambda: worker.post("/v1/conversations/c/turns", messages=[HI]).status_code == 200)
         wait_for(lambda: worker.get("/readyz").status_code == 200)
         assert worker.end() == 0
 
@@ -584,17 +593,17 @@ def test_without_sql_it_is_not_ready_and_serves_what_is_in_redis(servers: Any, n
     with postgres_server() as server:
         options = _options(servers.redis("valkey").url, server.url, namespace)
         with Worker(*options).ready() as worker:
-            worker.post("/conversations", id="c")
+            worker.post("/v1/conversations", id="c")
             server.pause()
             began = time.monotonic()
             wait_for(lambda: worker.get("/readyz").status_code == 503)
             assert time.monotonic() - began < 5
             assert worker.get("/readyz", params={"need": "redis"}).status_code == 200
-            assert worker.post("/conversations/c/turns", messages=[HI]).status_code == 200
+            assert worker.post("/v1/conversations/c/turns", messages=[HI]).status_code == 200
             server.resume()
             wait_for(lambda: worker.get("/readyz").status_code == 200)
             server.pause()
-            assert worker.post("/conversations/c/turns", messages=[HI]).status_code == 200
+            assert worker.post("/v1/conversations/c/turns", messages=[HI]).status_code == 200
             assert worker.end() == 0, "it does not wait for a server that is silent"
             server.resume()
         with store_of(options) as store:
@@ -606,9 +615,9 @@ def test_a_redis_that_is_silent_does_not_hold_up_the_health_checks(tmp_path: Pat
     with redis_server() as server:
         options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
         with Worker(*options, "--timeout", "1").ready() as worker:
-            worker.post("/conversations", id="c")
+            worker.post("/v1/conversations", id="c")
             server.pause()
-            refused = worker.post("/conversations/c/turns", messages=[HI])
+            refused = worker.post("/v1/conversations/c/turns", messages=[HI])
             assert said(refused) == (503, "Unavailable")
             with ThreadPoolExecutor(8) as pool:
                 began = time.monotonic()
@@ -644,7 +653,7 @@ class Reader(threading.Thread):
         headers = {"Last-Event-ID": self.last} if self.last is not None else {}
         asked = {name: value for name, value in (("since", self.since), ("types", self.types)) if value}
         try:
-            with httpx.stream("GET", f"{self.url}/events", params=asked, headers=headers, timeout=60) as response:
+            with httpx.stream("GET", f"{self.url}/v1/events", params=asked, headers=headers, timeout=60) as response:
                 assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
                 block: dict[str, str] = {}
                 for line in response.iter_lines():
@@ -720,9 +729,9 @@ def test_a_reader_that_says_nothing_of_where_it_was_misses_some(worker: Worker, 
 
 def test_events_are_cloud_events_of_the_types_asked_for(worker: Worker) -> None:
     reader = Reader(worker.url, types="conversation.*,session.phase")
-    worker.post("/conversations", id="c")
-    worker.post("/conversations/c/turns", event="new_task")
-    worker.http.delete("/conversations/c")
+    worker.post("/v1/conversations", id="c")
+    worker.post("/v1/conversations/c/turns", event="new_task")
+    worker.http.delete("/v1/conversations/c")
     wait_for(lambda: len(reader.events) == 3)
     assert [type for _, type, _ in reader.events] == ["conversation.created", "session.phase", "conversation.deleted"]
     assert all(data["specversion"] == "1.0" and data["subject"] == "session:c" for *_, data in reader.events)
@@ -734,7 +743,7 @@ def test_a_quiet_stream_shows_that_it_lives_and_moves_on(options: tuple[str, ...
         reader = Reader(worker.url, types="conversation.deleted")
         wait_for(lambda: reader.comments > 2)
         before = reader.positions[-1]
-        worker.post("/conversations", id="c")
+        worker.post("/v1/conversations", id="c")
         wait_for(lambda: reader.positions[-1] != before)
         assert reader.events == []
         assert worker.end() == 0
@@ -749,7 +758,7 @@ def test_a_slow_reader_is_disconnected_and_goes_on_later(options: tuple[str, ...
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(("127.0.0.1", int(worker.url.rpartition(":")[2])))
-            slow.sendall(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+            slow.sendall(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
             wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
             for n in range(total):
                 store.emit("a.b", {"n": n, "text": "x" * size}, subject="s")
@@ -795,13 +804,13 @@ def test_a_reader_is_told_where_redis_lost_events(tmp_path: Path) -> None:
     with redis_server() as server:
         options = _options(server.url, f"sqlite:///{tmp_path}/a.db", "n")
         with Worker(*options).ready() as worker:
-            worker.post("/conversations", id="c")
+            worker.post("/v1/conversations", id="c")
             reader = Reader(worker.url, since="oldest", types="conversation.*")
             wait_for(lambda: reader.events)
             _empty(server)
             wait_for(lambda: [type for _, type, _ in reader.events[1:]] == ["resync"])
             again = Reader(worker.url, last=reader.positions[-1], types="conversation.*")
-            worker.post("/conversations", id="d")
+            worker.post("/v1/conversations", id="d")
             wait_for(lambda: again.events and len(reader.events) == 3)
             assert [type for _, type, _ in again.events] == ["conversation.created"]
 

@@ -286,7 +286,7 @@ class Worker:
 
     async def request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         self.asked.append((method, path, body))
-        answer = self.answers.pop(0) if self.answers else 201 if path == "/conversations" else 200
+        answer = self.answers.pop(0) if self.answers else 201 if path == "/v1/conversations" else 200
         if isinstance(answer, Exception):
             raise answer
         return answer, {"id": f"c{len(self.asked)}", "version": len(self.asked), "error": "Some"}
@@ -327,7 +327,7 @@ def test_a_conversation_is_led_in_order() -> None:
             await chat.request(time.monotonic())
 
     asyncio.run(run())
-    assert [path.count("/") for _, path, _ in worker.asked] == [1, 3, 1, 3, 3], "another begins when one is told"
+    assert [path.count("/") for _, path, _ in worker.asked] == [2, 4, 2, 4, 4], "another begins when one is told"
 
 
 # Faults, and what is called

@@ -38,7 +38,7 @@ WORDS = {
 def http() -> dict[str, set[str]]:
     """The series that a worker tells of its own requests, and their labels."""
     service = Service()
-    TestClient(service.app).get("/conversations")  # refused, as there is no store yet, and counted
+    TestClient(service.app).get("/v1/conversations")  # refused, as there is no store yet, and counted
     samples = [each for family in service.registry.collect() for each in family.samples]
     return {each.name: set(each.labels) for each in samples if not each.name.endswith("_created")}
 

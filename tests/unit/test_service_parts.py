@@ -9,7 +9,7 @@ import pytest
 
 from distributed_state import errors
 from distributed_state.errors import DurabilityUnknown, StateError
-from distributed_state.programs.service.answers import STATUS, encode, refusal
+from distributed_state.programs.service.answers import PUBLIC, STATUS, encode, refusal
 
 ALL = sorted(
     (each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, StateError)),
@@ -18,7 +18,7 @@ ALL = sorted(
 EXPECTED = {
     "AccessDenied": 403, "NotFound": 404, "Conflict": 409, "InvalidTransition": 409, "Interrupted": 409,
     "Deleted": 410, "TooLarge": 413, "InvalidValue": 422, "Locked": 423, "LockTimeout": 423, "Backpressure": 429,
-    "Fenced": 503, "Unavailable": 503, "WarmUnavailable": 503, "ColdUnavailable": 503,
+    "ConfigurationError": 501,     "Fenced": 503, "Unavailable": 503, "WarmUnavailable": 503, "ColdUnavailable": 503,
     "UnknownStep": 503, "RecoveryInProgress": 503, "DurabilityUnknown": 503,
 }  # fmt: skip
 
@@ -29,17 +29,17 @@ def test_every_error_has_a_status(kind: type[StateError]) -> None:
     assert response.status_code == EXPECTED.get(kind.__name__, 500)
     body = json.loads(bytes(response.body))
     assert body["error"] == kind.__name__
-    assert body["message"].startswith("what was asked")
+    assert body["detail"]
+    assert ("what was asked" in body["detail"]) is issubclass(kind, PUBLIC)
     assert (response.headers.get("retry-after") == "1") == (response.status_code in (423, 429, 503))
     assert STATUS.keys() <= set(ALL)
 
 
 def test_a_turn_whose_end_is_unknown_may_be_repeated_by_its_request_id_and_else_is_to_be_read_first() -> None:
-    for request_id, said in ("r", "applied"), (None, "applied; it may have been applied: read the conversation before"):
+    for request_id, said in ("r", "the turn is applied"), (None, "it may have been applied: read the record before"):
         response = refusal(DurabilityUnknown("applied", version=3, request_id=request_id))
         assert (response.status_code, response.headers.get("retry-after")) == (503, "1")
-        message = json.loads(bytes(response.body))["message"]
-        assert message == said if request_id else message.startswith(said)
+        assert json.loads(bytes(response.body))["detail"].startswith(said)
 
 
 def test_what_went_wrong_inside_is_told_to_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -43,6 +43,12 @@ def serve(
     slow: Annotated[
         float, _option("SLOW", "Seconds after which an event stream whose client reads nothing is closed.", min=0.1)
     ] = 10.0,
+    cors_origin: Annotated[
+        list[str] | None,
+        _option(
+            "CORS_ORIGIN", "Web pages whose scripts may call it, as https://app.example.com; several by repeating."
+        ),
+    ] = None,
     access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as a line of JSON on stdout.")] = False,
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
@@ -70,5 +76,6 @@ def serve(
         wait=wait,
         limits=limits,
         access_log=access_log,
+        origins=tuple(cors_origin or ()),
         report=lambda line: typer.echo(line),
     )

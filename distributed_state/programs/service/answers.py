@@ -1,19 +1,28 @@
-"""Responses as JSON. Law: one table maps errors to statuses, and it is here."""
+"""Responses as JSON. Law: one table maps errors to statuses, and what a client reads of one names nothing inside.
+
+Errors are problem details (RFC 9457). The text of an error is a client's only where it is about what the client asked;
+that of a server which is away, of a setting or of stored bytes names addresses, roles and files, and is for the log.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+from http import HTTPStatus
 from typing import Any
 
 import orjson
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_state.errors import (
     AccessDenied,
     Backpressure,
+    ColdUnavailable,
+    ConfigurationError,
     Conflict,
+    CorruptState,
     Deleted,
     DurabilityUnknown,
     Fenced,
@@ -22,10 +31,14 @@ from distributed_state.errors import (
     InvalidValue,
     Locked,
     NotFound,
+    RecoveryInProgress,
     StateError,
     TooLarge,
     Unavailable,
+    WarmUnavailable,
 )
+from distributed_state.programs.service import requests
+from distributed_state.programs.service.routes import IF_MATCH, IF_NONE_MATCH, LEASE
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +54,31 @@ STATUS: dict[type[BaseException], int] = {
     InvalidValue: 422,
     Locked: 423,
     Backpressure: 429,
+    ConfigurationError: 501,  # this service does not have it, as search where that is off
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
     DurabilityUnknown: 503,  # applied, or perhaps: see _UNKNOWN
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
+# Their texts say what was asked, and are passed on. Of all others a client reads what stands below.
+PUBLIC = (AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
+_SAID: dict[type[BaseException], str] = {
+    Locked: "somebody else holds the record",
+    Fenced: "the lease was lost, and nothing was written",
+    WarmUnavailable: "the store did not answer in time; repeat the request with the same Idempotency-Key",
+    ColdUnavailable: "the archive did not answer in time, and it alone could tell",
+    RecoveryInProgress: "the store is recovering; nothing was written",
+    Backpressure: "the store or this worker has as much to do as it may; nothing was written",
+    Unavailable: "the service cannot answer this now; repeat a write with the same Idempotency-Key",
+    CorruptState: "stored data cannot be read; the log says which",
+    ConfigurationError: "the service is not set up for this; its log says why",
+    StateError: "the worker failed; its log says how",
+}
 # A repeated turn with a request id completes what it began; without one it would be a second turn.
-_UNKNOWN = "it may have been applied: read the conversation before it is sent again, with a request_id"
-_HTTP = {404: "NotFound", 405: "MethodNotAllowed"}
+_APPLIED = "the turn is applied, not all that belongs to it is: repeat it under its request id"
+_UNKNOWN = "it may have been applied: read the record before it is sent again, and send it with an Idempotency-Key"
+_HTTP = {404: "NotFound", 405: "MethodNotAllowed", 415: "UnsupportedMediaType"}
+PROBLEM = "application/problem+json"
 
 
 def encode(value: Any) -> bytes:
@@ -60,34 +90,56 @@ def encode(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":")).encode()
 
 
-def answer(value: Any, status: int = 200) -> Response:
-    """The response to a request that succeeded."""
-    return Response(encode(value), status, media_type="application/json")
+def answer(
+    value: Any, status: int = 200, *, version: int | None = None, headers: dict[str, str] | None = None
+) -> Response:
+    """The response to a request that succeeded; its ETag is the `version` of the record."""
+    response = Response(encode(value), status, headers, media_type="application/json")
+    if version is not None:
+        response.headers["ETag"] = f'"{version}"'
+    return response
 
 
-def refusal(error: Exception) -> Response:
+def refusal(error: Exception, request: Request | None = None) -> Response:
     """The response to a request that raised this error."""
     if isinstance(error, HTTPException):
         name = _HTTP.get(error.status_code, "HTTPException")
-        message = error.detail
-        status = error.status_code
-        return _refused(name, message, status, dict(error.headers or {}))
+        return _refused(name, str(error.detail), error.status_code, request, dict(error.headers or {}))
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     if not isinstance(error, StateError):
-        # An unexpected error is for the log alone: its text may hold anything.
         log.error("a request failed", exc_info=error)
-        return _refused("InternalError", "the worker failed; its log says how", 500, {})
-    if status == 500:
+        return _refused("InternalError", _SAID[StateError], 500, request, {})
+    if status in (500, 501):
         log.error("a request failed: %s: %s", type(error).__name__, error)
-    message = str(error)
-    if isinstance(error, DurabilityUnknown) and error.request_id is None:
-        message = f"{message}; {_UNKNOWN}"
-    return _refused(type(error).__name__, message, status, {})
+    elif status == 503:
+        log.info("a request was refused: %s: %s", type(error).__name__, error)
+    return _refused(type(error).__name__, said(error), _conditional(error, status, request), request, {})
 
 
-def _refused(name: str, message: str, status: int, headers: dict[str, str]) -> Response:
-    response = answer({"error": name, "message": message}, status)
-    response.headers.update(headers)
+def said(error: StateError) -> str:
+    """What a client is told of an error."""
+    if isinstance(error, PUBLIC):
+        return str(error)
+    if isinstance(error, DurabilityUnknown):
+        return _UNKNOWN if error.request_id is None else _APPLIED
+    return next(_SAID[kind] for kind in type(error).__mro__ if kind in _SAID)
+
+
+def _conditional(error: StateError, status: int, request: Request | None) -> int:
+    """The status, 412 where a condition that the request named does not hold."""
+    if request is not None:
+        if isinstance(error, Conflict) and (IF_MATCH in request.headers or IF_NONE_MATCH in request.headers):
+            return 412
+        if isinstance(error, Fenced) and LEASE in request.headers:
+            return 412
+    return status
+
+
+def _refused(name: str, detail: str, status: int, request: Request | None, headers: dict[str, str]) -> Response:
+    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    if request is not None:
+        problem["instance"] = requests.request_id(request)
+    response = Response(encode(problem | {"error": name}), status, headers, media_type=PROBLEM)
     if status in _LATER:
         response.headers["Retry-After"] = "1"
     if status == 413:

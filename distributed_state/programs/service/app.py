@@ -1,41 +1,47 @@
 """The worker as an ASGI application. Law: every request has a time limit, and every error an answer.
 
-`X-Request-Id` comes back with the answer and is in the access log. Neither is it a turn's `request_id`, because
-proxies make up another one for each attempt, nor the actor that history shows: that is `X-Actor`, which whatever
-authenticates users in front of the workers sets.
+`X-Request-Id` comes back with the answer, made here where it is missing, and is in the access log. Neither is it an
+`Idempotency-Key`, because proxies make up another one for each attempt, nor the actor that history shows: that is
+`X-Actor`, which whatever authenticates users in front of the workers sets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import logging
-import re
 import time
-from functools import partial
+from functools import cached_property, partial
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
-from distributed_state.programs.service import conversations, requests
-from distributed_state.programs.service.answers import answer, refusal
+from distributed_state.programs.service import docs_page, requests
+from distributed_state.programs.service.answers import answer, encode, refusal
 from distributed_state.programs.service.callers import CALLER, Authenticator, Caller
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.openapi import description
+from distributed_state.programs.service.operations import PREFIX, operations
 from distributed_state.programs.service.readiness import Probe, probes
-from distributed_state.programs.service.routes import Asked, Operation
+from distributed_state.programs.service.resources.events import Heard
+from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, Asked, Operation
 from distributed_state.programs.service.streaming import EventStream
 from distributed_state.programs.service.work import Work
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector
 
 access = logging.getLogger("distributed_state.service.access")
-_PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
+_LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
+_READ_BY_PAGES = ("ETag", "Link", "Location", "Retry-After", "X-Request-Id")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -50,7 +56,10 @@ class Anybody:
 class Service:
     """One store, served over HTTP: `begin` with it when it is open, `leave` and `drain` before it closes."""
 
-    def __init__(self, limits: Limits | None = None, authenticator: Authenticator | None = None) -> None:
+    def __init__(
+        self, limits: Limits | None = None, authenticator: Authenticator | None = None, *, origins: tuple[str, ...] = ()
+    ) -> None:
+        # `origins`: of web pages whose scripts may call the service, as "https://app.example.com"; none by default
         self.limits = limits or Limits()
         self._authenticator = authenticator or Anybody()
         self.store: AsyncStateStore | None = None
@@ -60,20 +69,18 @@ class Service:
         self._work = Work()
         self._streams: set[EventStream] = set()
         self._measure()
-        self.app = Starlette(routes=self._routes(), exception_handlers={HTTPException: self._unrouted})
+        self._operations = operations(self._events)
+        self.app = Starlette(
+            routes=self._routes(),
+            exception_handlers={HTTPException: self._unrouted},
+            middleware=_cors(origins) if origins else [],
+        )
 
     def _routes(self) -> list[Route]:
-        operations = [
-            Operation("POST", "/conversations/{id}/turns", "write", conversations.turn),
-            Operation("GET", "/conversations/{id}", "read", conversations.read),
-            Operation("DELETE", "/conversations/{id}", "delete", conversations.delete),
-            Operation("POST", "/conversations", "write", conversations.create),
-            Operation("GET", "/conversations", "read", conversations.listing),
-            Operation("GET", "/replicas", "admin", conversations.replicas),
-            Operation("GET", "/events", "events", self._events),
-        ]
         return [
-            *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in operations),
+            *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in self._operations),
+            Route(f"{PREFIX}/openapi.json", self._described),
+            Route(f"{PREFIX}/docs", self._docs),
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
@@ -122,11 +129,11 @@ class Service:
         try:
             response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
-            response = refusal(error)
+            response = refusal(error, request)
         took = time.perf_counter() - began
         self._requests.labels(request.method, operation.path, response.status_code).inc()
         self._seconds.labels(request.method, operation.path).observe(took)
-        return self._sent(request, response, took)
+        return await self._sent(request, response, took)
 
     async def _served(self, operation: Operation, request: Request) -> Response:
         if self.store is None:
@@ -136,39 +143,44 @@ class Service:
         caller = await self._authenticator.caller(request)
         if operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
+        for name in CONDITIONS:
+            if name in request.headers and name not in operation.headers and request.method != "GET":
+                raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
         actor = caller.actor
         CALLER.set(caller)
         with self.store.acting_as(actor) if actor else contextlib.nullcontext():
             asked = Asked(self.store, self.limits, caller, request)
             return await self._work.within(self.limits.request, operation.serve(asked))
 
-    def _sent(self, request: Request, response: Response, took: float) -> Response:
-        id = request.headers.get("x-request-id", "")
-        if _PRINTABLE.fullmatch(id):
-            response.headers["X-Request-Id"] = id
+    async def _sent(self, request: Request, response: Response, took: float) -> Response:
+        id = requests.request_id(request)
+        response.headers["X-Request-Id"] = id
+        if len(response.body) >= _LARGE and "gzip" in request.headers.get("accept-encoding", ""):
+            await _compress(response)
         if self.draining:
             response.headers["Connection"] = "close"  # the next request goes to another worker
         if access.isEnabledFor(logging.INFO):
             client = request.client.host if request.client else ""
             line = {
                 "time": round(time.time(), 3), "client": client, "method": request.method, "path": request.url.path,
-                "status": response.status_code, "ms": round(took * 1000, 2), "request_id": id[:200],
+                "status": response.status_code, "ms": round(took * 1000, 2), "request_id": id,
             }  # fmt: skip
             access.info(json.dumps(line))
         return response
 
     async def _unrouted(self, request: Request, error: Exception) -> Response:
-        return self._sent(request, refusal(error), 0.0)
+        return await self._sent(request, refusal(error, request), 0.0)
 
     async def _events(self, asked: Asked) -> Response:
-        """GET /events?types=conversation.*&since= and the header Last-Event-ID, which takes precedence."""
+        """The stream of events: `types=conversation.*&since=`, and the header Last-Event-ID, which goes first."""
         limits, request = asked.limits, asked.request
         if self.draining:
             raise Unavailable("this worker is stopping")
         if len(self._streams) >= limits.streams:
             raise Backpressure(f"this worker already has {limits.streams} event streams")
-        types = [each for given in request.query_params.getlist("types") for each in given.split(",") if each]
-        since = requests.header(request, "last-event-id") or request.query_params.get("since") or None
+        given = requests.query(request, Heard)
+        types = [each for several in given.types for each in several.split(",") if each]
+        since = requests.header(request, LAST_EVENT_ID) or given.since or None
         stream = EventStream(asked.store.events(*types, since=since), limits, self._streams.discard)
         self._streams.add(stream)
         try:
@@ -177,6 +189,19 @@ class Service:
             self._streams.discard(stream)
             raise
         return stream
+
+    # The description
+
+    async def _described(self, request: Request) -> Response:
+        return await self._sent(request, Response(self._description, media_type="application/json"), 0.0)
+
+    async def _docs(self, request: Request) -> Response:
+        page = docs_page.page(json.loads(self._description))
+        return await self._sent(request, Response(page, headers=docs_page.HEADERS, media_type="text/html"), 0.0)
+
+    @cached_property
+    def _description(self) -> bytes:
+        return encode(description(self._operations))
 
     # The worker itself
 
@@ -191,7 +216,7 @@ class Service:
         try:
             asked = {name: self._probes[name] for name in needed}
         except KeyError as error:
-            return refusal(InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}"))
+            return refusal(InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}"), request)
         found = await asyncio.gather(*(probe.problem() for probe in asked.values()))
         said = {name: problem or "answers" for name, problem in zip(asked, found, strict=True)}
         ready = not any(found)
@@ -204,5 +229,24 @@ class Service:
         try:
             text = generate_latest(self.registry)
         except StateError as error:
-            return refusal(error)
+            return refusal(error, request)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _cors(origins: tuple[str, ...]) -> list[Middleware]:
+    """Let the scripts of these pages call the service. Credentials of the browser are never sent along."""
+    return [
+        Middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id", LAST_EVENT_ID, *CONDITIONS],
+            expose_headers=_READ_BY_PAGES, max_age=600,
+        )
+    ]  # fmt: skip
+
+
+async def _compress(response: Response) -> None:
+    """Compress the body, in a thread: for megabytes it takes as long as many requests."""
+    response.body = await asyncio.to_thread(gzip.compress, bytes(response.body), 1)
+    response.headers["Content-Encoding"] = "gzip"
+    response.headers["Content-Length"] = str(len(response.body))
+    response.headers["Vary"] = "Accept-Encoding"

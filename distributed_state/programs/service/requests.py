@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from typing import Any
+import re
+import secrets
+from typing import Any, TypeVar
 
+import orjson
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from distributed_state.errors import InvalidValue, TooLarge, Unavailable
-from distributed_state.values import bytes_as_text
 
-MAX_LAST = 10_000
+B = TypeVar("B", bound=BaseModel)
+_BODY = "distributed_state.body"  # in the scope of a request
+_ID = "distributed_state.request_id"
+_PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
+_SHOWN = 3  # faults of one request that its answer names
 
 
-async def body(request: Request, limit: int, *allowed: str) -> dict[str, Any]:
-    """Read the body, a JSON object with no other fields than those allowed; {} if there is none."""
+async def body(request: Request, limit: int, model: type[B]) -> B:
+    """Read the body, a JSON object as `model` has it; an empty one counts as {}."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Other types, and none, a web page can send to any server without asking it first.
+        raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
     data = await _bytes(request, limit)
     try:
         # Not orjson: it reads large integers as floats, and a value must come back as it was sent.
@@ -23,10 +36,37 @@ async def body(request: Request, limit: int, *allowed: str) -> dict[str, Any]:
         raise InvalidValue(f"the body is not JSON: {str(error)[:200]}") from error
     if not isinstance(given, dict):
         raise InvalidValue(f"the body is a JSON object, not {_kind(given)}")
-    for name in given:
-        if name not in allowed:
-            raise InvalidValue(f"the body has {', '.join(allowed)}, not {name!r:.80}")
-    return given
+    request.scope[_BODY] = given
+    return _checked(model, given, "the body")
+
+
+def query(request: Request, model: type[B]) -> B:
+    """Read the query as `model` has it: what is a list there may stand several times."""
+    given: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        field = model.model_fields.get(name)
+        if field is not None and "list[" in str(field.annotation):
+            given.setdefault(name, []).append(value)
+        else:
+            given[name] = value
+    return _checked(model, given, "the query")
+
+
+def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_context=False, include_input=False)
+        said = []
+        for fault in faults[:_SHOWN]:
+            place = ".".join(map(str, fault["loc"]))
+            if fault["type"] == "extra_forbidden":
+                said.append(f"{what} has {', '.join(model.model_fields) or 'nothing'}, not {place!r:.80}")
+            else:
+                text = fault["msg"].removeprefix("Value error, ")
+                said.append(f"{place[:80]}: {text[:1].lower()}{text[1:200]}" if place else text[:200])
+        more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        raise InvalidValue("; ".join(said) + more) from error
 
 
 async def _bytes(request: Request, limit: int) -> bytes:
@@ -46,53 +86,25 @@ async def _bytes(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-def text(given: dict[str, Any], name: str) -> str | None:
-    """A field that is a string, or absent."""
-    value = given.get(name)
-    if value is not None and not isinstance(value, str):
-        raise InvalidValue(f"{name} is a string, not {_kind(value)}")
-    return value
+def digest(request: Request) -> str:
+    """What tells a request from another one: a hash of its method, its path and its body, however that is written."""
+    given = request.scope.get(_BODY, {})
+    try:
+        text = orjson.dumps(given, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        # Large integers and lone surrogates.
+        text = json.dumps(given, sort_keys=True).encode()
+    head = f"{request.method} {request.url.path}?{request.url.query}\n".encode()
+    return hashlib.sha256(head + text).hexdigest()[:32]
 
 
-def fields(given: dict[str, Any], name: str) -> dict[str, Any]:
-    """A field that is an object, or absent."""
-    value = given.get(name)
-    if value is not None and not isinstance(value, dict):
-        raise InvalidValue(f"{name} is an object, not {_kind(value)}")
-    return value or {}
-
-
-def values(given: dict[str, Any], name: str) -> dict[str, Any]:
-    """A field that is an object of JSON values, and what stands beside it as bytes."""
-    return bytes_as_text.together(fields(given, name), fields(given, "bytes"))
-
-
-def messages(given: dict[str, Any], name: str = "messages") -> list[dict[str, Any]]:
-    """A field that is a list of objects, or absent."""
-    value = given.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
-        raise InvalidValue(f"{name} is a list of messages as {{'role': 'user', 'content': 'hi'}}")
-    return value
-
-
-def number(request: Request, name: str, default: int, most: int) -> int:
-    """An integer in the query."""
-    given = request.query_params.get(name)
-    if given is None:
-        return default
-    if not (given.isascii() and given.isdecimal() and len(given) < 10 and int(given) <= most):
-        raise InvalidValue(f"{name} is a number from 0 to {most}, not {given!r:.40}")
-    return int(given)
-
-
-def flag(request: Request, name: str) -> bool:
-    """A boolean in the query."""
-    given = request.query_params.get(name, "false")
-    if given not in ("true", "false"):
-        raise InvalidValue(f"{name} is true or false, not {given!r:.40}")
-    return given == "true"
+def request_id(request: Request) -> str:
+    """The request's id: its X-Request-Id if that is printable, else one that is made here."""
+    found = request.scope.get(_ID)
+    if found is None:
+        given = request.headers.get("x-request-id", "")
+        found = request.scope[_ID] = given if _PRINTABLE.fullmatch(given) else secrets.token_hex(16)
+    return str(found)
 
 
 def header(request: Request, name: str) -> str:

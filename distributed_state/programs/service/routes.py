@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -29,12 +30,31 @@ class Asked:
 
 Serve = Callable[[Asked], Coroutine[Any, Any, Response]]
 
+IF_MATCH = "If-Match"
+IF_NONE_MATCH = "If-None-Match"
+IDEMPOTENCY_KEY = "Idempotency-Key"
+LEASE = "Lease"
+LAST_EVENT_ID = "Last-Event-ID"
+CONDITIONS = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
+"""Headers that change what a request means: an operation that does not take one refuses it, rather than ignore it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A method of a path: `path` as Starlette writes it."""
+    """A method of a path: `path` as Starlette writes it.
+
+    `query` and `body` are what it takes, `answer` what it gives with `status`; `headers` those of CONDITIONS that it
+    takes. `media` is the type of the answer.
+    """
 
     method: str
     path: str
     right: Right
     serve: Serve
+    summary: str = ""
+    query: type[BaseModel] | None = None
+    body: type[BaseModel] | None = None
+    answer: type[BaseModel] | None = None
+    status: int = 200
+    headers: tuple[str, ...] = ()
+    media: str = "application/json"

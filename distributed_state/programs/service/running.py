@@ -63,12 +63,13 @@ def serve(
     wait: float = 60.0,
     limits: Limits | None = None,
     access_log: bool = False,
+    origins: tuple[str, ...] = (),
     report: Callable[[str], None] = log.info,
 ) -> None:
     """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `report` is called with its URL.
 
     While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
-    ConfigurationError at once. Uses uvloop if it is installed.
+    ConfigurationError at once. Uses uvloop if it is installed. Scripts of web pages from `origins` may call it.
     """
     # Otherwise it would be written wherever the root logger's level is `info`.
     access.setLevel(logging.INFO if access_log else logging.WARNING)
@@ -80,7 +81,8 @@ def serve(
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner, _listening(host, port) as listener:
-        if not runner.run(_run(open_store, listener, wait, limits or Limits(), report)):
+        service = Service(limits, origins=origins)
+        if not runner.run(_run(open_store, listener, wait, service, report)):
             # A thread waits for a server that does not answer, and a normal exit would wait for that thread.
             sys.stdout.flush()
             os._exit(0)
@@ -90,12 +92,12 @@ async def _run(
     open_store: Callable[[], Awaitable[AsyncStateStore]],
     listener: socket.socket,
     wait: float,
-    limits: Limits,
+    service: Service,
     report: Callable[[str], None],
 ) -> bool:
     """Serve until it is stopped; False if the store could not be closed in time."""
     stopping = asyncio.Event()
-    service = Service(limits)
+    limits = service.limits
     store: AsyncStateStore | None = None
     closed = True
     with _stopping_on_signals(stopping):

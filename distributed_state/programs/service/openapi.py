@@ -1,0 +1,175 @@
+"""The description of the interface, OpenAPI 3.1. Law: it is made from the table of operations and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from importlib.metadata import version
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
+
+from distributed_state.programs.service.answers import PROBLEM
+from distributed_state.programs.service.routes import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LAST_EVENT_ID,
+    LEASE,
+    Operation,
+)
+
+_SCHEMAS = "#/components/schemas/"
+_IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
+_HEADERS = {
+    IF_MATCH: "Write only if the record is at this version, as its ETag has it, or exists (`*`): else 412.",
+    IF_NONE_MATCH: "Read: 304 if the record is still at one of these. Write: `*`, only if it is not there yet.",
+    IDEMPOTENCY_KEY: "The request is made once, however often it comes under this key; with another body 422.",
+    LEASE: "Write under this lease, as it was given; 412 if it has ended.",
+    LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
+}
+_TEXT = {"type": "string"}
+_ALWAYS = (401, 403, 422, 429, 500, 501, 503)
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457). `error` is the name of its class, `instance` the id of the request."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str
+    error: str
+
+
+def description(operations: Sequence[Operation]) -> dict[str, Any]:
+    """The description as an object of JSON."""
+    models: list[type[BaseModel]] = [Problem]
+    models += [*(model for each in operations for model in (each.body, each.answer) if model is not None)]
+    mode: JsonSchemaMode = "validation"
+    unique: list[tuple[Any, JsonSchemaMode]] = [(model, mode) for model in dict.fromkeys(models)]
+    names, schemas = models_json_schema(unique, ref_template=_SCHEMAS + "{model}")
+    refs = {model: names[model, mode] for model, _ in unique}
+    paths: dict[str, dict[str, Any]] = {}
+    for each in operations:
+        paths.setdefault(plain(each.path), {})[each.method.lower()] = _operation(each, refs, operations)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "distributed_state",
+            "version": version("distributed-state"),
+            "summary": "State for agents: conversations, users and tasks, with their history.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas["$defs"],
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"bearer": []}, {}],
+    }
+
+
+def plain(path: str) -> str:
+    """A path as OpenAPI writes it."""
+    return _IN_PATH.sub(r"{\1}", path)
+
+
+def name_of(operation: Operation) -> str:
+    """The operation's id."""
+    words = re.findall(r"\w+", plain(operation.path).removeprefix("/v1"))
+    return "_".join([operation.method.lower(), *words])
+
+
+def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[Operation]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operationId": name_of(operation),
+        "summary": operation.summary,
+        "description": f"Needs the right `{operation.right}`.",
+        "tags": [plain(operation.path).split("/")[2]],
+        "parameters": [*_path(operation.path), *_query(operation.query), *_headers(operation.headers)],
+        "responses": _responses(operation, refs, operations),
+    }
+    if operation.body is not None:
+        content = {"application/json": {"schema": refs[operation.body]}}
+        found["requestBody"] = {"required": True, "content": content}
+    return found
+
+
+def _path(path: str) -> list[dict[str, Any]]:
+    kinds = {"int": {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}}
+    text = {"type": "string", "minLength": 1}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": kinds.get(kind, text)}
+        for name, kind in _IN_PATH.findall(path)
+    ]
+
+
+def _query(model: type[BaseModel] | None) -> list[dict[str, Any]]:
+    if model is None:
+        return []
+    schema = model.model_json_schema()
+    required = schema.get("required", ())
+    return [
+        {"name": name, "in": "query", "required": name in required, "schema": _without_null(each)}
+        for name, each in schema.get("properties", {}).items()
+    ]
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """In a query there is no null: what may be null may be left out."""
+    kinds = [each for each in schema.get("anyOf", []) if each != {"type": "null"}]
+    found = {**kinds[0], **{name: value for name, value in schema.items() if name != "anyOf"}} if kinds else schema
+    return {
+        name: value for name, value in found.items() if not (name == "default" and value is None) and name != "title"
+    }
+
+
+def _headers(names: Iterable[str]) -> list[dict[str, Any]]:
+    return [{"name": each, "in": "header", "description": _HEADERS[each], "schema": _TEXT} for each in names]
+
+
+def _responses(operation: Operation, refs: dict[Any, Any], operations: Iterable[Operation]) -> dict[str, Any]:
+    text = inspect.cleandoc(operation.answer.__doc__ or "") if operation.answer else HTTPStatus(operation.status).phrase
+    done: dict[str, Any] = {"description": text}
+    schema = refs[operation.answer] if operation.answer else _TEXT
+    done["content"] = {operation.media: {"schema": schema}}
+    done["headers"] = {name: {"schema": _TEXT} for name in ("ETag", "Link", "X-Request-Id")}
+    links = _links(operation, operations)
+    if links:
+        done["links"] = links
+    found = {str(operation.status): done}
+    if IF_NONE_MATCH in operation.headers and operation.method == "GET":
+        found["304"] = {"description": "The record is still at that version."}
+    problem = {PROBLEM: {"schema": refs[Problem]}}
+    for status in sorted(_statuses(operation)):
+        found[str(status)] = {"description": HTTPStatus(status).phrase, "content": problem}
+    return found
+
+
+def _statuses(operation: Operation) -> set[int]:
+    found = set(_ALWAYS)
+    if "{" in operation.path:
+        found |= {404, 410}
+    if operation.method != "GET":
+        found |= {404, 409, 410, 413, 415, 423}
+    if {IF_MATCH, LEASE} & {*operation.headers} or operation.method != "GET":
+        found.add(412)
+    return found
+
+
+def _links(operation: Operation, operations: Iterable[Operation]) -> dict[str, Any]:
+    """From what made a record to all that can be done with it."""
+    one = operation.path + "/{id}"
+    if operation.status != 201 or operation.path.endswith("/forks"):
+        one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else ""
+    return {
+        name_of(each): {"operationId": name_of(each), "parameters": {"id": "$response.body#/id"}}
+        for each in operations
+        if one and each.path.startswith(one) and _IN_PATH.findall(each.path) == [("id", "")] and each is not operation
+    }

@@ -1,0 +1,151 @@
+"""The table of what is served under /v1. Law: what is not in it is neither served nor described."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from starlette.responses import Response
+
+from distributed_state.programs.service.callers import Right
+from distributed_state.programs.service.resources import (
+    branches,
+    conversations,
+    fields,
+    fleet,
+    forks,
+    leases,
+    messages,
+    records,
+    search,
+    shapes,
+    turns,
+    versions,
+)
+from distributed_state.programs.service.resources.events import Heard
+from distributed_state.programs.service.routes import (
+    IDEMPOTENCY_KEY,
+    IF_MATCH,
+    IF_NONE_MATCH,
+    LAST_EVENT_ID,
+    LEASE,
+    Asked,
+    Operation,
+    Serve,
+)
+from distributed_state.values.model import Scope
+
+PREFIX = "/v1"
+OfScope = Callable[[Scope, Asked], Coroutine[Any, Any, Response]]
+Line = Callable[..., Operation]
+KINDS: dict[Scope, str] = {"session": "conversations", "user": "users", "task": "tasks"}
+_READ = (IF_NONE_MATCH,)
+_WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
+_HELD = (LEASE,)
+
+
+def operations(events: Serve) -> list[Operation]:
+    """All of them; `events` serves the stream of events."""
+    # Those of each request first: routes are tried in order.
+    many = [*_conversations(), *(each for scope in KINDS for each in _records(scope))]
+    many += [
+        Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", body=search.Search, answer=search.Hits),
+        Operation("GET", f"{PREFIX}/branches", "admin", branches.listing, "List the branches of all records",
+                  query=branches.Page, answer=branches.Branches),
+        Operation("GET", f"{PREFIX}/replicas", "admin", fleet.replicas, "List the replicas", answer=fleet.Replicas),
+        Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come",
+                  query=Heard, headers=(LAST_EVENT_ID,), media="text/event-stream"),
+    ]  # fmt: skip
+    return many
+
+
+def _conversations() -> list[Operation]:
+    one = f"{PREFIX}/conversations/{{id}}"
+    return [
+        Operation("POST", f"{one}/turns", "write", turns.turn, "Serve one request in a turn",
+                  body=turns.Turn, answer=turns.Turned, headers=_WRITE),
+        Operation("GET", one, "read", conversations.read, "Read a conversation",
+                  query=conversations.Last, answer=conversations.Conversation, headers=_READ),
+        Operation("POST", f"{PREFIX}/conversations", "write", conversations.create, "Begin a conversation",
+                  body=conversations.Create, answer=shapes.Begun, status=201,
+                  headers=(IF_NONE_MATCH, IDEMPOTENCY_KEY)),
+        Operation("GET", f"{PREFIX}/conversations", "read", conversations.listing, "List conversations",
+                  query=conversations.Listing, answer=conversations.Conversations),
+        Operation("GET", f"{one}/messages", "read", messages.page, "Read a page of messages",
+                  query=messages.Page, answer=messages.Numbered, headers=_READ),
+        Operation("POST", f"{one}/messages", "write", messages.append, "Add messages",
+                  body=messages.Append, answer=messages.Appended, status=201, headers=_WRITE),
+        Operation("GET", f"{one}/messages/{{number:int}}", "read", messages.one, "Read one message",
+                  query=records.Fresh, answer=messages.Single),
+    ]  # fmt: skip
+
+
+def _records(scope: Scope) -> list[Operation]:
+    name = records.NAMES[scope]
+    one = f"{PREFIX}/{KINDS[scope]}/{{id}}"
+
+    def line(method: str, path: str, right: Right, serve: OfScope, summary: str, **more: Any) -> Operation:
+        return Operation(method, one + path, right, partial(serve, scope), f"{summary} of a {name}", **more)
+
+    found = [*_fields(line), *_past(line), *_whole(line)]
+    if scope != "session":
+        found.append(line("GET", "", "read", records.read, "Read the state",
+                          query=records.Fresh, answer=records.Shown, headers=_READ))  # fmt: skip
+    if scope == "user":
+        found.append(line("DELETE", "/traces", "delete", records.forget, "Remove every trace",
+                          answer=records.Forgotten))  # fmt: skip
+    return found
+
+
+def _fields(line: Line) -> list[Operation]:
+    return [
+        line("GET", "/fields", "read", fields.read, "Read all fields",
+             query=records.Fresh, answer=fields.Fields, headers=_READ),
+        line("PATCH", "/fields", "write", fields.patch, "Change several fields",
+             body=fields.Patch, answer=fields.Patched, headers=_WRITE),
+        line("GET", "/fields/{key:path}", "read", fields.get, "Read one field",
+             query=records.Fresh, answer=fields.FieldValue, headers=_READ),
+        line("PUT", "/fields/{key:path}", "write", fields.put, "Set one field",
+             body=fields.SetField, answer=shapes.Written, headers=_WRITE),
+        line("DELETE", "/fields/{key:path}", "write", fields.delete, "Delete one field",
+             answer=shapes.Written, headers=_WRITE),
+        line("GET", "/tags", "read", fields.tags, "Read the tags",
+             query=records.Fresh, answer=fields.Tags, headers=_READ),
+        line("PATCH", "/tags", "write", fields.retag, "Change the tags",
+             body=fields.Retag, answer=shapes.Written, headers=_WRITE),
+    ]  # fmt: skip
+
+
+def _past(line: Line) -> list[Operation]:
+    return [
+        line("GET", "/versions", "read", versions.history, "Read a page of the history",
+             query=versions.Past, answer=versions.Versions),
+        line("GET", "/versions/{version:int}", "read", versions.at, "Read a version",
+             query=versions.OnBranch, answer=versions.State),
+        line("GET", "/versions/{version:int}/diff", "read", versions.diff, "Compare two versions",
+             query=versions.Other, answer=versions.Difference),
+        line("GET", "/checkpoints", "read", versions.checkpoints, "List the checkpoints", answer=versions.Checkpoints),
+        line("POST", "/checkpoints", "write", versions.checkpoint, "Make a checkpoint",
+             body=versions.Checkpoint, answer=shapes.Written, status=201, headers=_WRITE),
+        line("POST", "/rollback", "write", versions.rollback, "Restore an earlier state",
+             body=versions.Rollback, answer=shapes.Versioned, headers=_HELD),
+        line("POST", "/forks", "write", forks.fork, "Make a fork",
+             body=forks.Fork, answer=shapes.Begun, status=201),
+        line("GET", "/branches", "read", branches.of_record, "List the branches", answer=branches.Branches),
+        line("DELETE", "/branches/{branch}", "delete", branches.drop, "Drop a branch", answer=branches.Dropped),
+    ]  # fmt: skip
+
+
+def _whole(line: Line) -> list[Operation]:
+    return [
+        line("POST", "/lease", "write", leases.take, "Take the lease",
+             body=leases.Take, answer=leases.Taken, status=201),
+        line("PUT", "/lease", "write", leases.renew, "Renew the lease",
+             body=leases.Renew, answer=leases.Taken, headers=_HELD),
+        line("DELETE", "/lease", "write", leases.release, "Release the lease",
+             answer=leases.Released, headers=_HELD),
+        line("DELETE", "", "delete", records.delete, "Delete the state", answer=shapes.Versioned, headers=_HELD),
+        line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
+             answer=records.Erased, headers=_HELD),
+    ]  # fmt: skip

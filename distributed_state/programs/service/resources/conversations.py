@@ -1,0 +1,177 @@
+"""Conversations: begun, read and listed. Law: ids that are made here begin with the caller's prefix."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from pydantic import Field
+from starlette.responses import Response
+
+from distributed_state.errors import AccessDenied, InvalidValue
+from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.shapes import (
+    Answer,
+    Body,
+    Encoded,
+    Id,
+    Limit,
+    Messages,
+    Query,
+    Values,
+    together,
+)
+from distributed_state.programs.service.routes import Asked
+from distributed_state.records import creation
+from distributed_state.records import messages as shown_messages
+from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.context import context_of
+from distributed_state.values import bytes_as_text
+from distributed_state.values.model import PHASE
+
+
+class Create(Body):
+    """A conversation to begin; without an `id` one is made. `user` owns it."""
+
+    id: Id | None = None
+    user: Id | None = None
+    fields: Values | None = None
+    bytes: Encoded | None = None
+
+
+async def create(asked: Asked) -> Response:
+    """Begin a conversation."""
+    given = await requests.body(asked.request, asked.limits.body, Create)
+    fields = together(given.fields, given.bytes)
+    key = writing.key_of(asked)
+    if given.user is not None:
+        records.within(asked, given.user)
+    if given.id is not None:
+        id: str | None = records.within(asked, records.made(given.id))
+    elif key is not None:
+        # The same for a request that is repeated, so that it finds what the first one made.
+        named = hashlib.sha256(f"{asked.caller.actor}\n{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        id = asked.caller.prefix + named
+    else:
+        id = asked.caller.prefix + secrets.token_hex(16) if asked.caller.prefix else None
+    session = asked.store.session(id, user=given.user)
+    change = writing.Write(
+        "create",
+        lambda changes: changes.set_many(fields),
+        draft=lambda context, changes: creation.creation(context, changes, False),
+    )
+    done = await writing.write(asked, session, change)
+    place = {"Location": f"{asked.request.url.path}/{records.quoted(session.id)}"}
+    return answer({"id": session.id, "version": done.version}, 201, version=done.version, headers=place)
+
+
+class Last(Query):
+    """How much of a conversation is read: its `last` messages."""
+
+    last: Annotated[int, Field(ge=0, le=10_000)] = 20
+    fresh: bool = False
+
+
+class Conversation(Answer):
+    """A conversation as it is, its fields, phase and messages of one version."""
+
+    id: str
+    version: int
+    phase: str | None
+    fields: Values
+    bytes: Encoded | None = None
+    messages: Messages
+
+
+async def read(asked: Asked) -> Response:
+    """A conversation with its last messages."""
+    given = requests.query(asked.request, Last)
+    id = records.id_of(asked)
+    context = context_of(asked.store.session(id))
+    context.allow("read", MESSAGES, MOVES)
+    # Fields, phase and messages of one version, as one look at the record gives them.
+    entry, messages = await shown_messages.messages(context.tiers, context.keys, given.last, fresh=given.fresh)
+    records.there(entry, "session", id)
+    known = conditions.not_modified(asked.request, entry)
+    if known is not None:
+        return known
+    phase = entry.fields.get(PHASE)
+    found = {
+        "id": id,
+        "version": entry.version,
+        "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
+        **bytes_as_text.apart(context.fields(entry)),
+        "messages": [each.to_dict() for each in messages],
+    }
+    return answer(found, version=entry.version)
+
+
+class Listing(Query):
+    """Which records are listed.
+
+    Without `prefix` and `tag` the last changed first, else in the order of their ids. A `tag` is `key:text`, and may
+    stand several times: records that have all of them are listed. `after` is what the page before gave.
+    """
+
+    user: Id | None = None
+    prefix: str | None = None
+    tag: list[str] = Field(default_factory=list)
+    limit: Limit = 50
+    after: str | None = None
+    fresh: bool = False
+
+
+class Row(Answer):
+    """A record of a listing. Times are in seconds since 1970; `cursor` continues behind it."""
+
+    id: str
+    user: str | None
+    version: int
+    created: float
+    updated: float
+    deleted: bool
+    cursor: str
+
+
+class Conversations(Answer):
+    """A page; `after` is null if it is the last."""
+
+    conversations: list[Row]
+    after: str | None
+
+
+async def listing(asked: Asked) -> Response:
+    """A page of conversations."""
+    given = requests.query(asked.request, Listing)
+    tags: dict[str, list[str]] = {}
+    for each in given.tag:
+        key, found, text = each.partition(":")
+        if not found:
+            raise InvalidValue(f"a tag is key:text, not {each!r:.80}")
+        tags.setdefault(key, []).append(text)
+    if given.user is not None:
+        records.within(asked, given.user)
+    rows: list[dict[str, Any]] = [
+        asdict(each)
+        for each in await asked.store.sessions(
+            user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=given.limit,
+            after=given.after, fresh=given.fresh,
+        )
+    ]  # fmt: skip
+    after = rows[-1]["cursor"] if len(rows) == given.limit else None
+    more = conditions.next_page(asked.request, after=after) if after is not None else None
+    return answer({"conversations": rows, "after": after}, headers=more)
+
+
+def narrowed(asked: Asked, prefix: str | None) -> str | None:
+    """What the ids of a listing begin with: what was asked for, within what is the caller's. Raises AccessDenied."""
+    mine = asked.caller.prefix
+    if not mine or (prefix is not None and prefix.startswith(mine)):
+        return prefix
+    if prefix is None or mine.startswith(prefix):
+        return mine
+    raise AccessDenied(f"ids of yours begin with {mine!r}, not {prefix!r:.80}")

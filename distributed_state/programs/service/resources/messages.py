@@ -1,0 +1,105 @@
+"""Messages of a conversation, paged by their numbers. Law: a page costs what it holds, and a number stays."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+from starlette.responses import Response
+
+from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Messages, Query, Version
+from distributed_state.programs.service.routes import Asked
+from distributed_state.records import messages as shown_messages
+from distributed_state.records.access import MESSAGES
+from distributed_state.records.context import context_of
+from distributed_state.tiers.changes import Changes
+
+
+class Page(Query):
+    """Which messages: `limit` from the beginning of `order`, between two numbers, both exclusive."""
+
+    limit: Limit = 50
+    before: Version | None = None
+    after: Version | None = None
+    order: Literal["asc", "desc"] = "asc"
+    fresh: bool = False
+
+
+class Numbered(Answer):
+    """Messages in the order asked for, each with its `number` and the `timestamp` of its commit."""
+
+    version: int
+    messages: Messages
+
+
+async def page(asked: Asked) -> Response:
+    """A page of messages."""
+    given = requests.query(asked.request, Page)
+    session = asked.store.session(records.id_of(asked))
+    context = context_of(session)
+    context.allow("read", MESSAGES)
+    wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
+    shown = await shown_messages.chosen(context.tiers, context.keys, wanted, fresh=given.fresh)
+    records.there(shown.entry, "session", session.id)
+    known = conditions.not_modified(asked.request, shown.entry)
+    if known is not None:
+        return known
+    found = shown.raw()
+    if given.order == "desc":
+        found.reverse()
+    more: dict[str, str] | None = None
+    if len(found) == given.limit:
+        bound = "before" if given.order == "desc" else "after"
+        more = conditions.next_page(asked.request, **{bound: found[-1]["number"]})
+    version = shown.entry.version
+    return answer({"version": version, "messages": found}, version=version, headers=more)
+
+
+class Single(Answer):
+    """A message as it was appended, with its `number` and the `timestamp` of its commit."""
+
+    model_config = ConfigDict(extra="allow")
+
+    number: int
+
+
+async def one(asked: Asked) -> Response:
+    """One message by its number."""
+    given = requests.query(asked.request, records.Fresh)
+    number = asked.request.path_params["number"]
+    session = asked.store.session(records.id_of(asked))
+    message = await session.message(number, fresh=given.fresh)
+    found: dict[str, Any] = message.to_dict()
+    if message.timestamp is not None:
+        found.setdefault("timestamp", message.timestamp)
+    return answer(found | {"number": number})
+
+
+class Append(Body):
+    """Messages to add."""
+
+    messages: Annotated[Messages, Field(description="At least one.")]
+
+
+class Appended(Answer):
+    """The new version, and the number of the first message that was added."""
+
+    version: int
+    repeated: bool
+    first_message: int | None
+
+
+async def append(asked: Asked) -> Response:
+    """Add messages to a conversation."""
+    given = await requests.body(asked.request, asked.limits.body, Append)
+
+    def build(changes: Changes) -> None:
+        for message in given.messages:
+            changes.append(message)
+
+    done = await writing.write(asked, records.handle(asked, "session"), writing.Write("append", build))
+    found = {"version": done.version, "repeated": done.repeated, "first_message": done.first_message}
+    return answer(found, 201, version=done.version)

@@ -1,0 +1,138 @@
+"""Records that a path names: conversations, users and tasks. Law: an id that a path cannot name is never made."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import Response
+
+from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.programs.service import conditions, leasing, requests
+from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.resources.shapes import Answer, Encoded, Query, Values
+from distributed_state.programs.service.routes import Asked
+from distributed_state.records.access import TAGS
+from distributed_state.records.context import context_of
+from distributed_state.records.record import AsyncRecord
+from distributed_state.values import bytes_as_text
+from distributed_state.values.model import Ref, Scope
+from distributed_state.values.tags import tags_in
+
+NAMES: dict[Scope, str] = {"session": "conversation", "user": "user", "task": "task"}
+
+
+class Fresh(Query):
+    """How a record is read: `fresh` asks the server, whatever this worker knows."""
+
+    fresh: bool = False
+
+
+class Shown(Answer):
+    """A record as it is."""
+
+    id: str
+    version: int
+    fields: Values
+    bytes: Encoded | None = None
+    tags: dict[str, list[str]]
+
+
+def within(asked: Asked, id: str) -> str:
+    """The id, if the caller may name it. Raises AccessDenied."""
+    if not id.startswith(asked.caller.prefix):
+        raise AccessDenied(f"ids of yours begin with {asked.caller.prefix!r}, not {id!r:.80}")
+    return id
+
+
+def made(id: str) -> str:
+    """The id of a record that begins. Raises InvalidValue for one that no path can name."""
+    if "/" in id or id in (".", ".."):
+        # It would be another path, whatever escapes it: servers and proxies decode and tidy up paths.
+        raise InvalidValue(f"id {id!r:.80}: has no place in a path of HTTP; leave out '/'")
+    Ref("session", id)
+    return id
+
+
+def quoted(id: str) -> str:
+    """An id as a path has it."""
+    return quote(id, safe="")
+
+
+def id_of(asked: Asked) -> str:
+    """The id in the path."""
+    return within(asked, asked.request.path_params["id"])
+
+
+def handle(asked: Asked, scope: Scope) -> Any:
+    """The record that the path names."""
+    id = id_of(asked)
+    store = asked.store
+    return store.session(id) if scope == "session" else store.user(id) if scope == "user" else store.task(id)
+
+
+def written_by(asked: Asked, scope: Scope) -> Any:
+    """The record that the path names, to be written under the lease that the request names."""
+    record = handle(asked, scope)
+    leasing.carry(asked, context_of(record))
+    return record
+
+
+def there(entry: CachedRecord, scope: Scope, id: str) -> CachedRecord:
+    """The record as it was read. Raises NotFound or Deleted if it is not there."""
+    if entry.deleted:
+        raise Deleted(f"{NAMES[scope]} {id!r:.200} was deleted at version {entry.version}")
+    if entry.version == 0:
+        raise NotFound(f"there is no {NAMES[scope]} {id!r:.200}")
+    return entry
+
+
+async def look(record: AsyncRecord, scope: Scope, fresh: bool, field: str | None = None) -> CachedRecord:
+    """The record as it is, for one who reads this field of it; None: all of it."""
+    return there(await context_of(record).read(fresh, field), scope, record.id)
+
+
+async def read(scope: Scope, asked: Asked) -> Response:
+    """The fields and tags of a user or a task."""
+    asked_for = requests.query(asked.request, Fresh)
+    record = handle(asked, scope)
+    entry = await look(record, scope, asked_for.fresh)
+    known = conditions.not_modified(asked.request, entry)
+    if known is not None:
+        return known
+    fields = bytes_as_text.apart(context_of(record).fields(entry))
+    context_of(record).allow("read", TAGS)
+    shown = {"id": record.id, "version": entry.version, **fields, "tags": tags_in(entry.fields)}
+    return answer(shown, version=entry.version)
+
+
+async def delete(scope: Scope, asked: Asked) -> Response:
+    """Delete a record; its history stays."""
+    record = written_by(asked, scope)
+    version = await asked.store.delete(record.id, scope=scope)
+    return answer({"version": version}, version=version)
+
+
+class Erased(Answer):
+    """Whether there was something to erase."""
+
+    erased: bool
+
+
+async def erase(scope: Scope, asked: Asked) -> Response:
+    """Remove a record for good, with its history."""
+    return answer({"erased": await written_by(asked, scope).erase()})
+
+
+class Forgotten(Answer):
+    """How many records were removed."""
+
+    records: int
+
+
+async def forget(scope: Scope, asked: Asked) -> Response:
+    """Remove every trace of a user: its record, conversations and tasks, their forks and history."""
+    if scope != "user":
+        raise InvalidValue(f"a {NAMES[scope]} is erased, only a user can be forgotten")
+    return answer({"records": await asked.store.forget(id_of(asked))})

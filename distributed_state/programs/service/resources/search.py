@@ -1,0 +1,69 @@
+"""Search of what records say. Law: a caller finds what is its own tenant's alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from distributed_state.programs.service import requests
+from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.conversations import narrowed
+from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Values
+from distributed_state.programs.service.routes import Asked
+from distributed_state.values.model import Scope
+from distributed_state.values.search import KINDS, Kind
+
+
+class Search(Body):
+    """What to look for; without a `query` everything, the newest first. `filter` is about objects' values."""
+
+    query: str | None = None
+    scope: Scope | None = None
+    prefix: str = ""
+    user: Id | None = None
+    kinds: list[Kind] = Field(default_factory=lambda: list(KINDS))
+    collection: str | None = None
+    filter: Values | None = None
+    match: Literal["all", "any"] = "all"
+    limit: Annotated[int, Field(ge=1, le=100)] = 10
+    offset: Annotated[int, Field(ge=0, le=10_000)] = 0
+    fresh: bool = False
+
+
+class Hit(Answer):
+    """Something that was found: a message by its number, a field by its key, an item by both."""
+
+    scope: str
+    id: str
+    user: str | None
+    kind: str
+    key: str | None
+    collection: str | None
+    number: int | None
+    text: str
+    value: Any
+    version: int
+    score: float
+
+
+class Hits(Answer):
+    """What was found, the most relevant first."""
+
+    hits: list[Hit]
+
+
+async def search(asked: Asked) -> Response:
+    """Find messages, fields and items by what they say."""
+    given = await requests.body(asked.request, asked.limits.body, Search)
+    if given.user is not None:
+        records.within(asked, given.user)
+    found = await asked.store.search(
+        given.query, scope=given.scope, prefix=narrowed(asked, given.prefix) or "", user=given.user, kinds=given.kinds,
+        collection=given.collection, filter=given.filter, match=given.match, limit=given.limit, offset=given.offset,
+        fresh=given.fresh,
+    )  # fmt: skip
+    return answer({"hits": [asdict(each) for each in found]})

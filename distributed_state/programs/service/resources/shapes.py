@@ -1,0 +1,87 @@
+"""What bodies and answers are made of. Law: a body names nothing unknown, and its values pass as they were sent.
+
+Values of users are looked at by the store alone: they are neither copied nor converted here, so that a large integer or
+an odd string comes back as it was sent.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from distributed_state.values import bytes_as_text
+
+
+class Body(BaseModel):
+    """What a request brings."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Query(BaseModel):
+    """What stands behind the ? of a request: texts, which are read as what is wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Answer(BaseModel):
+    """What an answer holds. It is a description: answers are not validated before they are sent."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _object(value: Any) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError("is an object")
+    return value
+
+
+def _messages(value: Any) -> Any:
+    if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
+        raise ValueError("is a list of messages as {'role': 'user', 'content': 'hi'}")
+    return value
+
+
+_VALUES = {"type": "object", "additionalProperties": True}
+_ENCODED = {"type": "object", "additionalProperties": {"type": "string", "contentEncoding": "base64"}}
+_MESSAGE = {"type": "object", "properties": {"role": {"type": "string"}}, "additionalProperties": True}
+
+Values = Annotated[dict[str, Any], PlainValidator(_object), WithJsonSchema(_VALUES)]
+"""JSON values by name."""
+Encoded = Annotated[dict[str, Any], PlainValidator(_object), WithJsonSchema(_ENCODED)]
+"""Bytes by name, in base64: they stand beside the values, as JSON has none."""
+Messages = Annotated[
+    list[dict[str, Any]], PlainValidator(_messages), WithJsonSchema({"type": "array", "items": _MESSAGE})
+]
+"""Messages in the fields of the chat format; unknown ones are kept."""
+Id = Annotated[str, Field(min_length=1, max_length=1024)]
+Label = Annotated[str, Field(min_length=1, max_length=500)]
+Texts = dict[str, list[str]]
+Version = Annotated[int, Field(ge=0, lt=2**63)]
+Limit = Annotated[int, Field(ge=1, le=1000)]
+
+
+class Versioned(Answer):
+    """The record's version, as this made it."""
+
+    version: int
+
+
+class Begun(Answer):
+    """A record that began."""
+
+    id: str
+    version: int
+
+
+class Written(Answer):
+    """What a write came to: the new version; `repeated` if its Idempotency-Key was answered before."""
+
+    version: int
+    repeated: bool
+
+
+def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> dict[str, Any]:
+    """Values and bytes as the store takes them. Raises InvalidValue."""
+    return bytes_as_text.together(given or {}, encoded or {})

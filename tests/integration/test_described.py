@@ -1,0 +1,103 @@
+"""The interface is as its description says: what schemathesis makes of the description is asked of a worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from serving import served
+
+# The strategies of schemathesis use it.
+pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module inside strategies")
+CHECKS = ("not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance")
+
+
+@pytest.fixture(scope="module")
+def client(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    folder = tmp_path_factory.mktemp("described")
+    namespace = f"t{os.urandom(6).hex()}"
+    with served(servers.redis("valkey").url, f"sqlite:///{folder}/a.db", namespace, search=True) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def described(client: httpx.Client) -> Any:
+    import schemathesis  # here, as it takes a second
+
+    found = schemathesis.openapi.from_dict(client.get("/v1/openapi.json").json())
+    found.config.update(base_url=str(client.base_url))
+    return found.exclude(path="/v1/events")  # which has no end
+
+
+def checks() -> list[Any]:
+    from schemathesis.checks import CHECKS as known
+    from schemathesis.checks import load_all_checks
+
+    load_all_checks()
+    return [known.get_one(name) for name in CHECKS]
+
+
+def ask_all(described: Any, examples: int) -> int:
+    """Ask every operation so often; how many there are."""
+    asked = 0
+    wanted = checks()
+    for found in described.get_all_operations():
+        operation = found.ok()
+
+        @settings(
+            max_examples=examples, deadline=None, database=None, phases=[Phase.generate], derandomize=examples < 10,
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=operation.as_strategy())
+        def ask(case: Any) -> None:
+            case.call_and_validate(checks=wanted)
+
+        ask()
+        asked += 1
+    return asked
+
+
+def test_every_operation_answers_as_it_is_described(described: Any) -> None:
+    assert ask_all(described, 2) > 70
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(900)
+def test_every_operation_answers_as_it_is_described_however_often(described: Any) -> None:
+    assert ask_all(described, 60) > 70
+
+
+def lead(described: Any, examples: int, steps: int) -> None:
+    """Go from operation to operation along the links."""
+    machine = described.as_state_machine()
+    wanted = checks()
+
+    class Led(machine):  # type: ignore[misc, valid-type]  # made at run time
+        def validate_response(self, response: Any, case: Any, **more: Any) -> None:
+            case.validate_response(response, checks=wanted)
+
+    Led.run(
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            derandomize=examples < 10,
+            suppress_health_check=list(HealthCheck),
+        )
+    )
+
+
+def test_what_was_made_answers_as_it_is_described(described: Any) -> None:
+    lead(described, 2, 6)
+
+
+@pytest.mark.wide
+@pytest.mark.timeout(900)
+def test_what_was_made_answers_as_it_is_described_however_long(described: Any) -> None:
+    lead(described, 60, 12)

@@ -1,0 +1,71 @@
+"""A service in a thread of the test, on real servers, asked over a socket. Law: it is gone with its `with` block."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+
+from distributed_state import AsyncStateStore
+from distributed_state.programs.service import Limits, Service
+from distributed_state.programs.service.callers import Caller
+
+JSON = {"Content-Type": "application/json"}
+
+
+class Named:
+    """Recognizes everybody as one caller."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    async def caller(self, request: Any) -> Caller:
+        return self._caller
+
+
+class _Server(uvicorn.Server):
+    def install_signal_handlers(self) -> None:
+        """None: it runs beside the main thread."""
+
+
+@contextmanager
+def served(
+    url: str | None, archive: str, namespace: str, *, service: Service | None = None, **settings: Any
+) -> Iterator[httpx.Client]:
+    """A client of a service on this store."""
+    service = service or Service(Limits(busy=0.3))
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(service.app, log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=2)
+    server = _Server(config)
+    failed: list[BaseException] = []
+
+    async def run() -> None:
+        async with AsyncStateStore.open(url, archive=archive, namespace=namespace, **settings) as store:
+            service.begin(store)
+            await server.serve(sockets=[listener])
+            await service.drain()
+
+    def main() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:  # noqa: BLE001 - raised in the test below
+            failed.append(error)
+
+    thread = threading.Thread(target=main)
+    thread.start()
+    host, port = listener.getsockname()
+    try:
+        with httpx.Client(base_url=f"http://{host}:{port}", timeout=30, headers=JSON) as client:
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        listener.close()
+        assert not failed, failed
+        assert not thread.is_alive()
