@@ -18,7 +18,9 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, exc
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
+from distributed_state.cold import private_files
 from distributed_state.cold.patience import Line, Patience
+from distributed_state.cold.urls import sqlite_file
 from distributed_state.errors import ColdUnavailable
 
 LONG = 60  # what may take long may take so many times as long
@@ -96,6 +98,12 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
     """Set every connection up, and let nobody wait for another process longer than this."""
     path = engine.url.database or ""
 
+    def connecting(*_: Any) -> None:
+        # SQLite would make it readable for all. To the files beside it it gives the mode that it has.
+        file = sqlite_file(engine.url)
+        if file is not None and engine.url.query.get("mode", "rwc") == "rwc":
+            private_files.create(file)
+
     def connect(connection: Any, record: Any) -> None:
         # SQLAlchemy begins and commits (below); the driver's own idea of when to begin must be off.
         connection.isolation_level = None
@@ -116,6 +124,7 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
         else:
             connection.exec_driver_sql("BEGIN")
 
+    event.listen(engine, "do_connect", connecting)
     event.listen(engine, "connect", connect)
     event.listen(engine, "begin", begin)
 

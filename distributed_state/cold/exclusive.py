@@ -18,8 +18,9 @@ from contextlib import contextmanager
 from filelock import FileLock, Timeout
 from sqlalchemy import Connection, func, select, text
 
+from distributed_state.cold import private_files
 from distributed_state.cold.engine import Database
-from distributed_state.cold.urls import parse_url
+from distributed_state.cold.urls import parse_url, sqlite_file
 from distributed_state.errors import ConfigurationError
 
 _ADVICE = "another store has it open embedded; give all workers one Redis url to share it"
@@ -33,14 +34,14 @@ _UNLIMITED = text(
 @contextmanager
 def file(url: str) -> Iterator[None]:
     """Have SQLite's file alone; nothing where there is none. Raises ConfigurationError if somebody else has it."""
-    parsed = parse_url(url)
-    path = (parsed.database or "").removeprefix("file:")
-    if parsed.get_backend_name() != "sqlite" or path in ("", ":memory:"):
+    path = sqlite_file(parse_url(url))
+    if path is None:
         yield
         return
     folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         raise ConfigurationError(f"{path}: there is no folder {folder}")  # FileLock would make it
+    private_files.create(f"{path}.lock")
     # Opened in one thread, perhaps closed in another.
     lock = FileLock(f"{path}.lock", blocking=False, thread_local=False)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from sqlalchemy import exc, make_url
 from sqlalchemy.engine import URL
@@ -52,6 +53,14 @@ def parse_url(url: str) -> URL:
 def display_name(url: URL) -> str:
     """The URL as it can be shown."""
     return url.set(query={}).render_as_string(hide_password=True)
+
+
+def sqlite_file(url: URL) -> str | None:
+    """The path of SQLite's file; None of a database that has none."""
+    path = url.database or ""
+    if path.startswith("file:"):
+        path = unquote(path.removeprefix("file:"))
+    return path if url.get_backend_name() == "sqlite" and path not in ("", ":memory:") else None
 
 
 def places(url: URL) -> list[tuple[str, int]]:

@@ -15,6 +15,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from distributed_state.cold.private_files import opener
+
 Message = dict[str, Any]
 _SAID = 2000
 
@@ -28,7 +30,7 @@ class WorkerProcess:
         """Start it. A thread gives all that it says to `listen`, and None at its end; its stderr goes to `log`."""
         pipe = subprocess.PIPE
         self._log = log
-        with nullcontext() if log is None else log.open("ab") as errors:
+        with nullcontext() if log is None else open(log, "ab", opener=opener) as errors:
             # Its own session: a Ctrl-C in the terminal is for us, who then end it.
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=errors, encoding="utf-8", start_new_session=True

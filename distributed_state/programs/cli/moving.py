@@ -11,6 +11,7 @@ from typing import Annotated, TextIO
 import typer
 
 import distributed_state
+from distributed_state.cold.private_files import opener
 from distributed_state.errors import Conflict, InvalidValue, NotFound, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store
 
@@ -37,7 +38,9 @@ def export(
         store = stack.enter_context(open_store(context))
         if id is not None:
             lines = store.export(id, scope=scope)
-        file = sys.stdout if output is None else stack.enter_context(output.open("w", encoding="utf-8"))
+        file = sys.stdout
+        if output is not None:
+            file = stack.enter_context(open(output, "w", encoding="utf-8", opener=opener))
         if id is not None:
             file.writelines(f"{line}\n" for line in lines)
         else:

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import distributed_state
+from distributed_state.cold.private_files import opener
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
 
@@ -210,7 +211,9 @@ def replay(
     result = replay(plan, err)
     show(result, out)
     if report is not None:
-        report.write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+        # Differences show what users said.
+        with open(report, "w", encoding="utf-8", opener=opener) as file_of_report:
+            file_of_report.write(json.dumps(result.to_dict(), indent=2) + "\n")
     if result.differences:
         raise typer.Exit(1)
 

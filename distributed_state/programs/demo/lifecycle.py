@@ -243,7 +243,7 @@ def _place(plan: Plan, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
+        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield keep.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="distributed-state-demo-", ignore_cleanup_errors=True) as place:

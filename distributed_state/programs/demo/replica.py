@@ -26,6 +26,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from distributed_state import Agent, Event, StateError, StateStore
+from distributed_state.cold.private_files import opener
 from distributed_state.programs.demo import notebook
 from distributed_state.programs.worker_processes import Message, Parent
 
@@ -37,7 +38,7 @@ class Notebook:
 
     def __init__(self, file: Path, parent: Parent) -> None:
         self.name = file.stem
-        self._file = file.open("a", buffering=1, encoding="utf-8")
+        self._file = open(file, "a", 1, "utf-8", opener=opener)  # noqa: SIM115 - for as long as the process lives
         self._parent = parent
         self._mutex = threading.Lock()
 

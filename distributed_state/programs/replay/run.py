@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from distributed_state import InvalidValue, StateStore
+from distributed_state.cold.private_files import opener
 from distributed_state.programs.replay.conversations import Conversation
 from distributed_state.programs.replay.coordinator import Coordinator, Tally
 from distributed_state.programs.replay.pool import ProcessWorker, ThreadWorker, Worker
@@ -53,7 +54,7 @@ def replay(plan: Plan, console: Console) -> Report:
     with ExitStack() as stack:
         folder = stack.enter_context(_folder(plan.keep))
         settings = stack.enter_context(_settings(plan, folder))
-        log = stack.enter_context((folder / "acknowledged.jsonl").open("w", buffering=1, encoding="utf-8"))
+        log = stack.enter_context(open(folder / "acknowledged.jsonl", "w", 1, "utf-8", opener=opener))
         with StateStore.open(**settings, archiver=plan.in_process) as store:
             if plan.namespace:
                 _refuse_to_mix(store, plan)
@@ -124,7 +125,7 @@ def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
     if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
+        keep.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield keep.resolve()
         return
     with tempfile.TemporaryDirectory(prefix="distributed-state-replay-") as place:

@@ -12,6 +12,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.programs.servers.binaries import redis_binary
 from distributed_state.programs.servers.cluster_node import SLOTS, ClusterNode
 from distributed_state.programs.servers.process import wait_until, working_folder
+from distributed_state.programs.servers.redis import with_password
 from distributed_state.programs.servers.resharding import begin_move, end_move, move_keys
 
 
@@ -22,13 +23,13 @@ class RedisCluster:
         self.binary = binary
         self.directory = directory
         self.nodes: list[ClusterNode] = []
-        self._options = options
+        self._options = with_password(options)
         self._started = 0
 
     @property
     def url(self) -> str:
         """The URL for `StateStore.open`, with every node as a seed."""
-        return "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+        return f"redis+cluster://:{self.nodes[0].password}@{self._places()}"
 
     def start(self, primaries: int, replicas: int) -> None:
         """Start `primaries` nodes, each with so many `replicas`, share the slots out, and wait until all agree."""
@@ -85,7 +86,7 @@ class RedisCluster:
 
     def wait_converged(self) -> None:
         """Wait until all nodes that answer agree on who is what, serve every slot, and replicas are in sync."""
-        wait_until(self.converged, f"the nodes of {self.url} did not agree")
+        wait_until(self.converged, f"the nodes {self._places()} did not agree")
 
     def converged(self) -> bool:
         """Whether all nodes that answer agree, serve every slot, and replicas are in sync. May raise OSError."""
@@ -150,6 +151,9 @@ class RedisCluster:
         """End every process at once; what they hold goes with their folders."""
         for node in self.nodes:
             node.kill()
+
+    def _places(self) -> str:
+        return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
 
     def _promote(self, primary: ClusterNode, how: tuple[str, ...]) -> ClusterNode:
         replicas = self.replicas_of(primary)

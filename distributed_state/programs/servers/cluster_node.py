@@ -46,7 +46,7 @@ class ClusterNode(RedisServer):
     """A Redis or Valkey process in cluster mode. It comes back with its id and its slots, on its ports."""
 
     def __init__(self, binary: str, options: Sequence[str], directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         super().__init__(binary, options, directory)
         self.bus_port = free_port()
         self.id = ""  # the server chooses it

@@ -1,63 +1,85 @@
-"""A PostgreSQL server. Law: started by root it runs as the user nobody, because PostgreSQL refuses to run as root."""
+"""A PostgreSQL server. Law: started by root it runs as the user nobody, because PostgreSQL refuses to run as root.
+
+Others run as nobody too. So its folder is entered by a group alone that no other process is in.
+"""
 
 from __future__ import annotations
 
+import grp
+import hmac
 import os
+import random
+import secrets
 import shutil
 import signal
 import socket
 import struct
 import subprocess
+from base64 import b64encode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import pbkdf2_hmac, sha256
 from pathlib import Path
 
+from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
 from distributed_state.programs.servers.binaries import postgres_binaries
-from distributed_state.programs.servers.process import Server, launch, working_folder
+from distributed_state.programs.servers.process import Server, launch, new_password, working_folder
 
 
 class PostgresServer(Server):
-    """A PostgreSQL process with one superuser, `postgres`, who needs no password from loopback."""
+    """A PostgreSQL process with one superuser, `postgres`, who has a new password."""
 
     stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave
 
     def __init__(self, binaries: Path, options: Sequence[str], directory: Path) -> None:
         super().__init__(directory)
+        self.password = new_password()
         self._options = options
         self._data = directory / "data"
+        self._data.mkdir(mode=0o700)
+        self._group: int | None = None
         if os.geteuid() == 0:
-            shutil.chown(directory, "nobody")
-            binaries = _binaries_for_nobody(binaries, directory)
+            self._group = _unused_group()
+            _enter_as(directory, self._group)
+            shutil.chown(self._data, "nobody", self._group)
+            binaries = _binaries_for_nobody(binaries, directory, self._group)
         self._binaries = binaries
         self._initialise()
 
     @property
     def url(self) -> str:
         """The URL for `archive`."""
-        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/postgres"
+        return f"postgresql+psycopg://postgres:{self.password}@127.0.0.1:{self.port}/postgres"
 
     def _initialise(self) -> None:
-        command = [str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres"]
-        command += ["--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
-        with self.log.open("ab") as log:
-            if launch(command, self.directory, log.fileno(), drop_root=True).wait() != 0:
+        said = self.directory / "password"
+        with open(said, "x", encoding="utf-8", opener=opener) as file:
+            file.write(f"{_verifier(self.password)}\n")
+        if self._group is not None:
+            shutil.chown(said, "nobody", self._group)
+        command = [str(self._binaries / "initdb"), "-D", str(self._data), "-U", "postgres", f"--pwfile={said}"]
+        command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        try:
+            with open(self.log, "ab", opener=opener) as log:
+                code = launch(command, self.directory, log.fileno(), nobodys_group=self._group).wait()
+            if code != 0:
                 raise ConfigurationError(f"initdb failed:\n{self._log_tail()}")
+        finally:
+            said.unlink()
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
         settings = ["listen_addresses=127.0.0.1", f"port={self.port}", "unix_socket_directories="]
         words = [word for setting in settings for word in ("-c", setting)]
         command = [str(self._binaries / "postgres"), "-D", str(self._data), *words, *self._options]
-        return launch(command, self.directory, log, drop_root=True)
+        return launch(command, self.directory, log, nobodys_group=self._group)
 
     def _answers(self) -> bool:
         with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
             body = struct.pack("!i", 3 << 16) + b"user\0postgres\0database\0postgres\0\0"
             connection.sendall(struct.pack("!i", len(body) + 4) + body)
-            # 'R' lets us in; 'E' says that it still starts, or recovers from a crash.
-            ready = connection.recv(1) == b"R"
-            connection.sendall(b"X\0\0\0\4")
-            return ready
+            # 'R' asks for the password; 'E' says that it still starts, or recovers from a crash.
+            return connection.recv(1) == b"R"
 
     def _processes(self) -> list[int]:
         return [self.pid, *children(self.pid)]
@@ -87,18 +109,44 @@ def postgres_server(
             server.stop()
 
 
-def _binaries_for_nobody(binaries: Path, directory: Path) -> Path:
+def _verifier(password: str) -> str:
+    """What PostgreSQL keeps of a password for SCRAM (RFC 5803)."""
+    # Once, not the 4,096 times of a server's own, which take 4 ms of each connection: nobody guesses 24 random bytes.
+    times, salt = 1, secrets.token_bytes(16)
+    salted = pbkdf2_hmac("sha256", password.encode(), salt, times)
+    stored = sha256(hmac.digest(salted, b"Client Key", "sha256")).digest()
+    server = hmac.digest(salted, b"Server Key", "sha256")
+    salt_text, stored_text, server_text = (b64encode(each).decode() for each in (salt, stored, server))
+    return f"SCRAM-SHA-256${times}:{salt_text}${stored_text}:{server_text}"
+
+
+def _unused_group() -> int:
+    """The number of a group that has no name: nobody is in it but whom we put there."""
+    # Below 65,536: a container may know no others.
+    names = {each.gr_gid for each in grp.getgrall()}
+    return random.SystemRandom().choice([number for number in range(20_000, 60_000) if number not in names])
+
+
+def _enter_as(directory: Path, group: int) -> None:
+    """Let the group into a folder of root's, but not look around there, and nobody else."""
+    shutil.chown(directory, group=group)
+    directory.chmod(0o710)
+
+
+def _binaries_for_nobody(binaries: Path, directory: Path, group: int) -> Path:
     """The folder itself, or a copy below `directory` if the user nobody may not look into it (a venv of root's)."""
     try:
-        with (directory / "server.log").open("ab") as log:
-            launch([str(binaries / "postgres"), "--version"], directory, log.fileno(), drop_root=True).wait()
+        with open(directory / "server.log", "ab", opener=opener) as log:
+            launch([str(binaries / "postgres"), "--version"], directory, log.fileno(), nobodys_group=group).wait()
         return binaries
     except PermissionError:
-        package = binaries.parent.parent
+        package, copy = binaries.parent.parent, directory / "copy"
+        copy.mkdir()
+        _enter_as(copy, group)
         for tree in (package, package.with_name(f"{package.name}.libs")):
             if tree.is_dir():
-                shutil.copytree(tree, directory / "copy" / tree.name)
-        return directory / "copy" / binaries.relative_to(package.parent)
+                shutil.copytree(tree, copy / tree.name)
+        return copy / binaries.relative_to(package.parent)
 
 
 def children(pid: int) -> list[int]:

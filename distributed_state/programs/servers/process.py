@@ -1,10 +1,17 @@
-"""A server in a process of its own. Law: whoever starts it ends it and removes its files, however the block ends."""
+"""A server in a process of its own. Law: whoever starts it ends it and removes its files, however the block ends.
+
+Until then nobody else on the machine gets in: no password of a server stands in a command line or in a text, and what a
+server writes is readable for its own user alone, whatever the umask here is.
+
+Design: section 19.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import random
+import secrets
 import signal
 import socket
 import subprocess
@@ -15,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
 from distributed_state.programs.servers import warden
 
@@ -54,6 +62,11 @@ def wait_until(condition: Callable[[], bool], missing: str, seconds: float = _ST
         time.sleep(0.03)
 
 
+def new_password() -> str:
+    """Return a password that nobody guesses, which needs no quotes in a URL or a configuration."""
+    return secrets.token_hex(24)
+
+
 class Server(ABC):
     """One child process that can be ended, frozen and started again on the same port and files."""
 
@@ -70,7 +83,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """The URL under which a store finds this server."""
+        """The URL under which a store finds this server. It holds a password: give it on by environment or stdin."""
 
     @property
     def pid(self) -> int:
@@ -149,7 +162,7 @@ class Server(ABC):
 
     def _spawn(self) -> None:
         self._paused = False
-        with self.log.open("ab") as log:
+        with open(self.log, "ab", opener=opener) as log:
             self._process = self._launch(log.fileno())
         warden.begin(self._process.pid)
         atexit.unregister(self.kill)
@@ -183,7 +196,7 @@ class Server(ABC):
 def working_folder(directory: Path | None) -> Iterator[Path]:
     """This folder, made if need be, or one that goes at the end."""
     if directory is not None:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="distributed-state-", ignore_cleanup_errors=True) as place:
@@ -192,17 +205,29 @@ def working_folder(directory: Path | None) -> Iterator[Path]:
     warden.over(Path(place))
 
 
-def launch(command: Sequence[str], cwd: Path, log: int, drop_root: bool = False) -> subprocess.Popen[bytes]:
-    """Start a server in a session of its own, as nobody if it must not be root."""
-    nobody = drop_root and os.geteuid() == 0
-    return subprocess.Popen(
+def launch(
+    command: Sequence[str], cwd: Path, log: int, *, secret: str = "", nobodys_group: int | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a server in a session of its own, and say the `secret` lines of its configuration on its stdin.
+
+    With a group it runs as the user nobody, in this group and in no other.
+    """
+    nobody = nobodys_group is not None
+    process = subprocess.Popen(
         command,
         cwd=cwd,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if secret else subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         # Its own session: a Ctrl-C in the terminal is for us, who then end the server.
         start_new_session=True,
         user="nobody" if nobody else None,
+        group=nobodys_group,
         extra_groups=[] if nobody else None,
+        # Servers open their data for all who may enter the folder; that may be one of the caller's.
+        umask=0o077,
     )
+    if process.stdin is not None:
+        with suppress(BrokenPipeError), process.stdin as lines:  # one that ended at once said why in its log
+            lines.write(secret.encode())
+    return process

@@ -24,9 +24,8 @@ def move_keys(slot: int, source: ClusterNode, target: ClusterNode, count: int = 
     with source.connect() as connection:
         keys = connection.ask("CLUSTER", "GETKEYSINSLOT", slot, count)
         if keys:
-            password = ("AUTH", target.password) if target.password is not None else ()
             destination = ("127.0.0.1", target.port, "", 0, _MIGRATE_MS)
-            connection.ask("MIGRATE", *destination, *password, "KEYS", *keys)
+            connection.ask("MIGRATE", *destination, "AUTH", target.password, "KEYS", *keys)
         return len(keys)
 
 

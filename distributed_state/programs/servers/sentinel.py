@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from distributed_state.cold.private_files import opener
 from distributed_state.errors import ConfigurationError
 from distributed_state.programs.servers.binaries import redis_binary
 from distributed_state.programs.servers.process import launch, wait_until, working_folder
-from distributed_state.programs.servers.redis import RedisServer
+from distributed_state.programs.servers.redis import RedisServer, with_password
 
 SERVICE = "mymaster"
 # A Sentinel asks for INFO every ten seconds and greets the others every two; a failover would take twenty.
@@ -21,15 +22,17 @@ class SentinelServer(RedisServer):
     """One Sentinel. It keeps what it learns in its configuration, so it comes back knowing the others."""
 
     def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int, down_after_ms: int) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
-        super().__init__(binary, (), directory)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        super().__init__(binary, ("--requirepass", primary.password), directory)
         self._configuration = directory / "sentinel.conf"
-        self._configuration.write_text(self._first_configuration(primary, quorum, down_after_ms))
+        # It holds the password, of which the command line says nothing.
+        with open(self._configuration, "w", encoding="utf-8", opener=opener) as file:
+            file.write(self._first_configuration(primary, quorum, down_after_ms))
 
     @property
     def url(self) -> str:
         """The URL for `StateStore.open`, with this Sentinel as the only one."""
-        return f"redis+sentinel://127.0.0.1:{self.port}/{SERVICE}/0"
+        return _url(self.password, f"127.0.0.1:{self.port}")
 
     def start(self) -> None:
         """Start, or start again with what it knew, and wait until it answers."""
@@ -58,9 +61,9 @@ class SentinelServer(RedisServer):
             f"sentinel down-after-milliseconds {SERVICE} {down_after_ms}",
             f"sentinel failover-timeout {SERVICE} 3000",
             f"sentinel parallel-syncs {SERVICE} 5",
+            f"sentinel auth-pass {SERVICE} {primary.password}",
+            f"requirepass {self.password}",  # which it gives to the other Sentinels too
         ]
-        if primary.password is not None:
-            lines.append(f"sentinel auth-pass {SERVICE} {primary.password}")
         return "\n".join(lines) + "\n"
 
     def _launch(self, log: int) -> subprocess.Popen[bytes]:
@@ -75,13 +78,12 @@ class RedisSentinel:
         self.directory = directory
         self.servers: list[RedisServer] = []
         self.sentinels: list[SentinelServer] = []
-        self._options = options
+        self._options = with_password(options)
 
     @property
     def url(self) -> str:
         """The URL for `StateStore.open`, with every Sentinel."""
-        addresses = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
-        return f"redis+sentinel://{addresses}/{SERVICE}/0"
+        return _url(self.servers[0].password, self._places())
 
     def start(self, replicas: int, sentinels: int, down_after_ms: int) -> None:
         """Start a primary, its `replicas` and so many `sentinels`, and wait until all agree."""
@@ -137,7 +139,7 @@ class RedisSentinel:
 
     def wait_converged(self) -> None:
         """Wait until the Sentinels that answer name one primary, and the other servers are its replicas and in sync."""
-        wait_until(self.converged, f"the Sentinels of {self.url} did not agree")
+        wait_until(self.converged, f"the Sentinels {self._places()} did not agree")
 
     def converged(self) -> bool:
         """Whether the Sentinels that answer agree, and the other servers are replicas in sync. May raise OSError."""
@@ -155,9 +157,12 @@ class RedisSentinel:
         for server in (*self.sentinels, *self.servers):
             server.kill()
 
+    def _places(self) -> str:
+        return ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels)
+
     def _new_server(self, at: int) -> RedisServer:
         folder = self.directory / f"server-{at + 1}"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         server = RedisServer(self.binary, self._options, folder)
         self.servers.append(server)
         server.start()
@@ -168,6 +173,10 @@ class RedisSentinel:
         if not found:
             raise ConfigurationError("no Sentinel answers")
         return found
+
+
+def _url(password: str, places: str) -> str:
+    return f"redis+sentinel://:{password}@{places}/{SERVICE}/0?sentinel_password={password}"
 
 
 def _follows(replica: RedisServer, primary: RedisServer) -> bool:
