@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import fakeredis
 import redis
@@ -78,6 +79,31 @@ async def evict(store: Any, *ids: str) -> None:
         tiers(store).hot.forget(f"session:{id}")
 
 
+def relocated(url: str, place: str) -> str:
+    """The same URL, login and all, of what listens at another place, or at several."""
+    parts = urlsplit(url)
+    login, at, _ = parts.netloc.rpartition("@")
+    return parts._replace(netloc=f"{login}{at}{place}").geturl()
+
+
+def logged_in(url: str, login: str) -> str:
+    """The same URL with another login, "user:password"; with none if that is empty."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")[2]
+    return parts._replace(netloc=f"{login}@{place}" if login else place).geturl()
+
+
+def hidden(*words: str) -> tuple[list[str], dict[str, str]]:
+    """The words of a command but for its servers' URLs, which hold passwords; the environment gives it those."""
+    left, environment = list(words), dict[str, str]()
+    for name in ("url", "archive"):
+        if f"--{name}" in left:
+            at = left.index(f"--{name}")
+            environment[f"DISTRIBUTED_STATE_{name.upper()}"] = left[at + 1]
+            del left[at : at + 2]
+    return left, environment
+
+
 @contextmanager
 def redis_of(store: Any) -> Iterator[Any]:
     """A plain client on the server of a store, or on all nodes of its cluster."""
@@ -85,7 +111,10 @@ def redis_of(store: Any) -> Iterator[Any]:
     if connections.embedded is not None:
         client = fakeredis.FakeRedis(server=connections.embedded.fake)
     elif len(nodes_of(store)) > 1:
-        client = redis.RedisCluster(startup_nodes=[ClusterNode(*host_and_port(node)) for node in nodes_of(store)])
+        client = redis.RedisCluster(
+            startup_nodes=[ClusterNode(*host_and_port(node)) for node in nodes_of(store)],
+            password=urlsplit(core(store).settings.url).netloc.partition("@")[0].removeprefix(":"),
+        )
     else:
         client = redis.Redis.from_url(urls_of(store)[0])
     with client:
@@ -105,7 +134,11 @@ def _topology(store: Any) -> Any:
 def urls_of(store: Any) -> list[str]:
     """The URLs of these servers; of one that stands alone its own, with all that it says."""
     url: str = core(store).settings.url
-    return [f"redis://{node}/0" for node in nodes_of(store)] if url.startswith("redis+") else [url]
+    return [_url_of(store, node) for node in nodes_of(store)] if url.startswith("redis+") else [url]
+
+
+def _url_of(store: Any, node: str) -> str:
+    return urlsplit(relocated(core(store).settings.url, node))._replace(scheme="redis", path="/0", query="").geturl()
 
 
 def server_with(store: Any, key: bytes) -> redis.Redis:
@@ -113,7 +146,7 @@ def server_with(store: Any, key: bytes) -> redis.Redis:
     embedded = core(store)._lifecycle.connections.embedded
     if embedded is not None:
         return fakeredis.FakeRedis(server=embedded.fake)
-    (url,) = urls_of(store) if len(nodes_of(store)) == 1 else [f"redis://{_topology(store).node_of(key)}/0"]
+    (url,) = urls_of(store) if len(nodes_of(store)) == 1 else [_url_of(store, _topology(store).node_of(key))]
     return redis.Redis.from_url(url)
 
 
@@ -192,9 +225,11 @@ class Worker:
 
     def __init__(self, function: str, **arguments: Any) -> None:
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / self.crew), function, json.dumps(arguments)]
+        command = [sys.executable, "-W", "ignore", str(ROOT / "tests" / self.crew), function]
+        # Not as an argument: they hold the servers' passwords.
+        environment = os.environ | {"PYTHONPATH": path, "ARGUMENTS": json.dumps(arguments)}
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}, text=True
+            command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, env=environment, text=True
         )
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
         # Read at once, always: a full pipe would hold the process up.

@@ -192,4 +192,4 @@ def share(group: str, pause: float, **settings: Any) -> None:
 
 if __name__ == "__main__":
     function: Callable[..., None] = globals()[sys.argv[1]]
-    function(**json.loads(sys.argv[2]))
+    function(**json.loads(os.environ["ARGUMENTS"]))

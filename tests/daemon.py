@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from below import ROOT
+from below import ROOT, hidden
 
 from distributed_state.adapters.opperator import run
 
@@ -96,13 +96,14 @@ class Process(Daemon):
     """A daemon with `distributed-state opperator` as a process."""
 
     def __init__(self, opener: Any, agent: str, *options: str, stdout: int = subprocess.PIPE) -> None:
-        place = ["--url", opener.url, "--archive", opener.archive, "--namespace", opener.namespace]
+        place, environment = hidden("--url", opener.url, "--archive", opener.archive, "--namespace", opener.namespace)
         words = [*place, "opperator", f"opperator_agent:{agent}", *options]
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end
         self.process = subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "distributed_state", *words],
-            stdin=subprocess.PIPE, stdout=stdout, stderr=self._errors, env=os.environ | {"PYTHONPATH": path},
+            stdin=subprocess.PIPE, stdout=stdout, stderr=self._errors,
+            env=os.environ | environment | {"PYTHONPATH": path},
         )  # fmt: skip
         super().__init__(self.process.stdin, self.process.stdout or [])
 

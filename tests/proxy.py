@@ -14,6 +14,8 @@ from contextlib import suppress
 from types import TracebackType
 from urllib.parse import urlsplit
 
+from below import relocated
+
 _CHUNK = 1 << 20
 
 
@@ -44,7 +46,7 @@ class Proxy:
         parts = urlsplit(url)
         self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
+        self.url = relocated(url, f"127.0.0.1:{self._listener.getsockname()[1]}")
         self._pairs: list[_Pair] = []
         self._losses: list[Loss] = []
         self._delays: list[Delay] = []

@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import redis
 import redis.asyncio
+from hiredis import pack_command
 
 from distributed_state import AsyncStateStore, StateStore
 
@@ -79,13 +80,20 @@ def taken(now: Any, number: int, messages: Messages) -> None:
     now.outcome = {"version": now.version + 1, "phase": now.phase}
 
 
+def login(url: str) -> bytes:
+    """The command that says a URL's password, which the server answers; nothing if it has none."""
+    password = urlsplit(url).password
+    return pack_command(("AUTH", unquote(password))) if password else b""
+
+
 def watched(url: str, act: Callable[[], None]) -> list[tuple[list[bytes], list[list[bytes]]]]:
     """The scripts that are called in our namespace while `act` runs, with their words and the commands executed."""
     place = urlsplit(url)
     with socket.create_connection((place.hostname or "", place.port or 6379), timeout=5) as watch:
-        watch.sendall(b"MONITOR\r\n")
+        watch.sendall(login(url) + b"MONITOR\r\n")
         lines = watch.makefile("rb")
-        lines.readline()
+        for _ in range(2 if login(url) else 1):
+            lines.readline()
         act()
         marker = f"end-{time.monotonic_ns()}"
         with redis.Redis.from_url(url) as client:

@@ -26,8 +26,8 @@ _START = 60.0
 class Child:
     """A process of the command line that is started again if it ends."""
 
-    def __init__(self, name: str, words: list[str], folder: Path) -> None:
-        self._words = words
+    def __init__(self, name: str, words: list[str], urls: dict[str, str], folder: Path) -> None:
+        self._words, self._urls = words, urls
         self._log = folder / f"{name}.log"
         self.process = self._started()
 
@@ -36,7 +36,7 @@ class Child:
             # Its own session: a Ctrl-C in the terminal is for us, who then end it.
             return subprocess.Popen(
                 [*_COMMAND, *self._words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env=_environment(),
+                env=_environment() | self._urls,
             )  # fmt: skip
 
     def begin_again(self) -> None:
@@ -52,10 +52,10 @@ class Child:
 class LocalWorker(Child):
     """A worker that serves; killed, it is started again on its port."""
 
-    def __init__(self, words: list[str], folder: Path) -> None:
+    def __init__(self, words: list[str], urls: dict[str, str], folder: Path) -> None:
         self.port = free_port()
         words = [*words, "serve", "--host", "127.0.0.1", "--port", str(self.port), "--notice", "0.1"]
-        super().__init__(f"worker-{self.port}", words, folder)
+        super().__init__(f"worker-{self.port}", words, urls, folder)
 
     def ready(self) -> bool:
         """Whether it reaches its servers."""
@@ -73,11 +73,13 @@ class LocalFleet:
         self.warm_kind = warm.kind
         self.postgres = postgres
         self.namespace = namespace
-        words = ["--url", warm.url, "--archive", postgres.url, "--namespace", namespace]
-        subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment())
+        words = ["--namespace", namespace]
+        # Not as arguments: they hold passwords.
+        urls = {"DISTRIBUTED_STATE_URL": warm.url, "DISTRIBUTED_STATE_ARCHIVE": postgres.url}
+        subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment() | urls)
         # As in docker-compose.yml: workers serve, archivers archive.
-        self.workers = [LocalWorker(words, folder) for _ in range(workers)]
-        self.archiver = Child("archiver", [*words, "archiver"], folder)
+        self.workers = [LocalWorker(words, urls, folder) for _ in range(workers)]
+        self.archiver = Child("archiver", [*words, "archiver"], urls, folder)
         self._killed = 0
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._supervise, daemon=True)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import hiredis
 import redis
 
-from deploy.load.baseline import WATCHED, watched
+from deploy.load.baseline import WATCHED, login, watched
 from distributed_state import StateStore
 
 # What commit.lua does for one `set`, without its logic. `same_commands` checks that it is the same.
@@ -73,6 +73,9 @@ class RawSocket:
         self._socket = socket.create_connection((place.hostname or "", place.port or 6379))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = hiredis.Reader()
+        if login(url):
+            self._socket.sendall(login(url))
+            assert self._answer() == b"OK"
         versions = [int(self.call().split()[1]) for _ in range(2)]  # 'ok version ...'
         assert versions[1] == versions[0] + 1, f"the words that were watched change nothing when sent again: {versions}"
 
@@ -82,6 +85,9 @@ class RawSocket:
         for at, before in self._counted:
             self._words[at] = b"%b%d" % (before, self._number)
         self._socket.sendall(hiredis.pack_command(tuple(self._words)))
+        return self._answer()
+
+    def _answer(self) -> Any:
         while (answer := self._reader.gets()) is False:
             self._reader.feed(self._socket.recv(65536))
         return answer

@@ -1,4 +1,4 @@
-"""An agent whose workers die: argv is the place of the store as JSON and how many deaths are wanted.
+"""An agent whose workers die: the environment's PLACE is that of the store as JSON, argv how many deaths are wanted.
 
 Each session's first worker is a forked child that is killed before it executes its n-th line, counted over this
 package and this file; n moves through a whole run. A second worker goes on. One line on stdout for each session.
@@ -95,7 +95,7 @@ def in_child(place: dict[str, Any], session: str, last_line: int = 0) -> tuple[b
 
 def main() -> None:
     """Let a worker die at points spread over a whole run, each in a session of its own."""
-    place, deaths = json.loads(sys.argv[1]), int(sys.argv[2])
+    place, deaths = json.loads(os.environ["PLACE"]), int(sys.argv[1])
     _, lines = in_child(place, "whole")
     for death in range(deaths):
         session, line = f"s{death}", 1 + lines * death // deaths

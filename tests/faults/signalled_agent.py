@@ -1,4 +1,7 @@
-"""An agent that is sent signals: argv is what it is to do, as JSON. One line on stdout for each thing that happened."""
+"""An agent that is sent signals. The environment's GIVEN is what it is to do, as JSON.
+
+One line on stdout for each thing that happened.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import asyncio
 import inspect
 import json
 import logging
+import os
 import signal
-import sys
 import time
 from typing import Any
 
@@ -107,4 +110,4 @@ def main(face: str, work: str, place: dict[str, Any], config: str | None, shutdo
 
 
 if __name__ == "__main__":
-    main(**json.loads(sys.argv[1]))
+    main(**json.loads(os.environ["GIVEN"]))

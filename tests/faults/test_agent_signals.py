@@ -48,9 +48,9 @@ class Process:
 def running(opener: Any, work: str, config: Path | None = None, **more: Any) -> Iterator[Process]:
     place = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
     given = {"face": opener.face, "work": work, "place": place, "config": None if config is None else str(config)}
-    command = [sys.executable, "-W", "error", str(SCRIPT), json.dumps(given | more)]
+    command = [sys.executable, "-W", "error", str(SCRIPT)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path}
+    environment = os.environ | {"PYTHONPATH": path, "GIVEN": json.dumps(given | more)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) as process:
         try:
             yield Process(process)

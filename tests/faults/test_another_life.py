@@ -219,7 +219,7 @@ def follow(server: RedisServer, other: RedisServer | None) -> None:
     if other is None:
         said(server, "REPLICAOF", "NO", "ONE")
         return
-    said(server, "REPLICAOF", "127.0.0.1", str(other.port))
+    server.follow(other)
     wait_until(lambda: server.info("replication").get("master_link_status") == "up", "no replica")
     wait_until(
         lambda: server.info("replication")["master_repl_offset"] == other.info("replication")["master_repl_offset"],

@@ -5,6 +5,7 @@ Nothing at all is lost where nothing failed: while slots move and when a primary
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import ROOT, server_binary, until
+from below import ROOT, hidden, server_binary, until
 from faces import Blocking, core, in_thread
 from under_load import IDS, listening, load, now
 
@@ -367,14 +368,16 @@ def test_the_command_line_asks_a_cluster(kind: str, place: Any) -> None:
                 store.session(id, user="u").set("a", 1)
             while store.archive():
                 pass
-        given = [f"--{name}={value}" for name, value in ({"url": cluster.url} | place).items()]
+        given, urls = hidden(*(word for name, value in place.items() for word in (f"--{name}", str(value))))
+        urls |= {"DISTRIBUTED_STATE_URL": cluster.url}
         for words, found in (
             (["doctor"], "3 primaries"),
             (["sessions", "--user", "u"], IDS[3]),
             (["get", IDS[3]], "a"),
         ):
             command = [sys.executable, "-W", "ignore", "-m", "distributed_state", *given, *words]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+            environment = os.environ | urls
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
             assert done.stderr == ""
             assert done.returncode == (words == ["doctor"]), "it has advice: nothing is on disk, nobody has a replica"
             assert found in done.stdout

@@ -60,7 +60,7 @@ def replicated(kind: str, replicas: int = 1) -> Iterator[list[RedisServer]]:
             return
         with replicated(kind, replicas - 1) as others:
             for each in others:
-                each.ask("REPLICAOF", "127.0.0.1", primary.port)
+                each.follow(primary)
             wait_until(lambda: all(each.in_sync() for each in others), "the replicas were not in sync")
             yield [primary, *others]
 

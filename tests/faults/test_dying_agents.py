@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +23,9 @@ DYING = Path(__file__).with_name("dying_agent.py")
 async def test_whoever_dies_between_two_lines_loses_at_most_a_step(opener: Any, deaths: int) -> None:
     store = await opener()
     place = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
-    command = [sys.executable, "-X", "faulthandler", str(DYING), json.dumps(place), str(deaths)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    command = [sys.executable, "-X", "faulthandler", str(DYING), str(deaths)]
+    environment = os.environ | {"PLACE": json.dumps(place)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == deaths

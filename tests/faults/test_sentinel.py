@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import server_binary
+from below import logged_in, server_binary
 from faces import Blocking, core, in_thread
 from hiredis import Reader, pack_command
 from under_load import Load, load, now
@@ -218,7 +218,7 @@ async def test_without_comparing_epochs_it_would_be(place: Any, monkeypatch: pyt
 @FACE
 async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are_enough(face: str, place: Any) -> None:
     with redis_sentinel(replicas=1) as watched, CutOff(watched.primary) as cut_off:
-        every = f"{watched.url.partition('/mymaster')[0]},127.0.0.1:{cut_off.server_address[1]}/mymaster"
+        every = watched.url.replace("/mymaster", f",127.0.0.1:{cut_off.server_address[1]}/mymaster")
         store = await opened(face, every, **place)
         first, second, third = watched.sentinels
         old = f"127.0.0.1:{watched.primary.port}"
@@ -253,7 +253,11 @@ async def test_what_cannot_work_is_refused_with_the_reason(place: Any) -> None:
         replica = watched.replicas[0]
         with pytest.raises(ConfigurationError, match="role is slave; a read-only replica"):
             await opened("asyncio", replica.url, **place)
-        url = watched.url.replace("redis+sentinel://", "redis://").partition("/mymaster")[0]
+        url = (
+            logged_in(watched.url, f":{watched.sentinels[0].password}")
+            .replace("redis+sentinel://", "redis://")
+            .partition("/mymaster")[0]
+        )
         with pytest.raises(ConfigurationError, match="a Sentinel: use"):
             await opened("asyncio", url, **place)
         await in_database_three(watched, place)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import redis
+from below import hidden
 from controls import sabotage
 
 from distributed_state import (
@@ -646,9 +647,12 @@ def test_the_command_shows_repairs_and_says_what_is_lost(server: RedisServer, sq
         sql.restore()
 
     def ran(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "distributed_state", "--url", server.url, "--archive", sql.url]
+        command, urls = (
+            [sys.executable, "-m", "distributed_state"],
+            hidden("--url", server.url, "--archive", sql.url)[1],
+        )
         given = {f"DISTRIBUTED_STATE_{name.upper()}": str(WHOLE[name]) for name in ("namespace", "partitions")}
-        given = os.environ | given | {"DISTRIBUTED_STATE_RECENT_MESSAGES": "5", "COLUMNS": "200"}
+        given = os.environ | given | urls | {"DISTRIBUTED_STATE_RECENT_MESSAGES": "5", "COLUMNS": "200"}
         return subprocess.run([*command, "repair", *words], env=given, capture_output=True, text=True, check=False)
 
     planned = ran("--dry-run")

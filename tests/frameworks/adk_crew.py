@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import sys
 from typing import Any
@@ -60,4 +61,4 @@ async def theirs(me: str, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(globals()[sys.argv[1]](**json.loads(sys.argv[2])))
+    asyncio.run(globals()[sys.argv[1]](**json.loads(os.environ["ARGUMENTS"])))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import sys
 import time
@@ -40,4 +41,4 @@ def one_by_one(me: str, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+    globals()[sys.argv[1]](**json.loads(os.environ["ARGUMENTS"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import random
 import sys
 import time
@@ -89,4 +90,4 @@ def theirs(threads: list[str], me: str, settings: dict[str, Any], postgres: str)
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]](**json.loads(sys.argv[2]))
+    globals()[sys.argv[1]](**json.loads(os.environ["ARGUMENTS"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 
@@ -69,4 +70,4 @@ async def take_turns(id: str, me: str, settings: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(globals()[sys.argv[1]](**json.loads(sys.argv[2])))
+    asyncio.run(globals()[sys.argv[1]](**json.loads(os.environ["ARGUMENTS"])))

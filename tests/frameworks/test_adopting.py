@@ -12,6 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from below import hidden
 from frameworks import adopting_sources
 from frameworks.adopting_sources import add, config_of, memory_saver, sqlite_saver, thread
 from langgraph.checkpoint.memory import InMemorySaver
@@ -174,9 +175,9 @@ async def test_threads_of_postgresql_are_listed_by_pages(
 @pytest.mark.brief("servers")
 async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_path: Path) -> None:
     source = sqlite_saver(tmp_path / "graphs.db", MANY)
-    given = ["--url", opener.url, "--archive", opener.archive, "--namespace", opener.namespace]
+    given, urls = hidden("--url", opener.url, "--archive", opener.archive, "--namespace", opener.namespace)
     command = [*COMMAND, *given, "adopt", "langgraph", source]
-    environment = {**os.environ, "COLUMNS": "200"}
+    environment = {**os.environ, **urls, "COLUMNS": "200"}
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment, cwd=tmp_path) as process:
         assert process.stderr is not None
         for line in process.stderr:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import names, redis_of, server_binary, tiers, until
+from below import logged_in, names, redis_of, server_binary, tiers, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -424,14 +424,15 @@ async def test_certificates(face: str, tmp_path: Path) -> None:
     certificate(tmp_path, "localhost")
     port, file = free_port(), f"{tmp_path}/certificate.pem"
     options = ("--tls-port", str(port), "--tls-cert-file", file, "--tls-key-file", file, "--tls-ca-cert-file", file)
-    with redis_server(*options, "--tls-auth-clients", "no", binary=server_binary("redis")):
+    with redis_server(*options, "--tls-auth-clients", "no", binary=server_binary("redis")) as server:
+        login = f":{server.password}@"
         for url, complaint in (
-            (f"rediss://localhost:{port}", "self-signed"),
-            (f"rediss://127.0.0.1:{port}?ssl_ca_certs={file}", "127.0.0.1"),
+            (f"rediss://{login}localhost:{port}", "self-signed"),
+            (f"rediss://{login}127.0.0.1:{port}?ssl_ca_certs={file}", "127.0.0.1"),
         ):
             with pytest.raises(ConfigurationError, match=f"{port}: the server's certificate .*{complaint}"):
                 await open_store(face, url, archive="memory")
-        await open_store(face, f"rediss://localhost:{port}?ssl_ca_certs={file}", archive="memory")
+        await open_store(face, f"rediss://{login}localhost:{port}?ssl_ca_certs={file}", archive="memory")
 
 
 def certificate(folder: Path, name: str) -> None:
@@ -458,7 +459,7 @@ async def test_a_user_without_rights(face: str) -> None:
     with redis_server(binary=server_binary("valkey")) as server:
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL", "SETUSER", "limited", "on", ">word", "~*", "&*", "+@all", "-evalsha", "-eval")
-        url = server.url.replace("redis://", "redis://limited:word@")
+        url = logged_in(server.url, "limited:word")
 
         async def write() -> None:
             if face == "asyncio":
@@ -480,7 +481,7 @@ async def test_a_user_without_rights(face: str) -> None:
 async def test_a_read_only_replica(face: str) -> None:
     binary = server_binary("valkey")
     with redis_server(binary=binary) as primary:
-        options = ("--replicaof", "127.0.0.1", str(primary.port))
+        options = ("--replicaof", "127.0.0.1", str(primary.port), "--masterauth", primary.password)
         with redis_server(*options, binary=binary) as it, pytest.raises(ConfigurationError, match="replica"):
             await open_store(face, it.url, archive="memory")
 

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from below import hidden
 
 from distributed_state import StateStore
 from distributed_state.programs import cli
@@ -406,8 +407,11 @@ def test_every_command_explains_itself(run: Run, command: str) -> None:
 
 def start(*words: str) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "distributed_state", *words]
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    left, environment = hidden(*words)
+    command = [sys.executable, "-m", "distributed_state", *left]
+    return subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True, env=os.environ | environment
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

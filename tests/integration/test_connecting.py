@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import server_binary, tiers, until
+from below import logged_in, relocated, server_binary, tiers, until
 from certificates import TLS, signed_certificates, tls_words
 from faces import Blocking, in_thread
 
@@ -58,8 +58,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def with_tls(certificates: Path, *, clients: str = "no") -> Iterator[str]:
     port = free_port()
-    with redis_server(*tls_words(certificates, port, clients=clients), binary=server_binary("redis")):
-        yield f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificates}/ca.crt"
+    with redis_server(*tls_words(certificates, port, clients=clients), binary=server_binary("redis")) as server:
+        yield f"rediss://:{server.password}@127.0.0.1:{port}?ssl_ca_certs={certificates}/ca.crt"
 
 
 @TLS
@@ -99,7 +99,11 @@ async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monke
     monkeypatch.setattr(ClusterNode, "_settings", settings)
     with redis_cluster(replicas=0, binary=server_binary("redis")) as cluster:
         seeds = ",".join(f"127.0.0.1:{ports[node.port]}" for node in cluster.nodes[:2])
-        await works(face, f"rediss+cluster://{seeds}?ssl_ca_certs={certificates}/ca.crt", **place)
+        await works(
+            face,
+            f"{relocated(cluster.url, seeds).replace('redis', 'rediss', 1)}?ssl_ca_certs={certificates}/ca.crt",
+            **place,
+        )
         for node in cluster.nodes:
             assert any(line.startswith("cmdstat_evalsha") for line in node.ask("INFO", "commandstats").splitlines())
 
@@ -130,15 +134,15 @@ async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path
         sentinel = SecuredSentinel(binary, tmp_path / "sentinel", primary, certificates, port)
         sentinel.start()
         try:
-            at = f"127.0.0.1:{sentinel.tls_port}/mymaster/0"
+            at = f":{primary.password}@127.0.0.1:{sentinel.tls_port}/mymaster/0?sentinel_password={primary.password}&"
             ours, other = f"ssl_ca_certs={certificates}/ca.crt", f"ssl_ca_certs={certificates}/other.crt"
-            await works(face, f"rediss+sentinel://{at}?{ours}", **place)
-            await works(face, f"rediss+sentinel://{at}?{ours}&sentinel_{ours}", **place | {"namespace": "own"})
+            await works(face, f"rediss+sentinel://{at}{ours}", **place)
+            await works(face, f"rediss+sentinel://{at}{ours}&sentinel_{ours}", **place | {"namespace": "own"})
             for query in (other, f"{ours}&sentinel_{other}", f"{other}&sentinel_{ours}"):
                 with pytest.raises(ConfigurationError, match="certificate is not trusted"):
-                    await works(face, f"rediss+sentinel://{at}?{query}", retry_for=0, **place)
+                    await works(face, f"rediss+sentinel://{at}{query}", retry_for=0, **place)
             with pytest.raises((WarmUnavailable, ConfigurationError)):
-                await works(face, f"redis+sentinel://{at}", retry_for=0, timeout=1.0, **place)
+                await works(face, f"redis+sentinel://{at.rstrip('&')}", retry_for=0, timeout=1.0, **place)
         finally:
             sentinel.kill()
 
@@ -154,28 +158,28 @@ async def test_a_user_and_one_who_lacks_a_right(face: str, place: Any) -> None:
     with redis_server(binary=server_binary("redis")) as server:
         for rule in ACL:
             server.ask("ACL", "SETUSER", *rule.split())
-        await works(face, server.url.replace("//", "//alice:wonder@"), **place)
-        await works(face, server.url.replace("//", "//bob:builder@"), **place | {"namespace": "bobs"})
+        await works(face, logged_in(server.url, "alice:wonder"), **place)
+        await works(face, logged_in(server.url, "bob:builder"), **place | {"namespace": "bobs"})
         with pytest.raises(ConfigurationError, match="refused user name or password") as caught:
-            await works(face, server.url.replace("//", "//alice:wrong-one@"), **place)
+            await works(face, logged_in(server.url, "alice:wrong-one"), **place)
         assert "wrong-one" not in str(caught.value)
         server.ask("ACL", "SETUSER", "carol", "on", ">c", "~*", "&*", "+@all", "-evalsha", "-eval")
         with pytest.raises(ConfigurationError, match="lacks a right"):
-            await works(face, server.url.replace("//", "//carol:c@"), **place)
+            await works(face, logged_in(server.url, "carol:c"), **place)
 
 
 @FACE
 async def test_sentinels_with_a_password_of_their_own(face: str, place: Any) -> None:
-    with redis_sentinel("--requirepass", "servers", "--masterauth", "servers", replicas=1) as watched:
+    with redis_sentinel(replicas=1) as watched:
         for sentinel in watched.sentinels:
             sentinel.ask("ACL", "SETUSER", "watcher", "on", ">sentinels", "+@all", "&*")
             sentinel.ask("ACL", "SETUSER", "default", "off")
-        url = watched.url.replace("//", "//:servers@")
+        url = watched.url.partition("?")[0]
         await works(face, f"{url}?sentinel_username=watcher&sentinel_password=sentinels", **place)
         with pytest.raises(ConfigurationError, match="refused user name or password"):
             await works(face, url, **place)
         with pytest.raises(ConfigurationError, match="refused user name or password"):
-            await works(face, f"{watched.url}?sentinel_username=watcher&sentinel_password=sentinels", **place)
+            await works(face, f"{logged_in(url, '')}?sentinel_username=watcher&sentinel_password=sentinels", **place)
 
 
 @FACE
@@ -192,10 +196,10 @@ async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, p
                 server.ask("ACL", "SETUSER", "worker", f"<token-{number - 5}")
             return "worker", f"token-{number}"
 
-        await works(face, server.url, credentials=credentials, **place)
+        await works(face, logged_in(server.url, ""), credentials=credentials, **place)
         assert len(given) > 1
         with pytest.raises(ConfigurationError, match="stand in the url or come from credentials"):
-            await works(face, server.url.replace("//", "//a:b@"), credentials=credentials, **place)
+            await works(face, logged_in(server.url, "a:b"), credentials=credentials, **place)
 
 
 @FACE
@@ -206,7 +210,7 @@ async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception,
 
     said = f"credentials= raised {type(raised).__name__}: {raised}"
     with redis_server(binary=server_binary("redis")) as server, pytest.raises(WarmUnavailable, match=said) as caught:
-        await works(face, server.url, credentials=credentials, retry_for=0, **place)
+        await works(face, logged_in(server.url, ""), credentials=credentials, retry_for=0, **place)
     assert caught.value.__cause__ is raised
 
 
@@ -214,20 +218,22 @@ async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception,
 async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(face: str, place: Any) -> None:
     """Archiver, link and renewals ask for another connection, and get whatever the user's function raises."""
     away: list[Exception] = []
+    word = "any"
     asked: list[int] = []
 
     def credentials() -> tuple[str, str]:
         if away:
             asked.append(1)
             raise away[0]
-        return "default", "any"
+        return "default", word
 
-    with redis_server(binary=server_binary("redis")) as server:
+    with redis_server("--requirepass", word, binary=server_binary("redis")) as server:
+        url = logged_in(server.url, "")
         settings = {"credentials": credentials, "retry_for": 0, **place}
         store: Any = (
-            await AsyncStateStore.open(server.url, **settings)
+            await AsyncStateStore.open(url, **settings)
             if face == "asyncio"
-            else Blocking(await in_thread(lambda: StateStore.open(server.url, **settings)))
+            else Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
         )
         session = store.session("s")
         assert await session.set("n", 1) == 1
@@ -281,12 +287,19 @@ async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str,
         redis_server(binary=server_binary("redis")) as server,
         redis_cluster("--unixsocket", "r.sock", replicas=0) as cluster,
     ):
-        at = f"127.0.0.1:{server.port}"
+        at = f":{server.password}@127.0.0.1:{server.port}"
+        node = cluster.nodes[0]
         for url, said in (
-            (f"redis+sentinel://{at}/mymaster", "is no Sentinel: a server itself is redis://"),
+            (
+                f"redis+sentinel://{at}/mymaster?sentinel_password={server.password}",
+                "is no Sentinel: a server itself is redis://",
+            ),
             (f"redis+cluster://{at}", "no server of a cluster: one that stands alone is redis://"),
-            (f"redis+sentinel://127.0.0.1:{cluster.nodes[0].port}/m", "is no Sentinel: .*redis\\+cluster://"),
-            (f"unix://{cluster.nodes[0].directory}/r.sock", "not behind a Unix socket: use redis\\+cluster://"),
+            (
+                f"redis+sentinel://:{node.password}@127.0.0.1:{node.port}/m?sentinel_password={node.password}",
+                "is no Sentinel: .*redis\\+cluster://",
+            ),
+            (f"unix://:{node.password}@{node.directory}/r.sock", "not behind a Unix socket: use redis\\+cluster://"),
         ):
             with pytest.raises(ConfigurationError, match=said) as caught:
                 await works(face, url, **place)
@@ -307,10 +320,10 @@ def has_ipv6() -> bool:
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_ipv6(face: str, place: Any) -> None:
     with redis_server("--bind", "127.0.0.1 ::1", binary=server_binary("redis")) as server:
-        await works(face, f"redis://[::1]:{server.port}/0", **place)
+        await works(face, relocated(server.url, f"[::1]:{server.port}"), **place)
     with redis_cluster("--bind", "127.0.0.1 ::1", "--cluster-announce-ip", "::1", replicas=0) as cluster:
         seeds = ",".join(f"[::1]:{node.port}" for node in cluster.nodes[:2])
-        await works(face, f"redis+cluster://{seeds}", **place | {"namespace": "clusters"})
+        await works(face, relocated(cluster.url, seeds), **place | {"namespace": "clusters"})
 
 
 @pytest.mark.wide

@@ -165,7 +165,9 @@ def connect(servers: Any) -> Iterator[Callable[[], Raw]]:
     opened = list[Raw]()
 
     def connection() -> Raw:
-        opened.append(Raw(servers.redis("valkey").port))
+        server = servers.redis("valkey")
+        opened.append(Raw(server.port))
+        assert opened[-1].exchange([(b"AUTH", server.password)]) == [b"OK"]
         return opened[-1]
 
     assert connection().exchange([(b"SELECT", 9), (b"FLUSHDB",)]) == [b"OK", b"OK"]

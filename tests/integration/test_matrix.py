@@ -66,14 +66,14 @@ def server() -> Iterator[RedisServer]:
         yield own
 
 
-def client(port: int) -> redis.Redis:
-    return redis.Redis(port=port, retry=None, socket_timeout=5)
+def client(server: RedisServer, port: int) -> redis.Redis:
+    return redis.Redis(port=port, password=server.password, retry=None, socket_timeout=5)
 
 
 def test_a_dropped_answer_closes_its_connection_and_its_command_was_carried_out(server: RedisServer) -> None:
     with Network() as network:
         proxy = network.proxy(port := free_port(), server.port)
-        with client(port) as through:
+        with client(server, port) as through:
             assert through.incr("n") == 1
             proxy.dropped = 1.0
             with pytest.raises(redis.ConnectionError):
@@ -85,9 +85,9 @@ def test_a_dropped_answer_closes_its_connection_and_its_command_was_carried_out(
 def test_a_muted_connection_stays_open_and_others_go_on(server: RedisServer) -> None:
     with Network() as network:
         proxy = network.proxy(port := free_port(), server.port)
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain, client(port) as later:
-            plain.sendall(b"PING\r\n")
-            assert plain.recv(64) == b"+PONG\r\n"
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as plain, client(server, port) as later:
+            plain.sendall(b"AUTH %b\r\n" % server.password.encode())
+            assert plain.recv(64) == b"+OK\r\n"
             proxy.mute("client")
             plain.sendall(b"PING\r\n")
             plain.settimeout(0.3)
@@ -100,7 +100,7 @@ def test_only_the_kind_that_is_blocked_is_cut_off(server: RedisServer) -> None:
     with Network() as network:
         proxy = network.proxy(port := free_port(), server.port)
         proxy.blocked = frozenset({"replica"})
-        with socket.create_connection(("127.0.0.1", port), timeout=5) as replica, client(port) as through:
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as replica, client(server, port) as through:
             replica.sendall(b"REPLCONF listening-port 1\r\n")
             replica.settimeout(0.3)
             with pytest.raises(TimeoutError):
@@ -149,7 +149,7 @@ def test_writes_that_are_destroyed_in_every_tier_are_found_missing(lane: Lane) -
                 connection.execute(f"DELETE FROM {table} WHERE record IN {mine}")
             connection.execute(f"DELETE FROM records WHERE key IN {mine}")
         for server in scene.warm.servers():
-            with redis.Redis(port=server.own_port) as direct:
+            with redis.Redis(port=server.own_port, password=server.password) as direct:
                 for key in direct.scan_iter(match=b"*r:session:archived*"):
                     direct.delete(key)
         destroyed.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import urllib.request
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, tiers, until
+from below import hidden, names, own_server, redis_of, tiers, until
 from diverging import QUIET, keep, lose
 from faces import Blocking
 from opentelemetry import trace
@@ -396,9 +397,10 @@ async def test_a_process_without_a_server_serves_its_metrics(store: Any) -> None
 
 def test_the_archiver_serves_its_metrics(servers: Any, tmp_path: Any, namespace: str) -> None:
     port, archive = free_port(), f"sqlite:///{tmp_path}/archive.db"
-    words = ["--url", servers.redis("valkey").url, "--archive", archive, "--namespace", namespace]
+    words, urls = hidden("--url", servers.redis("valkey").url, "--archive", archive, "--namespace", namespace)
     command = [sys.executable, "-m", "distributed_state", *words, "archiver", "--metrics-port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | urls) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "archiving\n"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:

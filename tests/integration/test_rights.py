@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import ROOT, own_server, server_binary, until
+from below import ROOT, logged_in, own_server, server_binary, until
 
 from distributed_state import ConfigurationError, Encryption, KeyRing, StateError
 from distributed_state.programs.servers import RedisServer, redis_cluster, redis_sentinel
@@ -42,7 +42,7 @@ def guarded(opener: Any, folder: Path, text: str = USERS) -> Iterator[tuple[Redi
         text = text.replace(" +client|setinfo", "").replace(" +waitaof", "")  # which it calls errors, not knowing them
     (folder / "users.acl").write_text(users(opener.namespace, text))
     with own_server(opener, "--aclfile", str(folder / "users.acl"), "--appendonly", "yes") as server:
-        yield server, server.url.replace("//", "//distributed-state:secret@")
+        yield server, logged_in(server.url, "distributed-state:secret")
 
 
 @contextmanager
@@ -174,14 +174,14 @@ def several(kind: str, namespace: str) -> Iterator[tuple[list[RedisServer], str]
         with redis_cluster("--appendonly", "yes", binary=binary) as cluster:
             for node in cluster.nodes:
                 node.ask("ACL", *rules, *line.split()[4:], *more_rights(kind))
-            yield list(cluster.nodes), cluster.url.replace("//", "//distributed-state:secret@")
+            yield list(cluster.nodes), logged_in(cluster.url, "distributed-state:secret")
         return
     with redis_sentinel("--appendonly", "yes", binary=binary) as watched:
         for server in watched.servers:
             server.ask("ACL", *rules, *line.split()[4:], *more_rights(kind))
         for sentinel in watched.sentinels:
             sentinel.ask("ACL", *rules, *watched_rights())
-        url = watched.url.replace("//", "//distributed-state:secret@")
+        url = logged_in(watched.url.partition("?")[0], "distributed-state:secret")
         named = "?sentinel_username=distributed-state&sentinel_password=secret"
         yield [*watched.servers, *watched.sentinels], url + named
 
@@ -198,7 +198,7 @@ async def test_several_servers_need_no_more_than_their_users_rights(opener: Any,
         await store.close()
         await other.close()
         for server in servers:
-            with redis.Redis(port=server.port) as client:
+            with redis.Redis(port=server.port, password=server.password) as client:
                 # Only the doctor of a cluster asks for settings, and says that it was refused.
                 assert {what for _, what in denied(client)} <= ({"config|get"} if kind == "cluster" else set())
 
@@ -255,7 +255,7 @@ async def test_nothing_else_is_allowed(opener: Any, tmp_path: Path) -> None:
             with pytest.raises(redis.exceptions.NoPermissionError):
                 health.get(f"{opener.namespace}:x")
         with pytest.raises(ConfigurationError, match="user name or password"):
-            await opener(url=server.url.replace("//", "//distributed-state:wrong@"))
+            await opener(url=logged_in(server.url, "distributed-state:wrong"))
         with pytest.raises(ConfigurationError, match="lacks a right"):
             await opener(url=url, namespace="other")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_sql, tiers, until
+from below import everything_in_sql, logged_in, tiers, until
 from searching import MARK, places, run_sql, said, searching
 from sqlalchemy import create_engine, text
 
@@ -429,20 +429,20 @@ async def test_a_role_that_may_not_make_the_index_is_told_who_may(opener: Any) -
     run_sql(
         opener,
         "DROP ROLE IF EXISTS reader_search",
-        "CREATE ROLE reader_search LOGIN",
+        "CREATE ROLE reader_search LOGIN PASSWORD 'word'",
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO reader_search",
         "GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO reader_search",
     )
     archive = opener.archive
     try:
         with pytest.raises(ConfigurationError, match="distributed-state index"):
-            await searching(opener, archive=archive.replace("postgres@", "reader_search@"))
+            await searching(opener, archive=logged_in(archive, "reader_search:word"))
         with pytest.raises(ConfigurationError, match="no language 'klingon'"):
             await searching(opener, search=Search(language="klingon"))
         await searching(opener, search=Search(language="english"))
         # Whose rights end at the tables of the archive writes on: what notes its changes has rights of its own.
         other = await opener(
-            archive=archive.replace("postgres@", "reader_search@"), archive_every=0.02, search=False, partitions=4
+            archive=logged_in(archive, "reader_search:word"), archive_every=0.02, search=False, partitions=4
         )
         await other.session("c2").set("places", f"{MARK}s", durability="archived")
         assert await places(await searching(opener, search=Search(language="english")), "zanzibars running") == []

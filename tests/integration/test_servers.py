@@ -41,9 +41,9 @@ def binary(request: pytest.FixtureRequest) -> str:
 
 def test_a_server_answers_and_evicts_nothing(binary: str) -> None:
     with redis_server(binary=binary) as server:
-        assert server.url == f"redis://127.0.0.1:{server.port}/0"
-        assert ask(server.port, "CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "noeviction"]
-        assert ask(server.port, "CONFIG", "GET", "save") == ["save", ""]
+        assert server.url == f"redis://:{server.password}@127.0.0.1:{server.port}/0"
+        assert server.ask("CONFIG", "GET", "maxmemory-policy") == ["maxmemory-policy", "noeviction"]
+        assert server.ask("CONFIG", "GET", "save") == ["save", ""]
         pid, folder = server.pid, server.directory
     assert not Path(f"/proc/{pid}").exists()
     assert not folder.exists()
@@ -76,7 +76,7 @@ def test_who_is_killed_leaves_no_server_and_no_files(binary: str) -> None:
 
 def test_a_killed_server_comes_back_on_its_port_with_its_files(binary: str, tmp_path: Path) -> None:
     with redis_server("--appendonly", "yes", binary=binary, directory=tmp_path) as server:
-        ask(server.port, "SET", "a", "1")
+        server.ask("SET", "a", "1")
         first = server.pid
         server.kill()
         assert not server.running
@@ -84,7 +84,7 @@ def test_a_killed_server_comes_back_on_its_port_with_its_files(binary: str, tmp_
             ask(server.port, "PING")
         server.start()
         assert server.pid != first
-        assert ask(server.port, "GET", "a") == "1"
+        assert server.ask("GET", "a") == "1"
         server.stop()
         server.stop()
     assert list(tmp_path.iterdir()), "files in a folder of the caller's are kept"
@@ -96,7 +96,7 @@ def test_a_paused_server_keeps_connections_and_answers_later(binary: str) -> Non
         with pytest.raises(TimeoutError):
             ask(server.port, "PING", timeout=0.2)
         server.resume()
-        assert ask(server.port, "PING") == "PONG"
+        assert server.ask("PING") == "PONG"
         server.pause()  # a paused one can still be stopped
 
 
@@ -126,7 +126,7 @@ def test_a_forked_child_does_not_end_its_parents_server() -> None:
             server.kill()
             os._exit(0)
         assert os.waitpid(child, 0)[1] == 0
-        assert ask(server.port, "PING") == "PONG"
+        assert server.ask("PING") == "PONG"
 
 
 def test_free_ports_are_not_lent_to_outgoing_connections() -> None:
@@ -192,7 +192,8 @@ def held(cluster: RedisCluster) -> list[str]:
 
 def test_a_cluster_is_formed_of_primaries_with_replicas(binary: str) -> None:
     with redis_cluster(binary=binary) as cluster:
-        assert cluster.url == "redis+cluster://" + ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+        places = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)
+        assert cluster.url == f"redis+cluster://:{cluster.nodes[0].password}@{places}"
         assert {node.ask("CLUSTER", "INFO").partition("\r\n")[0] for node in cluster.nodes} == {"cluster_state:ok"}
         assert cluster.primaries() == cluster.nodes[:3]
         assert [cluster.replicas_of(node) for node in cluster.nodes[:3]] == [[node] for node in cluster.nodes[3:]]
@@ -288,7 +289,8 @@ def test_a_slot_on_its_way_stands_still_between_any_two_steps(binary: str) -> No
 def test_sentinels_replace_a_primary(binary: str) -> None:
     with redis_sentinel(binary=binary) as watched:
         hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in watched.sentinels)
-        assert watched.url == f"redis+sentinel://{hosts}/mymaster/0"
+        password = watched.servers[0].password
+        assert watched.url == f"redis+sentinel://:{password}@{hosts}/mymaster/0?sentinel_password={password}"
         first = watched.primary
         assert watched.servers == [first, *watched.replicas]
         assert len(watched.servers) == len(watched.sentinels) == 3

@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 import pytest
-from below import ROOT, until
+from below import ROOT, hidden, until
 from below import Worker as Dying
 from proxy import Proxy
 
@@ -42,10 +42,11 @@ class Worker:
     def __init__(self, *words: str, **environment: str) -> None:
         path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         quick = {f"DISTRIBUTED_STATE_{name}": value for name, value in ({"RETRY_FOR": "0.2"} | environment).items()}
-        command = [sys.executable, "-m", "distributed_state", *words[:6], "serve", "--port", "0", *words[6:]]
+        place, urls = hidden(*words[:6])
+        command = [sys.executable, "-m", "distributed_state", *place, "serve", "--port", "0", *words[6:]]
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(
-            command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"PYTHONPATH": path} | quick
+            command, stdout=pipe, stderr=pipe, text=True, env=os.environ | {"PYTHONPATH": path} | urls | quick
         )
         self.url = ""
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import redis
 
+from deploy.load.baseline import login
 from deploy.load.curves.curve import Curve, Progress
 from distributed_state import AsyncStateStore, Event
 from distributed_state.programs.servers import redis_server
@@ -38,7 +39,7 @@ def _drain(url: str, count: int, wanted: bool, said: Any) -> None:
     selector = selectors.DefaultSelector()
     for _ in range(count):
         sock = socket.create_connection((place.hostname, place.port))
-        sock.sendall(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n" + subscribe)
+        sock.sendall(login(url) + b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n" + subscribe)
         selector.register(sock, selectors.EVENT_READ)
     said.send("listening")
     while not said.poll():

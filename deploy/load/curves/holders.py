@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 import redis
 
+from deploy.load.baseline import login
 from deploy.load.curves.curve import Curve, Progress, flat
 from distributed_state import AsyncStateStore
 from distributed_state.programs.servers import redis_server
@@ -45,7 +46,7 @@ def _listen(url: str, count: int, said: Any) -> None:
         channels = [keys.of(Ref("session", f"other-{number}-{each}")).channel for each in range(_OTHERS)]
         subscribe = b"".join(b"*2\r\n$10\r\nSSUBSCRIBE\r\n$%d\r\n%b\r\n" % (len(each), each) for each in channels)
         sock = socket.create_connection((place.hostname, place.port))
-        sock.sendall(b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n" + subscribe)
+        sock.sendall(login(url) + b"*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n" + subscribe)
         selector.register(sock, selectors.EVENT_READ)
     said.send("listening")
     while not said.poll():

@@ -165,12 +165,12 @@ def copy_server(scene: Scene) -> None:
     other = Proxied(primary.binary, (), folder, scene.network)
     scene.stack.callback(other.kill)
     other.start()
-    other.ask("REPLICAOF", "127.0.0.1", primary.port)
+    other.follow(primary)
     wait_until(other.in_sync, "the copy was not made")
     other.ask("REPLICAOF", "NO", "ONE")
 
     def follow() -> None:
-        primary.ask("REPLICAOF", "127.0.0.1", other.port)
+        primary.follow(other)
         wait_until(primary.in_sync, "the older data was not taken over")
         primary.ask("REPLICAOF", "NO", "ONE")
         other.kill()
