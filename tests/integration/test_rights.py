@@ -42,6 +42,8 @@ def guarded(opener: Any, folder: Path, text: str = USERS) -> Iterator[tuple[Redi
         text = text.replace(" +client|setinfo", "").replace(" +waitaof", "")  # which it calls errors, not knowing them
     (folder / "users.acl").write_text(users(opener.namespace, text))
     with own_server(opener, "--aclfile", str(folder / "users.acl"), "--appendonly", "yes") as server:
+        with operator(server) as client:
+            client.acl_log_reset()  # whoever started it asked as the user `default`
         yield server, logged_in(server.url, "distributed-state:secret")
 
 

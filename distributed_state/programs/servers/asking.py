@@ -15,11 +15,15 @@ class Connection:
     """One socket to a server on loopback. Answers are text; bytes that are none survive a round trip."""
 
     def __init__(self, port: int, *, password: str | None = None, timeout: float = 5.0) -> None:
-        """Connect, or raise OSError (a TimeoutError if the server stays silent)."""
+        """Connect, or raise OSError (a TimeoutError if the server stays silent), or ReplyError for a wrong password."""
         self._socket = socket.create_connection(("127.0.0.1", port), timeout)
         self._reader = Reader(encoding="utf-8", errors="surrogateescape")
         if password is not None:
-            self.ask("AUTH", password)
+            try:
+                self.ask("AUTH", password)
+            except BaseException:
+                self.close()
+                raise
 
     def __enter__(self) -> Self:
         return self
