@@ -10,9 +10,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
-from below import ROOT, server_binary
+from below import ROOT, logged_in, server_binary
 
 from distributed_state import ColdUnavailable, StateStore
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
@@ -40,9 +41,16 @@ class Place:
     def __init__(self, folder: Path, sql: str, redis: RedisServer) -> None:
         self.folder, self.sql, self.redis = folder, sql, redis
         self.archive = f"{sql}/agents".replace("postgresql:", "postgresql+psycopg:")
+        self._passwords = {
+            "PGPASSWORD": urlsplit(sql).password or "",
+            "REDISCLI_AUTH": redis.password,
+            "DISTRIBUTED_STATE_URL": redis.url,
+            "DISTRIBUTED_STATE_ARCHIVE": self.archive,
+        }
 
     def run(self, lines: str) -> None:
-        given = {"SQL": self.sql, "REDIS": self.redis.url, "REDIS_DIR": str(self.redis.directory), "PATH": PATH}
+        places = {"SQL": logged_in(self.sql, "postgres"), "REDIS": logged_in(self.redis.url, "")}
+        given = places | self._passwords | {"REDIS_DIR": str(self.redis.directory), "PATH": PATH}
         given |= {
             f"{prefix}{name.upper()}": str(value)
             for name, value in NAMESPACE.items()

@@ -250,6 +250,19 @@ def test_a_record_moves_with_its_history(run: Run, tmp_path: Path) -> None:
     assert (latin.code, lines(latin.err), "UTF-8" in latin.err) == (1, 1, True)
 
 
+def test_an_exported_file_is_its_owners_alone_unless_it_was_there(run: Run, tmp_path: Path) -> None:
+    run("set", "s", "a", "1")
+    (tmp_path / "old.jsonl").touch(0o644)
+    before = os.umask(0)
+    try:
+        for name, mode in (("new.jsonl", 0o600), ("old.jsonl", 0o644)):
+            assert run("export", "s", "--output", str(tmp_path / name)).code == 0
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode
+            assert (tmp_path / name).read_text()
+    finally:
+        os.umask(before)
+
+
 def test_all_records_move_with_one_file(run: Run, tmp_path: Path) -> None:
     for number in range(3):
         run("set", f"s{number}", "a", str(number))
