@@ -313,8 +313,8 @@ async def test_reads_keep_working_on_another_server_than_this_one(tmp_path: Any)
 
     path = tmp_path / "redis.sock"
     with (
-        redis_server("--unixsocket", str(path)),
-        StateStore.open(f"unix://{path}", archive="memory", namespace="n") as store,
+        redis_server("--unixsocket", str(path)) as server,
+        StateStore.open(f"unix://:{server.password}@{path}", archive="memory", namespace="n") as store,
     ):
         store.session("s").set("a", 1)
         assert store.session("s").get("a", fresh=True) == 1
