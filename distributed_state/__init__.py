@@ -54,6 +54,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "SchemaMismatch",
         "StateError",
         "TooLarge",
+        "Unauthenticated",
         "Unavailable",
         "UnknownStep",
         "WarmUnavailable",

@@ -16,6 +16,7 @@
     ├── SchemaMismatch           the record's schema version and this worker's do not fit
     ├── CommandFailed            a command of an agent failed, or was not begun
     ├── AccessDenied             the store's policy does not allow it; nothing was asked of a server
+    ├── Unauthenticated          a request does not say who sends it, or not truly
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
@@ -147,6 +148,13 @@ class CommandFailed(StateError):
 
 class AccessDenied(StateError):
     """The access policy of the store does not allow this. Nothing was read or written."""
+
+
+class Unauthenticated(StateError):
+    """The service does not know who sent a request. The message says nothing of why: a stranger may read it."""
+
+    def __init__(self, message: str = "say who you are by a token that is valid") -> None:
+        super().__init__(message)
 
 
 class SchemaMismatch(StateError):

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 Target = tuple[str, int]
+TOKEN_FILE = "DISTRIBUTED_STATE_TOKEN_FILE"
 
 
 class Broken(ConnectionError):
     """The connection ended before its answer; whether the request was served is unknown."""
+
+
+def headers() -> dict[str, str]:
+    """What each request has: that it is for this machine, and the token of the file that the environment names."""
+    found = {"Host": "localhost"}
+    if os.environ.get(TOKEN_FILE):
+        found["Authorization"] = f"Bearer {Path(os.environ[TOKEN_FILE]).read_text().strip()}"
+    return found
 
 
 def targets(urls: Sequence[str]) -> list[Target]:
@@ -98,6 +109,7 @@ class Client:
 
     def __init__(self, targets: Sequence[Target], *, connections: int = 128, timeout: float = 10.0) -> None:
         self._timeout = timeout
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers().items())
         # Not all clients begin with the same worker, and each asks all of them in turn, however few its connections.
         self._turn = cycle(random.sample(list(targets), len(targets)))
         self._idle: dict[Target, deque[Connection]] = {each: deque() for each in targets}
@@ -107,7 +119,7 @@ class Client:
         """Ask one of the workers. Raises Broken, OSError or TimeoutError, after which nothing is known."""
         data = b"" if body is None else json.dumps(body).encode()
         kind = "Content-Type: application/json\r\n"
-        head = f"{method} {path} HTTP/1.1\r\nHost: load\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
+        head = f"{method} {path} HTTP/1.1\r\n{self._headers}{kind}Content-Length: {len(data)}\r\n\r\n"
         async with self._free:
             connection: Connection | None = None
             answered = False
@@ -149,7 +161,7 @@ class Client:
                 reader, writer = await asyncio.open_connection(*next(self._turn), limit=2**22)
                 try:
                     again = f"Last-Event-ID: {last}\r\n" if last else ""
-                    writer.write(f"GET {path} HTTP/1.1\r\nHost: load\r\n{again}\r\n".encode())
+                    writer.write(f"GET {path} HTTP/1.1\r\n{self._headers}{again}\r\n".encode())
                     status = int((await reader.readline()).split()[1])
                     while status == 200 and (line := await reader.readline()):
                         name, _, value = line.decode().rstrip("\n").partition(": ")

@@ -14,6 +14,7 @@ import redis
 import sqlalchemy
 
 from deploy.load import baseline
+from deploy.load.client import headers
 from deploy.load.fleet import LocalFleet
 from deploy.load.knee import PRECISION, Knee
 from deploy.load.measures import Result
@@ -120,7 +121,8 @@ def pages(fleet: LocalFleet, rounds: int = 30) -> list[Figure]:
     http = HTTPConnection(place.hostname or "", place.port, timeout=30)
 
     def page(limit: int, after: str | None) -> Any:
-        http.request("GET", f"/v1/conversations?{urlencode({'limit': limit} | ({'after': after} if after else {}))}")
+        asked = urlencode({"limit": limit} | ({"after": after} if after else {}))
+        http.request("GET", f"/v1/conversations?{asked}", headers=headers())
         return json.loads(http.getresponse().read())
 
     rows = []

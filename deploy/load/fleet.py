@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from deploy.load.client import TOKEN_FILE
 from deploy.load.crew import GENERATOR
 from deploy.load.warm_tiers import WarmTier, warm_tier
 from distributed_state.programs.servers import PostgresServer, free_port, postgres_server
@@ -54,7 +55,7 @@ class LocalWorker(Child):
 
     def __init__(self, words: list[str], urls: dict[str, str], folder: Path) -> None:
         self.port = free_port()
-        words = [*words, "serve", "--host", "127.0.0.1", "--port", str(self.port), "--notice", "0.1"]
+        words = [*words, "serve", "--port", str(self.port), "--tokens", "--notice", "0.1"]
         super().__init__(f"worker-{self.port}", words, urls, folder)
 
     def ready(self) -> bool:
@@ -77,12 +78,20 @@ class LocalFleet:
         # Not as arguments: they hold passwords.
         urls = {"DISTRIBUTED_STATE_URL": warm.url, "DISTRIBUTED_STATE_ARCHIVE": postgres.url}
         subprocess.run([*_COMMAND, *words, "migrate"], check=True, capture_output=True, env=_environment() | urls)
+        self._make_token(words, urls, folder / "token")
         # As in docker-compose.yml: workers serve, archivers archive.
         self.workers = [LocalWorker(words, urls, folder) for _ in range(workers)]
         self.archiver = Child("archiver", [*words, "archiver"], urls, folder)
         self._killed = 0
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._supervise, daemon=True)
+
+    def _make_token(self, words: list[str], urls: dict[str, str], file: Path) -> None:
+        # By the environment, which the generator's processes inherit: a token has no place in `ps`.
+        os.environ[TOKEN_FILE] = str(file)
+        rights = ["--all-tenants", "--rights", "read,write,delete,events", "--expires", "1d"]
+        token = [*_COMMAND, *words, "token", "create", *rights, "--actor", "load", "--into", str(file)]
+        subprocess.run(token, check=True, capture_output=True, env=_environment() | urls)
 
     @property
     def urls(self) -> list[str]:
@@ -150,6 +159,7 @@ class LocalFleet:
     def close(self) -> None:
         """End the workers: in order, or else."""
         self._ended.set()
+        os.environ.pop(TOKEN_FILE, None)
         if self._watch.is_alive():
             self._watch.join()
         for child in (*self.workers, self.archiver):

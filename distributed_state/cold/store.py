@@ -35,6 +35,7 @@ from distributed_state.cold import (
     rewinding,
     schema,
 )
+from distributed_state.cold.access_tokens import AccessTokenStore
 from distributed_state.cold.branches import BranchStore
 from distributed_state.cold.engine import Database, keep_for_ever
 from distributed_state.cold.entries import Parsed
@@ -70,6 +71,7 @@ class ColdStore:
         self.snapshot_every = snapshot_every
         self.branches = BranchStore(database, namespace)
         self.search = SearchStore(database, namespace)
+        self.access_tokens = AccessTokenStore(database, namespace)
         self._database = database
         self._opened = opened
 

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, MetaData, Table, Text
 
 # Oldest first. A database whose revision is not among them was made by a newer release.
-REVISIONS = ("1",)
+REVISIONS = ("1", "2")
 HEAD = REVISIONS[-1]
 # Of layouts that came before the first release: what they hold is carried over by `export` and `import`.
 UNRELEASED = ("0001", "0002", "0003")
@@ -272,4 +272,19 @@ erasures = Table(
     Column("owner", TEXT, nullable=True),
     Column("forks", Boolean, nullable=False),
     Column("version", BigInteger, nullable=False),
+)
+
+# Of the service's callers. `digest` is all that is kept of a token; `rights` are names with commas between them.
+access_tokens = Table(
+    "access_tokens",
+    metadata,
+    Column("namespace", TEXT, primary_key=True),
+    Column("id", TEXT, primary_key=True),
+    Column("digest", LargeBinary, nullable=False),
+    Column("prefix", TEXT, nullable=False),
+    Column("rights", TEXT, nullable=False),
+    Column("actor", TEXT, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=True),
+    Column("revoked_ms", BigInteger, nullable=True),
 )

@@ -41,8 +41,9 @@ class Request:
     None for the record as a whole: who guards a field must guard None too. Reading a whole record asks for None first
     and then for everything in it; listing or counting the names of its fields is reading it whole, forking it too.
     A turn takes the lock, and who repeats its request gets its outcome. `id` is None where many records are meant:
-    a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `import_` is
-    admin of the record, with the `user` whose it will be. A test holds the whole table, a row for each public
+    a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `prefix` is what
+    the ids of a listing begin with, if it was asked for so. `import_` is admin of the record, with the `user` whose it
+    will be. A test holds the whole table, a row for each public
     method.
     """
 
@@ -52,6 +53,7 @@ class Request:
     id: str | None
     field: str | None
     user: str | None
+    prefix: str | None = None
 
 
 Policy = Callable[[Request], bool]
@@ -75,6 +77,7 @@ class Guard:
         actor: str = "",
         user: str | None = None,
         scope: str | None = None,
+        prefix: str | None = None,
     ) -> None:
         """Return if the policy says True, else raise AccessDenied. `actor` and `user` come escaped."""
         request = Request(
@@ -84,6 +87,7 @@ class Guard:
             id=None if ref is None else ref.id,
             field=field,
             user=None if not user else unescape(user),
+            prefix=prefix,
         )
         who = f"{request.actor[:80]!r}" if request.actor else "nobody in particular"
         what = "everything" if ref is None else ref.text[:200]

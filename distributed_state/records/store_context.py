@@ -51,7 +51,8 @@ class StoreContext:
         field: str | None = None,
         user: str | None = None,
         scope: str | None = None,
+        prefix: str | None = None,
     ) -> None:
         """Ask the store's policy, if it has one, about what is done by no handle. Raises AccessDenied."""
         if self.guard is not None:
-            self.guard.ask(action, ref, field, actor=actors.present(), user=user, scope=scope)
+            self.guard.ask(action, ref, field, actor=actors.present(), user=user, scope=scope, prefix=prefix)

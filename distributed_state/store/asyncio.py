@@ -452,11 +452,11 @@ class AsyncStateStore:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
         Ref(scope, "any")
         owner = None if user is None else escape(Ref("user", user).id)
-        self._context.allow("read", user=owner, scope=scope)
-        if tags:
-            self._context.allow("read", field=TAGS, user=owner, scope=scope)  # who learns whose they are has read them
         if prefix is not None and (not isinstance(prefix, str) or len(prefix) > MAX_ID_BYTES):
             raise InvalidValue(f"a prefix is a str of at most {MAX_ID_BYTES} characters or None, not {prefix!r:.80}")
+        # Who learns whose tags they are has read them.
+        for field in (None, TAGS) if tags else (None,):
+            self._context.allow("read", field=field, user=owner, scope=scope, prefix=prefix)
         begin = None if prefix is None else escape(prefix)
         sought = tuple(tag_texts(tags or {}, "tags"))
         wanted = Wanted(scope, limit, owner=owner, prefix=begin, tags=sought, after=after)
@@ -672,7 +672,8 @@ class AsyncStateStore:
         search is off (see `open`), ColdUnavailable without SQL.
         """
         asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
-        self._context.allow("read", user=None if user is None else escape(user), scope=scope)
+        owner = None if user is None else escape(user)
+        self._context.allow("read", user=owner, scope=scope, prefix=prefix or None)
         tiers = self._context.tiers()
         setting, index = self._lifecycle.search, tiers.cold.search
         if fresh:

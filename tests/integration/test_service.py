@@ -25,8 +25,10 @@ import pytest
 from below import ROOT, hidden, until
 from below import Worker as Dying
 from proxy import Proxy
+from typer.testing import CliRunner
 
 from distributed_state import StateStore
+from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import RedisServer, postgres_server, redis_server
 from distributed_state.warm.scripts import COMMIT
 
@@ -52,13 +54,14 @@ class Worker:
 
     def ready(self) -> Worker:
         """Wait until it serves."""
-        line = self._line()
+        line = self.line()
         assert line.startswith("serving on "), f"{line} {self.process.communicate(timeout=20)}"
         self.url = line.split()[-1]
         self.http = httpx.Client(base_url=self.url, timeout=30, headers=JSON)
         return self
 
-    def _line(self) -> str:
+    def line(self) -> str:
+        """What it says next."""
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
@@ -238,7 +241,7 @@ def test_a_huge_body_is_refused_before_it_is_read(shared: Worker) -> None:
     assert said(shared.http.post("/v1/conversations", content=endless())) == (413, "TooLarge")
     with socket.create_connection(shared.http.base_url.netloc.decode().split(":")) as raw:  # type: ignore[arg-type]
         raw.sendall(
-            b"POST /v1/conversations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            b"POST /v1/conversations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             b"Content-Length: 99999999999\r\n\r\n"
         )
         assert b" 413 " in raw.recv(1000), "nothing of it was sent"
@@ -266,7 +269,7 @@ def test_a_client_that_would_like_http_2_has_its_body_read(shared: Worker, piece
     upgrade = "Content-Type: application/json\r\n"
     upgrade += "Connection: Upgrade, HTTP2-Settings, close\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABk"
     body = json.dumps({"id": f"h2c-{pieces}"})
-    head = f"POST /v1/conversations HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n{upgrade}\r\n\r\n"
+    head = f"POST /v1/conversations HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{upgrade}\r\n\r\n"
     with raw(shared) as connection:
         connection.sendall((head + body[:5]).encode() if pieces == 2 else (head + body).encode())
         if pieces == 2:
@@ -276,9 +279,9 @@ def test_a_client_that_would_like_http_2_has_its_body_read(shared: Worker, piece
 
 
 ENDLESS = (
-    "GET /healthz HTTP/1.1\r\nHost: x\r\nX: ",
+    "GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: ",
     "GET /",
-    "POST /x HTTP/1.1\r\nHost: x\r\n{}\r\n\r\n0\r\nX: ",
+    "POST /x HTTP/1.1\r\nHost: localhost\r\n{}\r\n\r\n0\r\nX: ",
 )
 
 
@@ -290,19 +293,19 @@ def test_a_head_without_an_end_is_not_kept(shared: Worker, begun: str) -> None:
             for _ in range(1000):
                 connection.sendall(b"x" * 20_000)
     with raw(shared) as connection:
-        head = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\nX: "
+        head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
         connection.sendall(head + b"x" * 30_000 + b"\r\n\r\n")
         assert answered(connection).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.wide
 def test_requests_of_one_packet_are_all_answered_and_end_with_their_connection(worker: Worker) -> None:
-    healthz = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    healthz = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with raw(worker) as connection:
         connection.sendall(healthz + healthz.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         assert answered(connection).count(b'{"status":"alive"}') == 2
     with raw(worker) as connection:
-        connection.sendall(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n" + healthz)
+        connection.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n" + healthz)
         wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # broken, not closed
     wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 0, 5)
@@ -372,7 +375,7 @@ def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[st
         assert re.fullmatch("[0-9a-f]{32}", made)
         with store_of(options) as store:
             assert [each.actor for each in store.session("c").history()] == ["Zoë"]
-        lines = [json.loads(worker._line()) for _ in range(2)]
+        lines = [json.loads(worker.line()) for _ in range(2)]
     assert [(each["method"], each["path"], each["status"], each["request_id"]) for each in lines] == [
         ("POST", "/v1/conversations", 201, "7f"),
         ("GET", "/nowhere", 404, made),
@@ -759,7 +762,7 @@ def test_a_slow_reader_is_disconnected_and_goes_on_later(options: tuple[str, ...
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(("127.0.0.1", int(worker.url.rpartition(":")[2])))
-            slow.sendall(b"GET /v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+            slow.sendall(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             wait_for(lambda: worker.figure("distributed_state_http_event_streams") == 1)
             for n in range(total):
                 store.emit("a.b", {"n": n, "text": "x" * size}, subject="s")
@@ -821,3 +824,32 @@ def _empty(server: RedisServer) -> None:
 
     with redis.Redis.from_url(server.url) as client:
         client.flushall()
+
+
+# Who is let in
+
+
+def test_a_worker_with_tokens_has_health_and_metrics_on_a_port_of_their_own(options: tuple[str, ...]) -> None:
+    made = CliRunner().invoke(shell.app, [*options, "token", "create", "--tenant", "acme", "--rights", "read,write"])
+    with Worker(*options, "--tokens", "--ops-port", "0", "--host", "0.0.0.0", "--notice", "0.05").ready() as worker:
+        ops = worker.line().split()[-1]
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert worker.get(path).status_code == 404
+            assert httpx.get(ops + path).status_code == 200
+        assert worker.post("/v1/conversations", id="acme:c1").status_code == 401
+        authorized = {"Authorization": f"Bearer {made.stdout.strip()}"}
+        assert worker.http.post("/v1/conversations", json={"id": "acme:c1"}, headers=authorized).status_code == 201
+        assert httpx.get(ops + "/v1/conversations").status_code == 404
+        assert worker.end() == 0
+
+
+def test_a_worker_for_everybody_has_to_be_asked_for_and_says_so(options: tuple[str, ...]) -> None:
+    with Worker(*options, "--host", "0.0.0.0") as refused:
+        said = refused.process.communicate(timeout=60)[1]
+        assert refused.process.returncode == 1
+        assert "without authentication" in said
+    with Worker(*options, "--host", "0.0.0.0", "--insecure", "--notice", "0.05").ready() as worker:
+        assert worker.post("/v1/conversations", id="c1").status_code == 201
+        assert worker.get("/v1/conversations/c1", headers={"Host": "anything.example"}).status_code == 200
+        worker.end()
+        assert "INSECURE" in worker.process.communicate()[1]

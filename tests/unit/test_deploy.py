@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 from below import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from distributed_state.port.addresses import read_address
+from distributed_state.programs.cli import shell
 from distributed_state.programs.service.limits import Limits
 from distributed_state.settings import Settings
 
@@ -26,12 +29,14 @@ OVERRIDE_TEXTS = {name: (ROOT / f"deploy/{name}.yml").read_text() for name in ("
 OVERRIDES: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in OVERRIDE_TEXTS.items()}
 ALL_TEXTS = "".join([COMPOSE_TEXT, *OVERRIDE_TEXTS.values()])
 LOCAL = {"VALKEY_ADDRESS", "VALKEY_SENTINELS", "VALKEY_REPLICA_PASSWORD"}  # which start.sh reads only if it is to
-OURS = ("migrate", "worker", "archiver", "loadgen")
+OURS = ("migrate", "token", "worker", "archiver", "loadgen")
 EXAMPLE = (DEPLOY / ".env.example").read_text()
 BASE = DEPLOY / "k8s/base"
 FILES = sorted(path for path in BASE.glob("*.yaml") if path.stem != "kustomization")
 MANIFESTS: list[dict[str, Any]] = [each for path in FILES for each in yaml.safe_load_all(path.read_text())]
-SOURCES = "\n".join(path.read_text() for path in (ROOT / "distributed_state").rglob("*.py"))
+SOURCES = "\n".join(
+    path.read_text() for folder in ("distributed_state", "deploy/load") for path in (ROOT / folder).rglob("*.py")
+)
 SHUTDOWN = 5  # seconds that the HTTP server has after the drain
 
 by_service = pytest.mark.parametrize("name", SERVICES)
@@ -109,7 +114,9 @@ def test_the_order_of_the_start() -> None:
         waits = SERVICES[name]["depends_on"]
         assert waits["migrate"]["condition"] == "service_completed_successfully"
         assert waits["valkey"]["condition"] == waits["postgres"]["condition"] == "service_healthy"
-    assert SERVICES["migrate"]["restart"] == "no"
+    assert SERVICES["migrate"]["restart"] == SERVICES["token"]["restart"] == "no"
+    for name, other in (("token", "migrate"), ("worker", "token")):
+        assert SERVICES[name]["depends_on"][other] == {"condition": "service_completed_successfully"}
     assert SERVICES["worker"]["environment"]["DISTRIBUTED_STATE_MIGRATE"] == "false"
 
 
@@ -120,6 +127,56 @@ def test_a_worker_drains_within_its_stop_period() -> None:
     pod = worker["spec"]["template"]["spec"]
     pause = float(pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][1])
     assert pod["terminationGracePeriodSeconds"] > needed + pause
+
+
+def options_of_serve(words: list[str]) -> dict[str, Any]:
+    """What `serve` makes of its command line."""
+    command = typer.main.get_command(shell.app).commands["serve"]  # type: ignore[attr-defined]  # it is a group
+    with command.make_context("serve", [*words[1:]]) as context:
+        return dict(context.params)
+
+
+def commands_of_workers() -> dict[str, list[str]]:
+    """The command lines with which workers are shipped: compose's, the image's, Kubernetes'."""
+    (pod,) = [each for each in pods() if each["metadata"]["name"] == "distributed-state-worker"]
+    image = json.loads(re.findall(r"^CMD (.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)[0])
+    args = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    return {"compose": SERVICES["worker"]["command"], "image": image, "k8s": args}
+
+
+@pytest.mark.parametrize("place", ["compose", "image", "k8s"])
+def test_workers_are_shipped_with_authentication_and_with_health_and_metrics_apart(place: str) -> None:
+    given = options_of_serve(commands_of_workers()[place])
+    assert given["tokens"] is True
+    assert [given[name] for name in ("insecure", "trust_proxy", "allow_host")] == [False, "", ""]
+    assert (given["host"], given["port"], given["ops_host"], given["ops_port"]) == ("0.0.0.0", 8080, "0.0.0.0", 9464)
+
+
+def test_the_port_of_health_and_metrics_is_asked_and_not_published() -> None:
+    assert "http://127.0.0.1:9464/healthz" in (DEPLOY / "Dockerfile").read_text()
+    assert [port.rpartition(":")[2] for port in SERVICES["worker"]["ports"]] == ["8080"]
+    (service,) = [each for each in MANIFESTS if each["kind"] == "Service"]
+    assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
+    (policy,) = [
+        each["spec"] for each in MANIFESTS
+        if (each["kind"], each["metadata"]["name"]) == ("NetworkPolicy", "distributed-state-worker")
+    ]  # fmt: skip
+    who = {rule["ports"][0]["port"]: [*rule["from"][0]] for rule in policy["ingress"]}
+    assert who == {8080: ["podSelector"], 9464: ["namespaceSelector"]}
+
+
+def test_the_trials_token_is_in_a_volume_and_in_no_command_or_environment() -> None:
+    token, load = SERVICES["token"], SERVICES["loadgen"]
+    file = token["command"][token["command"].index("--into") + 1]
+    assert load["environment"] == {"DISTRIBUTED_STATE_TOKEN_FILE": file}
+    assert token["volumes"] == ["tokens:/tokens"]
+    assert load["volumes"] == ["tokens:/tokens:ro"]
+    assert "admin" not in ",".join(token["command"])
+    assert [name for name, each in SERVICES.items() if "tokens" in str(each.get("volumes"))] == ["token", "loadgen"]
+    image = (DEPLOY / "Dockerfile").read_text().partition("AS distributed-state\n")[2]
+    user = re.search(r"^USER (\S+)$", image, re.MULTILINE)[1]  # type: ignore[index]  # it is there
+    assert f"--chown={user} --chmod=700 /tokens /tokens" in image, "a new volume is owned as the folder of the image"
+    assert "dstate_" not in ALL_TEXTS + image
 
 
 def test_several_workers_can_have_a_port() -> None:

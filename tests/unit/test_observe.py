@@ -38,7 +38,8 @@ WORDS = {
 def http() -> dict[str, set[str]]:
     """The series that a worker tells of its own requests, and their labels."""
     service = Service()
-    TestClient(service.app).get("/v1/conversations")  # refused, as there is no store yet, and counted
+    # refused, as there is no store yet, and counted
+    TestClient(service.app, base_url="http://localhost").get("/v1/conversations")
     samples = [each for family in service.registry.collect() for each in family.samples]
     return {each.name: set(each.labels) for each in samples if not each.name.endswith("_created")}
 
@@ -190,4 +191,4 @@ def test_prometheus_scrapes_workers_and_archivers_by_name() -> None:
         job["job_name"]: (job["dns_sd_configs"][0]["names"], job["dns_sd_configs"][0]["port"])
         for job in config["scrape_configs"]
     }
-    assert found == {"worker": (["worker"], 8080), "archiver": (["archiver"], 9464)}
+    assert found == {"worker": (["worker"], 9464), "archiver": (["archiver"], 9464)}

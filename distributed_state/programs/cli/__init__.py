@@ -13,6 +13,7 @@ from distributed_state.programs.cli import (
     sending,
     serving,
     showing,
+    token,
 )
 from distributed_state.programs.cli.shell import main
 
@@ -30,4 +31,5 @@ __all__ = [
     "sending",
     "serving",
     "showing",
+    "token",
 ]

@@ -11,10 +11,19 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.programs.cli.shell import app
 
 _ENV = "DISTRIBUTED_STATE_SERVE_"
+_AUTH = "Who may call"
 
 
 def _option(name: str, help: str, **limits: Any) -> Any:
     return typer.Option(envvar=_ENV + name, help=help, **limits)
+
+
+def _auth(name: str, help: str) -> Any:
+    return _option(name, help, rich_help_panel=_AUTH)
+
+
+def _names(given: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in given.split(",") if each.strip())
 
 
 @app.command()
@@ -49,13 +58,35 @@ def serve(
             "CORS_ORIGIN", "Web pages whose scripts may call it, as https://app.example.com; several by repeating."
         ),
     ] = None,
+    ops_host: Annotated[str, _option("OPS_HOST", "Address of --ops-port.")] = "127.0.0.1",
+    ops_port: Annotated[
+        int | None,
+        _option("OPS_PORT", "Port for health and metrics alone, which --port then has no more.", min=0, max=65535),
+    ] = None,
+    tokens: Annotated[bool, _auth("TOKENS", "Bearer tokens that `token create` made.")] = False,
+    jwt_issuer: Annotated[str, _auth("JWT_ISSUER", "JWTs of this issuer (their claim iss).")] = "",
+    jwt_audience: Annotated[str, _auth("JWT_AUDIENCE", "And for this audience (aud).")] = "",
+    jwt_keys: Annotated[str, _auth("JWT_KEYS", "URL of the issuer's JSON Web Key Set.")] = "",
+    jwt_tenant: Annotated[str, _auth("JWT_TENANT", "Claim with the tenant.")] = "tenant",
+    jwt_rights: Annotated[str, _auth("JWT_RIGHTS", "Claim with the rights.")] = "scope",
+    jwt_actor: Annotated[str, _auth("JWT_ACTOR", "Claim with who acts, for the history.")] = "sub",
+    jwt_algorithms: Annotated[
+        str, _auth("JWT_ALGORITHMS", "Algorithms, with commas between; of key pairs only.")
+    ] = "RS256,PS256,ES256,EdDSA",
+    trust_proxy: Annotated[
+        str,
+        _auth("TRUST_PROXY", "Addresses or networks, with commas between, whose X-Tenant, X-Rights, X-Actor count."),
+    ] = "",
+    allow_host: Annotated[str, _auth("ALLOW_HOST", "Names by which it may be called, with commas between.")] = "",
+    insecure: Annotated[bool, _auth("INSECURE", "Serve everybody who reaches it; with no other of these.")] = False,
     access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as a line of JSON on stdout.")] = False,
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
 
-    One process serves one store; run several behind a load balancer. It does not authenticate: the proxy in front must.
+    One process serves one store; run several behind a load balancer. Without one of the options
+    that say who may call, it serves this machine only.
 
-    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents serve --port 8080[/]
+    Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents serve --tokens[/]
     """
     try:
         from distributed_state.programs import service
@@ -66,15 +97,25 @@ def serve(
         slow=slow, notice=notice, drain=drain,
     )  # fmt: skip
 
+    claims = jwt_issuer or jwt_audience or jwt_keys
+    issuer = service.Issuer(
+        jwt_issuer, jwt_audience, jwt_keys, tenant=jwt_tenant, rights=jwt_rights, actor=jwt_actor,
+        algorithms=_names(jwt_algorithms),
+    ) if claims else None  # fmt: skip
+    access = service.Access(tokens, issuer, _names(trust_proxy), _names(allow_host), insecure)
+
     async def opened() -> distributed_state.AsyncStateStore:
-        return await distributed_state.AsyncStateStore.open(**context.obj)
+        return await distributed_state.AsyncStateStore.open(**context.obj, access=service.callers_policy())
 
     service.serve(
         opened,
         host=host,
         port=port,
         wait=wait,
+        ops_host=ops_host,
+        ops_port=ops_port,
         limits=limits,
+        access=access,
         access_log=access_log,
         origins=tuple(cors_origin or ()),
         report=lambda line: typer.echo(line),

@@ -34,6 +34,7 @@ from distributed_state.errors import (
     RecoveryInProgress,
     StateError,
     TooLarge,
+    Unauthenticated,
     Unavailable,
     WarmUnavailable,
 )
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 
 # The most specific class counts. Any other error is a fault of the worker or of the stored data: 500.
 STATUS: dict[type[BaseException], int] = {
+    Unauthenticated: 401,
     AccessDenied: 403,
     NotFound: 404,
     Conflict: 409,
@@ -61,7 +63,7 @@ STATUS: dict[type[BaseException], int] = {
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
 # Their texts say what was asked, and are passed on. Of all others a client reads what stands below.
-PUBLIC = (AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
+PUBLIC = (Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
 _SAID: dict[type[BaseException], str] = {
     Locked: "somebody else holds the record",
     Fenced: "the lease was lost, and nothing was written",
@@ -77,7 +79,7 @@ _SAID: dict[type[BaseException], str] = {
 # A repeated turn with a request id completes what it began; without one it would be a second turn.
 _APPLIED = "the turn is applied, not all that belongs to it is: repeat it under its request id"
 _UNKNOWN = "it may have been applied: read the record before it is sent again, and send it with an Idempotency-Key"
-_HTTP = {404: "NotFound", 405: "MethodNotAllowed", 415: "UnsupportedMediaType"}
+_HTTP = {404: "NotFound", 405: "MethodNotAllowed", 415: "UnsupportedMediaType", 421: "UnknownHost"}
 PROBLEM = "application/problem+json"
 
 
@@ -142,6 +144,8 @@ def _refused(name: str, detail: str, status: int, request: Request | None, heade
     response = Response(encode(problem | {"error": name}), status, headers, media_type=PROBLEM)
     if status in _LATER:
         response.headers["Retry-After"] = "1"
+    if status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
     if status == 413:
         response.headers["Connection"] = "close"  # so that the rest of the body need not be read
     return response

@@ -27,7 +27,8 @@ from starlette.routing import Route
 from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
 from distributed_state.programs.service import docs_page, requests
 from distributed_state.programs.service.answers import answer, encode, refusal
-from distributed_state.programs.service.callers import CALLER, Authenticator, Caller
+from distributed_state.programs.service.auth import Authentication, KnownHosts
+from distributed_state.programs.service.callers import serving
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.openapi import description
 from distributed_state.programs.service.operations import PREFIX, operations
@@ -39,48 +40,55 @@ from distributed_state.programs.service.work import Work
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.metrics import collector
 
-access = logging.getLogger("distributed_state.service.access")
+log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
 _READ_BY_PAGES = ("ETag", "Link", "Location", "Retry-After", "X-Request-Id")
+_RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-
-
-class Anybody:
-    """Recognizes everybody, under the name that the header X-Actor gives."""
-
-    async def caller(self, request: Request) -> Caller:
-        """Whoever it says it is, with all rights."""
-        return Caller(actor=requests.header(request, "x-actor"))
 
 
 class Service:
     """One store, served over HTTP: `begin` with it when it is open, `leave` and `drain` before it closes."""
 
     def __init__(
-        self, limits: Limits | None = None, authenticator: Authenticator | None = None, *, origins: tuple[str, ...] = ()
+        self,
+        limits: Limits | None = None,
+        authentication: Authentication | None = None,
+        *,
+        ops_apart: bool = False,
+        origins: tuple[str, ...] = (),
     ) -> None:
         # `origins`: of web pages whose scripts may call the service, as "https://app.example.com"; none by default
         self.limits = limits or Limits()
-        self._authenticator = authenticator or Anybody()
+        self.authentication = authentication or Authentication()
         self.store: AsyncStateStore | None = None
         self.draining = False
         self.registry = CollectorRegistry()
         self._probes: dict[str, Probe] = {}
         self._work = Work()
-        self._streams: set[EventStream] = set()
+        self._streams: dict[EventStream, asyncio.Task[None]] = {}
         self._measure()
-        self._operations = operations(self._events)
+        self.operations = operations(self._events)
         self.app = Starlette(
-            routes=self._routes(),
+            routes=[*self._routes(), *([] if ops_apart else self._ops())],
             exception_handlers={HTTPException: self._unrouted},
-            middleware=_cors(origins) if origins else [],
+            middleware=[
+                Middleware(KnownHosts, hosts=self.authentication.hosts),
+                *(_cors(origins) if origins else []),
+            ],
         )
+        self.ops = Starlette(routes=self._ops(), exception_handlers={HTTPException: self._unrouted})
 
     def _routes(self) -> list[Route]:
         return [
-            *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in self._operations),
+            *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in self.operations),
             Route(f"{PREFIX}/openapi.json", self._described),
             Route(f"{PREFIX}/docs", self._docs),
+        ]
+
+    def _ops(self) -> list[Route]:
+        """What operators ask: in the application too, unless they have a port of their own."""
+        return [
             Route("/healthz", self._healthz),
             Route("/readyz", self._readyz),
             Route("/metrics", self._metrics),
@@ -104,6 +112,7 @@ class Service:
 
     def begin(self, store: AsyncStateStore) -> None:
         """Serve this store from now on; until then every answer but that of /healthz is 503."""
+        self.authentication.begin(store)
         self._probes = probes(store, self.limits.check)
         self.registry.register(collector(store))
         self.store = store
@@ -116,9 +125,10 @@ class Service:
 
     async def drain(self) -> None:
         """End the streams of events, and wait for the running requests. Call it when no more are accepted."""
-        for stream in self._streams:
+        for stream in [*self._streams]:
             stream.end()
         await self._work.finish(self.limits.drain)
+        await self.authentication.close()
         for probe in self._probes.values():
             await probe.close()
 
@@ -140,15 +150,14 @@ class Service:
             raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
         if len(self._work) >= self.limits.requests:
             raise Backpressure(f"this worker already serves {self.limits.requests} requests")
-        caller = await self._authenticator.caller(request)
+        caller = await self.authentication.caller(request)
         if operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
         actor = caller.actor
-        CALLER.set(caller)
-        with self.store.acting_as(actor) if actor else contextlib.nullcontext():
+        with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
             asked = Asked(self.store, self.limits, caller, request)
             return await self._work.within(self.limits.request, operation.serve(asked))
 
@@ -159,13 +168,13 @@ class Service:
             await _compress(response)
         if self.draining:
             response.headers["Connection"] = "close"  # the next request goes to another worker
-        if access.isEnabledFor(logging.INFO):
-            client = request.client.host if request.client else ""
+        if log_of_requests.isEnabledFor(logging.INFO):
+            client = self.authentication.proxies.client(request)
             line = {
                 "time": round(time.time(), 3), "client": client, "method": request.method, "path": request.url.path,
                 "status": response.status_code, "ms": round(took * 1000, 2), "request_id": id,
             }  # fmt: skip
-            access.info(json.dumps(line))
+            log_of_requests.info(json.dumps(line))
         return response
 
     async def _unrouted(self, request: Request, error: Exception) -> Response:
@@ -181,14 +190,30 @@ class Service:
         given = requests.query(request, Heard)
         types = [each for several in given.types for each in several.split(",") if each]
         since = requests.header(request, LAST_EVENT_ID) or given.since or None
-        stream = EventStream(asked.store.events(*types, since=since), limits, self._streams.discard)
-        self._streams.add(stream)
+        with serving(None):  # the stream leaves out what its caller may not hear
+            events = asked.store.events(*types, since=since)
+        stream = EventStream(events, limits, self._forget, asked.caller.hears)
+        self._streams[stream] = asyncio.create_task(self._end_when_refused(stream, asked))
         try:
             await stream.join()
         except BaseException:
-            self._streams.discard(stream)
+            self._forget(stream)
             raise
         return stream
+
+    async def _end_when_refused(self, stream: EventStream, asked: Asked) -> None:
+        """End a stream once its caller's token is revoked or has expired: it was checked for one request."""
+        caller = asked.caller
+        with contextlib.suppress(StateError):
+            while caller == asked.caller:
+                await asyncio.sleep(_RECOGNIZED_FOR)
+                caller = await self.authentication.caller(asked.request)
+        stream.end()
+
+    def _forget(self, stream: EventStream) -> None:
+        watching = self._streams.pop(stream, None)
+        if watching is not None:
+            watching.cancel()
 
     # The description
 
@@ -201,7 +226,7 @@ class Service:
 
     @cached_property
     def _description(self) -> bytes:
-        return encode(description(self._operations))
+        return encode(description(self.operations))
 
     # The worker itself
 
@@ -226,7 +251,12 @@ class Service:
         return response
 
     async def _metrics(self, request: Request) -> Response:
+        """GET /metrics: with authentication on, on the service's own port only for who may see all tenants."""
         try:
+            if self.authentication.known and request.app is self.app:
+                caller = await self.authentication.caller(request)
+                if caller.prefix or "admin" not in caller.rights:
+                    raise AccessDenied(f"{caller.actor!r:.80} may not read metrics")
             text = generate_latest(self.registry)
         except StateError as error:
             return refusal(error, request)

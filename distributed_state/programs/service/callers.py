@@ -7,11 +7,14 @@ about whether that exists.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
-from starlette.requests import Request
+from distributed_state.values.model import SCOPES, unescape
+from distributed_state.values.results import Event
 
 Right = Literal["read", "write", "delete", "events", "admin"]
 RIGHTS: frozenset[Right] = frozenset(get_args(Right))
@@ -25,14 +28,24 @@ class Caller:
     prefix: str = ""
     rights: frozenset[Right] = RIGHTS
 
+    def hears(self, event: Event) -> bool:
+        """Whether an event may be passed on: of a tenant's records only, and of nothing that is no record."""
+        scope, _, name = event.subject.partition(":")
+        return not self.prefix or (scope in SCOPES and unescape(name).startswith(self.prefix))
+
 
 CALLER: ContextVar[Caller | None] = ContextVar("distributed_state_caller", default=None)
-"""Of the request that is being served; None outside of any."""
+"""Of the request that is being served; None outside of any: then it is the service's own work."""
 
 
-class Authenticator(Protocol):
-    """Recognizes callers."""
+@contextmanager
+def serving(caller: Caller | None) -> Iterator[None]:
+    """What is called inside is done for this caller.
 
-    async def caller(self, request: Request) -> Caller:
-        """Who sent this request. Raises Unauthenticated if it does not say so, or not truly."""
-        ...
+    For None it is the service's own work, which must itself leave out what whoever asked may not have.
+    """
+    before = CALLER.set(caller)
+    try:
+        yield
+    finally:
+        CALLER.reset(before)

@@ -6,6 +6,7 @@ It listens from the start, so that its health can be probed, and serves once Red
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -19,10 +20,12 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import uvicorn
+from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from distributed_state.errors import ConfigurationError, StateError, Unavailable
-from distributed_state.programs.service.app import Service, access
+from distributed_state.programs.service.app import Service, log_of_requests
+from distributed_state.programs.service.auth import Access, Authentication
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.streaming import TRANSPORT
 from distributed_state.store.asyncio import AsyncStateStore
@@ -60,19 +63,26 @@ def serve(
     *,
     host: str = "127.0.0.1",
     port: int = 8080,
+    ops_host: str = "127.0.0.1",
+    ops_port: int | None = None,
     wait: float = 60.0,
     limits: Limits | None = None,
+    access: Access | None = None,
     access_log: bool = False,
     origins: tuple[str, ...] = (),
     report: Callable[[str], None] = log.info,
 ) -> None:
     """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `report` is called with its URL.
 
+    `access` says how callers are known, and then the store has `access=callers_policy()`; without it none but this
+    machine is served: another `host` is a ConfigurationError. With an `ops_port` health and metrics are there and
+    nowhere else.
+
     While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
     ConfigurationError at once. Uses uvloop if it is installed. Scripts of web pages from `origins` may call it.
     """
     # Otherwise it would be written wherever the root logger's level is `info`.
-    access.setLevel(logging.INFO if access_log else logging.WARNING)
+    log_of_requests.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
     factory = None
@@ -80,9 +90,17 @@ def serve(
         import uvloop  # type: ignore[import-not-found,unused-ignore]  # installed or not, as the user likes
 
         factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner, _listening(host, port) as listener:
-        service = Service(limits, origins=origins)
-        if not runner.run(_run(open_store, listener, wait, service, report)):
+    if "FORWARDED_ALLOW_IPS" in os.environ:
+        log.warning("FORWARDED_ALLOW_IPS is not read: name the proxies that are believed by trust_proxy")
+    service = Service(limits, Authentication(access), ops_apart=ops_port is not None, origins=origins)
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner(loop_factory=factory))
+        listener = stack.enter_context(_listening(host, port))
+        service.authentication.require_place(listener.getsockname()[0])
+        places = {listener: service.app}
+        if ops_port is not None:
+            places[stack.enter_context(_listening(ops_host, ops_port))] = service.ops
+        if not runner.run(_run(open_store, service, places, wait, report)):
             # A thread waits for a server that does not answer, and a normal exit would wait for that thread.
             sys.stdout.flush()
             os._exit(0)
@@ -90,9 +108,9 @@ def serve(
 
 async def _run(
     open_store: Callable[[], Awaitable[AsyncStateStore]],
-    listener: socket.socket,
-    wait: float,
     service: Service,
+    places: dict[socket.socket, Starlette],
+    wait: float,
     report: Callable[[str], None],
 ) -> bool:
     """Serve until it is stopped; False if the store could not be closed in time."""
@@ -101,13 +119,8 @@ async def _run(
     store: AsyncStateStore | None = None
     closed = True
     with _stopping_on_signals(stopping):
-        config = uvicorn.Config(
-            service.app, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
-            server_header=False, proxy_headers="FORWARDED_ALLOW_IPS" in os.environ, timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=int(limits.drain) + 5,
-        )  # fmt: skip
-        server = Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        servers = {listener: Server(_config(application, limits)) for listener, application in places.items()}
+        serving = asyncio.gather(*(server.serve(sockets=[listener]) for listener, server in servers.items()))
         try:
             store = await _unless(stopping, open_patiently(open_store, wait))
             if store is not None:
@@ -115,13 +128,15 @@ async def _run(
                 # A full garbage collection would scan everything loaded so far, and nothing is answered meanwhile.
                 gc.collect()
                 gc.freeze()
-                report(f"serving on {_shown(listener)}")
+                for name, listener in zip(("serving", "health and metrics"), places, strict=False):
+                    report(f"{name} on {_shown(listener)}")
                 await _unless(stopping, asyncio.shield(serving))
         finally:
             if stopping.is_set():
                 report("draining")
             await service.leave()
-            server.should_exit = True
+            for server in servers.values():
+                server.should_exit = True
             await service.drain()
             await serving
             if store is not None:
@@ -129,6 +144,15 @@ async def _run(
             if stopping.is_set():
                 report("stopped")
     return closed
+
+
+def _config(application: Starlette, limits: Limits) -> uvicorn.Config:
+    # The address of a connection stays the peer's own: by that a proxy is known, see `auth.proxies`.
+    return uvicorn.Config(
+        application, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=int(limits.drain) + 5,
+    )  # fmt: skip
 
 
 async def open_patiently(open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float) -> AsyncStateStore:
@@ -222,5 +246,5 @@ def _write_access() -> None:
     """One JSON object a line on stdout."""
     lines = logging.StreamHandler(sys.stdout)
     lines.setFormatter(logging.Formatter("%(message)s"))
-    access.addHandler(lines)
-    access.propagate = False
+    log_of_requests.addHandler(lines)
+    log_of_requests.propagate = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 
 from starlette.responses import Response
@@ -31,13 +32,20 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncEvents, limits: Limits, over: Callable[[EventStream], None]) -> None:
+    def __init__(
+        self,
+        events: AsyncEvents,
+        limits: Limits,
+        over: Callable[[EventStream], None],
+        hears: Callable[[Event], bool] = lambda _: True,
+    ) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
         self._events = events
         self._limits = limits
         self._over = over
+        self._hears = hears
         self._sent_position = ""
         self._ended = False
 
@@ -91,10 +99,16 @@ class EventStream(Response):
         return b"".join(parts)
 
     async def _readable(self, timeout: float) -> Event | None:
-        """Return the next event. A corrupt one is skipped: a client that reconnects would get the error forever."""
+        """Return the next event that the client may hear, or None after `timeout` seconds.
+
+        A corrupt one is skipped: a client that reconnects would get the error forever.
+        """
+        deadline = time.monotonic() + timeout
         while True:
             try:
-                return await self._events.next(timeout)
+                event = await self._events.next(max(0.0, deadline - time.monotonic()))
+                if event is None or self._hears(event):
+                    return event
             except CorruptState as error:
                 log.error("skipped a corrupt event: %s", error)
 

@@ -1,0 +1,69 @@
+"""Tokens by which callers of the service are known. Law: only whoever holds a token knows it; we keep its digest.
+
+A token is `dstate_<id>_<secret>`: a beginning that scanners of leaked secrets find, an id that may be shown and logged,
+and 256 random bits. Guessing is hopeless, so a plain SHA-256 is enough: there is nothing to make slow.
+
+Design: section 17.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+
+from distributed_state.errors import InvalidValue
+
+BEGINNING = "dstate_"
+_SHAPE = re.compile(r"dstate_([0-9a-f]{16})_[A-Za-z0-9_-]{43}", re.ASCII)
+_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,98}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class AccessToken:
+    """What is known of a token, without its secret. Times are seconds since 1970 by SQL's clock."""
+
+    id: str
+    prefix: str  # of all ids that its holder may name; "" is every tenant
+    rights: tuple[str, ...]
+    actor: str
+    created: float
+    expires: float | None
+    revoked: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundToken:
+    """A token as it was found: its digest, and for how many seconds it is valid; 0 if it is not, None without end."""
+
+    token: AccessToken
+    digest: bytes
+    left: float | None
+
+
+def make() -> tuple[str, str]:
+    """A new token: its id and its text, which is shown once."""
+    id = secrets.token_hex(8)
+    return id, f"{BEGINNING}{id}_{secrets.token_urlsafe(32)}"
+
+
+def id_of(text: str) -> str | None:
+    """The id in the text of a token; None if it is not the text of one."""
+    shaped = _SHAPE.fullmatch(text)
+    return shaped[1] if shaped else None
+
+
+def digest(text: str) -> bytes:
+    """What is kept of a token."""
+    return hashlib.sha256(text.encode()).digest()
+
+
+def prefix_of(tenant: str) -> str:
+    """The prefix of a tenant's ids, `acme:` of "acme" and of "acme:".
+
+    It ends with a colon: "acme" alone would also begin the ids of a tenant "acme2". Raises InvalidValue.
+    """
+    if not isinstance(tenant, str) or _TENANT.fullmatch(tenant) is None:
+        raise InvalidValue(f"a tenant is letters, digits, '.', '_', '-' and ':', at most 99, not {tenant!r:.80}")
+    return tenant if tenant.endswith(":") else f"{tenant}:"

@@ -1,0 +1,335 @@
+"""Who may what: each operation of the service for each kind of caller, and what one tenant knows of another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from typing import Any
+
+import httpx
+import pytest
+from below import until
+
+from distributed_state import AsyncStateStore, ConfigurationError
+from distributed_state.programs.service import Access, Service, callers_policy
+from distributed_state.programs.service.auth import Authentication, policy
+from distributed_state.programs.service.callers import RIGHTS, Caller, serving
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.routes import Operation
+from distributed_state.records.access import Request as Asked
+from distributed_state.values import access_tokens
+
+HI = {"role": "user", "content": "hi"}
+
+
+class Served:
+    """A service in this process, asked without a socket, and its tokens."""
+
+    def __init__(self, store: AsyncStateStore, access: Access, **options: Any) -> None:
+        self.store = store
+        self.service = Service(authentication=Authentication(access), **options)
+        self.service.begin(store)
+        transport = httpx.ASGITransport(self.service.app, client=("10.1.2.3", 5000))
+        self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
+
+    async def token(self, prefix: str, *rights: str, actor: str = "web", seconds: float | None = 60.0) -> str:
+        id, text = access_tokens.make()
+        tiers = self.store.tiers()
+        tokens = tiers.cold.access_tokens
+        await tiers.port.sql(
+            lambda: tokens.add(
+                id, access_tokens.digest(text), prefix=prefix, rights=rights, actor=actor, seconds=seconds
+            )
+        )
+        return text
+
+    async def revoke(self, text: str) -> None:
+        tiers = self.store.tiers()
+        await tiers.port.sql(tiers.cold.access_tokens.revoke, access_tokens.id_of(text))
+
+    async def ask(self, method: str, path: str, token: str | None = None, **options: Any) -> httpx.Response:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return await self.http.request(method, path, headers=headers, **options)
+
+
+def opened(**options: Any) -> AsyncStateStore:
+    return AsyncStateStore.open(archive="memory", access=callers_policy(), **options)
+
+
+# The table
+
+
+OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
+OF_ALL_TENANTS = {"GET /v1/replicas", "GET /v1/branches"}
+BODIES: dict[str, Any] = {
+    "Create": {"id": "new"}, "Turn": {"messages": [HI]}, "Append": {"messages": [HI]}, "Patch": {"set": {"n": 1}},
+    "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "Checkpoint": {"label": "here"},
+    "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
+}  # fmt: skip
+
+
+QUERIES = {"Other": "?to=1"}
+
+
+async def test_each_operation_is_for_those_who_have_its_right_in_its_tenant() -> None:
+    """A row for each operation: without a token, without its right, of another tenant, of its own, of all tenants."""
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        lacking = {right: await served.token("acme:", *(RIGHTS - {right})) for right in RIGHTS}
+        other, mine, admin = [await served.token(prefix, *RIGHTS) for prefix in ("evil:", "acme:", "")]
+        wrong = []
+        for number, (name, operation) in enumerate(OPERATIONS.items()):
+            id = f"acme:c{number}"
+            for record in (store.session(id, user=id), store.user(id), store.task(id)):
+                await record.write(set={"n": 1})
+            found = [
+                await served.ask(operation.method, path_of(operation, id), token, **body_of(operation, id))
+                # A stream has no end: what is heard is tested below.
+                for token in (
+                    None,
+                    lacking[operation.right],
+                    *(() if operation.right == "events" else (other, mine, admin)),
+                )
+            ]
+            statuses = [each.status_code for each in found]
+            if statuses[:2] != [401, 403]:
+                wrong.append((name, statuses))
+            if operation.right == "events":
+                continue
+            named = "{id}" in operation.path or name in {"POST /v1/conversations", *OF_ALL_TENANTS}
+            if statuses[2] != (403 if named else 200) or (not named and "acme" in found[2].text):
+                wrong.append((name, statuses))
+            if (statuses[3] == 403) is not (name in OF_ALL_TENANTS) or statuses[4] == 403:
+                wrong.append((name, statuses))
+            if {401, 422, 500, 501, 503} & {*statuses[3:]} - ({422} if name.endswith("/lease") else set()):
+                wrong.append((name, [each.text for each in found[3:]]))
+        assert wrong == []
+        assert len(OPERATIONS) > 60
+
+
+def path_of(operation: Operation, id: str) -> str:
+    path = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: {"id": id}.get(found[1], "1"), operation.path)
+    return path + QUERIES.get(operation.query.__name__ if operation.query else "", "")
+
+
+def body_of(operation: Operation, id: str) -> dict[str, Any]:
+    if operation.body is None:
+        return {}
+    body = BODIES[operation.body.__name__]
+    return {"json": body | {"id": f"{id}-{body['id']}"} if "id" in body else body}
+
+
+async def test_what_a_body_names_is_held_to_the_tenant_as_well() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("evil:", *RIGHTS)
+        await store.session("evil:c1").write(set={"n": 1})
+        await store.session("acme:c1", user="acme:u1").write(append=[HI])
+        for path, body in (
+            ("conversations", {"user": "acme:u1"}),
+            ("conversations", {"id": "acme:c2"}),
+            ("conversations/evil:c1/forks", {"id": "acme:c2"}),
+            ("search", {"query": "hi", "user": "acme:u1"}),
+            ("search", {"query": "hi", "prefix": "acme:"}),
+        ):
+            assert (await served.ask("POST", f"/v1/{path}", token, json=body)).status_code == 403, body
+        for query in ("prefix=acme:", "user=acme:u1"):
+            assert (await served.ask("GET", f"/v1/conversations?{query}", token)).status_code == 403
+        assert (await served.ask("POST", "/v1/search", token, json={"query": "hi"})).json() == {"hits": []}
+        assert not await store.session("acme:c2").exists()
+
+
+@pytest.mark.parametrize("name", ["GET /v1/conversations/{id}", "PUT /v1/conversations/{id}/fields/{key:path}"])
+async def test_an_operation_that_forgets_its_check_is_stopped_by_the_policy(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And without that it would not be: so the policy is what the table above sees."""
+    place = name.split()[1].replace("{id}", "acme:c1").replace("{key:path}", "n")
+    monkeypatch.setattr(records, "within", lambda asked, id: id)
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        await store.session("acme:c1").write(set={"n": 1})
+        token = await served.token("evil:", *RIGHTS)
+        options = {"json": {"value": 2}} if name.startswith("PUT") else {}
+        assert (await served.ask(name.split()[0], place, token, **options)).status_code == 403
+        monkeypatch.setattr(policy, "_in_tenant", lambda prefix, request: True)
+        assert (await served.ask(name.split()[0], place, token, **options)).status_code == 200
+
+
+async def test_a_tenant_neither_lists_nor_names_nor_makes_what_is_anothers() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        mine, other = await served.token("acme:", "read", "write"), await served.token("evil:", "read", "write")
+        made = (await served.ask("POST", "/v1/conversations", mine, json={"user": "acme:u1"})).json()
+        assert made["id"].startswith("acme:")
+        for user in ("acme:u1", "acme:", "x", "evil"):
+            assert (await served.ask("POST", "/v1/conversations", other, json={"user": user})).status_code == 403, user
+        assert (await served.ask("GET", "/v1/conversations", other)).json()["conversations"] == []
+        assert (await served.ask("GET", "/v1/conversations?user=acme:u1", other)).status_code == 403
+        listed = (await served.ask("GET", "/v1/conversations", mine)).json()["conversations"]
+        assert [each["id"] for each in listed] == [made["id"]]
+        there = await served.ask("GET", f"/v1/conversations/{made['id']}", other)
+        absent = await served.ask("GET", f"/v1/conversations/{made['id']}0", other)
+        assert there.status_code == absent.status_code == 403
+        told = [each.json() | {"instance": ""} for each in (there, absent)]
+        assert told[0] | {"detail": ""} == told[1] | {"detail": ""}
+        assert told[0]["detail"] == told[1]["detail"].replace(f"{made['id']}0", made["id"])
+
+
+async def test_a_listing_that_is_not_narrowed_is_refused_by_the_policy_itself() -> None:
+    """So that an operation that forgets the prefix fails, and gives nothing away."""
+    allows = callers_policy()
+
+    def may(action: Any, id: str | None, user: str | None, prefix: str | None, *rights: Any) -> bool:
+        with serving(Caller("a", "acme:", frozenset(rights))):
+            return allows(Asked("a", action, "session", id, None, user, prefix))
+
+    assert may("read", None, None, "acme:", "read")
+    assert may("read", None, None, "acme:eu:", "read")
+    assert not may("read", None, None, None, "read")
+    assert not may("read", None, None, "acme", "read")
+    assert not may("read", None, None, "", "read")
+    assert not may("read", "acme:1", "evil:u", None, "read")
+    assert not may("read", "acme2:1", None, None, "read")
+    assert not may("read", "acme:1", None, None, "write", "delete", "events", "admin")
+    assert not may("write", "acme:1", None, None, "read", "events", "admin")
+    assert not may("lock", "acme:1", None, None, "read", "delete", "admin")
+    assert not may("admin", None, None, None, *RIGHTS)
+    assert may("admin", None, "acme:u", None, "delete")
+    assert not may("admin", "acme:1", None, None, "read", "write", "events")
+
+
+async def test_the_history_shows_whose_token_it_was() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("acme:", "write", actor="Zoë")
+        headers = {"Authorization": f"Bearer {token}", "X-Actor": "somebody else"}
+        await served.http.post("/v1/conversations", json={"id": "acme:c1"}, headers=headers)
+        assert [each.actor for each in await store.session("acme:c1").history()] == ["Zoë"]
+
+
+async def test_a_policy_of_ones_own_is_asked_as_well() -> None:
+    both = callers_policy(lambda request: request.id != "acme:secret")
+    async with AsyncStateStore.open(archive="memory", access=both) as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("", *RIGHTS)
+        assert (await served.ask("POST", "/v1/conversations", token, json={"id": "acme:secret"})).status_code == 403
+        assert (await served.ask("POST", "/v1/conversations", token, json={"id": "acme:c"})).status_code == 201
+
+
+@pytest.mark.parametrize("access", [None, lambda _: False, lambda _: True])
+async def test_a_store_without_the_policy_is_not_served(access: Any) -> None:
+    async with AsyncStateStore.open(archive="memory", access=access) as store:
+        with pytest.raises(ConfigurationError, match="callers_policy"):
+            Service(authentication=Authentication(Access(tokens=True))).begin(store)
+
+
+# Events
+
+
+async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_token() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("acme:", "events")
+        heard: list[bytes] = []
+        sent = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if not sent.is_set():
+                sent.set()
+                return {"type": "http.request", "body": b"", "more_body": False}
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: dict[str, Any]) -> None:
+            heard.append(
+                message.get("body", b"") if message["type"] == "http.response.body" else b"%d" % message["status"]
+            )
+
+        scope = {
+            "type": "http", "method": "GET", "path": "/v1/events", "query_string": b"", "http_version": "1.1",
+            "headers": [(b"host", b"localhost"), (b"authorization", f"Bearer {token}".encode())],
+            "client": ("10.1.2.3", 5), "state": {}, "scheme": "http", "server": ("localhost", 80), "root_path": "",
+        }  # fmt: skip
+        stream = asyncio.create_task(served.service.app(scope, receive, send))
+        await until(lambda: len(heard) > 1)
+        await store.session("evil:c1").create({"secret": 1})
+        await store.emit("order.placed", {"secret": 2}, subject="acme")
+        await store.emit("order.placed", {"secret": 3})
+        await store.session("acme:c1").create({})
+        await until(lambda: b"acme%3Ac1" in b"".join(heard))
+        text = b"".join(heard)
+        assert heard[0] == b"200"
+        assert text.count(b"data: ") == 1
+        assert b"evil" not in text
+        await served.revoke(token)
+        async with asyncio.timeout(10):
+            await stream
+        await served.service.drain()
+
+
+# Tokens
+
+
+async def test_a_stranger_is_told_nothing() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        valid = await served.token("acme:", "read")
+        wrong = valid[:-4] + ("AAAA" if valid[-4:] != "AAAA" else "BBBB")
+        gone, short = await served.token("acme:", "read"), await served.token("acme:", "read", seconds=0.001)
+        await served.revoke(gone)
+        unknown = access_tokens.make()[1]
+        answers = [
+            await served.ask("GET", "/v1/conversations", each) for each in (wrong, gone, short, unknown, "x", "")
+        ]
+        answers += [
+            await served.http.get("/v1/conversations", headers={"Authorization": value})
+            for value in (f"Basic {valid}", "Bearer", valid, b"Bearer \xff")
+        ]
+        twice = [("Host", "localhost"), *[("Authorization", f"Bearer {valid}")] * 2]
+        answers.append(await served.http.send(httpx.Request("GET", "http://localhost/v1/conversations", headers=twice)))
+        assert {(each.status_code, each.headers["www-authenticate"]) for each in answers} == {(401, "Bearer")}
+        assert len({json.dumps(each.json() | {"instance": ""}) for each in answers}) == 1
+        assert (await served.ask("GET", "/v1/conversations", valid)).status_code == 200
+
+
+async def test_a_revoked_token_is_refused_within_five_seconds_and_until_then_sql_is_hardly_asked() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("acme:", "read")
+        finds = counted(store)
+        assert (await served.ask("GET", "/v1/conversations", token)).status_code == 200
+        await served.revoke(token)
+        began = time.monotonic()
+        statuses = []
+        while not statuses or statuses[-1] == 200:
+            statuses.append((await served.ask("GET", "/v1/conversations", token)).status_code)
+            assert time.monotonic() - began < 5
+        assert statuses[-1] == 401
+        assert len(statuses) > 100
+        assert len(finds) <= 4
+
+
+async def test_guesses_ask_sql_together_and_push_no_known_token_out() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        token = await served.token("acme:", "read")
+        await served.ask("GET", "/v1/conversations", token)
+        finds = counted(store)
+        guesses = [access_tokens.make()[1] for _ in range(300)]
+        answers = await asyncio.gather(*(served.ask("GET", "/v1/conversations", each) for each in guesses))
+        assert {each.status_code for each in answers} == {401}
+        answers = await asyncio.gather(*(served.ask("GET", "/v1/conversations", each) for each in guesses))
+        assert {each.status_code for each in answers} == {401}
+        assert len(finds) <= 5
+        assert (await served.ask("GET", "/v1/conversations", token)).status_code == 200
+
+
+def counted(store: AsyncStateStore) -> list[Any]:
+    """What is asked of SQL about tokens from now on."""
+    tokens = store.tiers().cold.access_tokens
+    find, asked = tokens.find, []
+    tokens.find = lambda ids: (asked.append(ids), find(ids))[1]  # type: ignore[method-assign]
+    return asked

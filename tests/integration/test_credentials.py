@@ -1,0 +1,462 @@
+"""How callers are known: JWTs of an identity provider, proxies, tokens while SQL is away, and who is let in without."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from starlette.requests import Request
+from starlette.testclient import TestClient
+from typer.testing import CliRunner
+
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import (
+    ColdUnavailable,
+    ConfigurationError,
+    NotFound,
+    StateError,
+    Unauthenticated,
+    Unavailable,
+)
+from distributed_state.programs.cli import shell
+from distributed_state.programs.service import Access, Issuer, Service
+from distributed_state.programs.service.auth import Authentication
+from distributed_state.programs.service.auth.access_tokens import AccessTokens, Ages
+from distributed_state.programs.service.auth.hosts import Hosts, require_loopback
+from distributed_state.programs.service.auth.jwts import Jwts
+from distributed_state.programs.service.auth.proxies import Proxies
+from distributed_state.programs.service.callers import Caller
+from distributed_state.values import access_tokens
+from distributed_state.values.access_tokens import AccessToken, FoundToken
+
+ISSUER, AUDIENCE = "https://identity.example/", "state"
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+CURVE = ec.generate_private_key(ec.SECP256R1())
+
+
+def asked(*headers: tuple[str, str], client: str = "10.1.2.3") -> Request:
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers]
+    return Request({"type": "http", "headers": raw, "client": (client, 5000)})
+
+
+# JWTs
+
+
+class Provider:
+    """An identity provider's set of keys."""
+
+    def __init__(self) -> None:
+        self.keys = {"one": KEY.public_key(), "curve": CURVE.public_key()}
+        self.fetched = 0
+        self.broken = False
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                provider.fetched += 1
+                self.send_response(500 if provider.broken else 200)
+                self.end_headers()
+                self.wfile.write(json.dumps({"keys": provider.set()}).encode())
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/keys"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+        self._thread.start()
+
+    def set(self) -> list[dict[str, Any]]:
+        found = []
+        for id, key in self.keys.items():
+            kind = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPublicKey) else jwt.algorithms.ECAlgorithm
+            found.append(kind.to_jwk(key, as_dict=True) | {"kid": id, "use": "sig"})
+        return [*found, {"kty": "oct", "kid": "shared", "k": "c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0c2VjcmV0"}]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    found = Provider()
+    yield found
+    found.close()
+
+
+def claims(**changed: Any) -> dict[str, Any]:
+    given = {
+        "iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, "tenant": "acme", "sub": "Zoë",
+        "scope": "openid read write",
+    }  # fmt: skip
+    return {name: value for name, value in (given | changed).items() if value is not None}
+
+
+def signed(key: Any = KEY, id: str | None = "one", algorithm: str = "RS256", **changed: Any) -> str:
+    return jwt.encode(claims(**changed), key, algorithm, headers={} if id is None else {"kid": id})
+
+
+def forged(header: dict[str, Any], secret: bytes) -> str:
+    """A token with a shared secret, which the library would refuse to make of a public key."""
+    parts = [base64.urlsafe_b64encode(json.dumps(each).encode()).rstrip(b"=") for each in (header, claims())]
+    mac = hmac.new(secret, b".".join(parts), hashlib.sha256).digest() if secret else b""
+    return b".".join([*parts, base64.urlsafe_b64encode(mac).rstrip(b"=")]).decode()
+
+
+def jwts(provider: Provider, **options: Any) -> Jwts:
+    return Jwts(Issuer(ISSUER, AUDIENCE, provider.url, **options))
+
+
+async def test_a_jwt_says_tenant_rights_and_actor(provider: Provider) -> None:
+    expected = Caller("Zoë", "acme:", frozenset({"read", "write"}))
+    found = jwts(provider)
+    assert await found.caller(signed()) == expected
+    assert await found.caller(signed(CURVE, "curve", "ES256", scope=["read", "write", "x"])) == expected
+    named = jwts(provider, tenant="org", rights="permissions", actor="email")
+    text = signed(org="b:", permissions=["events"], email="z@example", tenant=None, scope=None, sub=None)
+    assert await named.caller(text) == Caller("z@example", "b:", frozenset({"events"}))
+    assert provider.fetched == 2, "the keys are kept"
+
+
+PUBLIC = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+REFUSED = {
+    "expired": lambda: signed(exp=time.time() - 60),
+    "without an end": lambda: signed(exp=None),
+    "not yet valid": lambda: signed(nbf=time.time() + 60),
+    "of another issuer": lambda: signed(iss="https://identity.example.evil/"),
+    "of no issuer": lambda: signed(iss=None),
+    "for another audience": lambda: signed(aud="mail"),
+    "for no audience": lambda: signed(aud=None),
+    "without a tenant": lambda: signed(tenant=None),
+    "of every tenant": lambda: signed(tenant=""),
+    "of a tenant that is no name": lambda: signed(tenant=["acme"]),
+    "of a tenant with a wildcard": lambda: signed(tenant="*"),
+    "without rights": lambda: signed(scope=None),
+    "with rights that are no names": lambda: signed(scope=[1]),
+    "without an actor": lambda: signed(sub=None),
+    "by another key": lambda: signed(OTHER),
+    "by a key of another id": lambda: signed(CURVE, "one", "ES256"),
+    "by a key that is unknown": lambda: signed(OTHER, "two"),
+    "that names no key": lambda: signed(id=None),
+    "without a signature": lambda: forged({"alg": "none", "kid": "one", "typ": "JWT"}, b""),
+    "by the public key as a secret": lambda: forged({"alg": "HS256", "kid": "one", "typ": "JWT"}, PUBLIC),
+    "by a shared secret": lambda: forged({"alg": "HS256", "kid": "shared"}, b"secret" * 5),
+    "by a shared secret that claims to be none": lambda: forged({"alg": "RS256", "kid": "shared"}, b"secret" * 5),
+    "with a changed claim": lambda: signed()[:40] + "A" + signed()[41:],
+    "that is none": lambda: "a.b.c",
+    "that is too long": lambda: signed(more="x" * 20_000),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+async def test_a_jwt_is_refused(kind: str, provider: Provider) -> None:
+    found = jwts(provider)
+    with pytest.raises(Unauthenticated):
+        await found.caller(REFUSED[kind]())
+    assert (await found.caller(signed())).prefix == "acme:"
+
+
+async def test_a_token_that_was_checked_ends_when_it_says(provider: Provider) -> None:
+    found = jwts(provider, leeway=0.0)
+    text = signed(exp=int(time.time()) + 2)
+    assert await found.caller(text)
+    async with asyncio.timeout(10):
+        with pytest.raises(Unauthenticated):
+            while True:
+                await found.caller(text)
+                await asyncio.sleep(0.02)
+
+
+async def test_unknown_keys_do_not_have_the_set_fetched_again_and_again(provider: Provider) -> None:
+    found = jwts(provider)
+    assert await found.caller(signed())
+    for number in range(50):
+        with pytest.raises(Unauthenticated):
+            await found.caller(signed(OTHER, f"unknown-{number}"))
+    assert provider.fetched == 1
+
+
+async def test_without_the_providers_keys_nobody_is_refused_or_let_in(provider: Provider) -> None:
+    provider.broken = True
+    found = jwts(provider)
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await found.caller(signed())
+    assert provider.fetched == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"issuer": ""}, {"audience": ""}, {"keys_url": ""}, {"keys_url": "http://identity.example/keys"},
+        {"algorithms": ("HS256",)}, {"algorithms": ("none", "RS256")}, {"algorithms": ()},
+    ],
+)  # fmt: skip
+def test_settings_of_jwts_that_protect_nobody_are_refused(wrong: dict[str, Any]) -> None:
+    given = {"issuer": ISSUER, "audience": AUDIENCE, "keys_url": "https://identity.example/keys"}
+    assert Issuer(**given)
+    with pytest.raises(ConfigurationError):
+        Issuer(**given | wrong)
+
+
+# Proxies
+
+SAID = (("X-Tenant", "acme"), ("X-Rights", "read, write"), ("X-Actor", "Zoë"))
+
+
+async def test_what_a_proxy_says_is_believed_from_its_address_alone() -> None:
+    found = Authentication(Access(trust_proxy=("10.0.0.0/8", "::1")))
+    expected = Caller("Zoë", "acme:", frozenset({"read", "write"}))
+    for client in ("10.1.2.3", "::1", "::ffff:10.9.9.9"):
+        assert await found.caller(asked(*SAID, client=client)) == expected
+    assert (await found.caller(asked(("X-Tenant", "*"), SAID[1]))).prefix == ""
+    for client in ("11.1.2.3", "127.0.0.1", "::2", "", "testclient"):
+        with pytest.raises(Unauthenticated):
+            await found.caller(asked(*SAID, client=client))
+        with pytest.raises(Unauthenticated):
+            await found.caller(asked(*SAID, ("X-Forwarded-For", "10.1.2.3"), client=client))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        SAID[:1], SAID[1:], SAID[:1] + SAID[2:], (*SAID, SAID[0]), (*SAID, SAID[1]), (*SAID, SAID[2]),
+        (("X-Tenant", ""), *SAID[1:]), (("X-Tenant", "a b"), *SAID[1:]), (SAID[0], ("X-Rights", "read,all")), (),
+    ],
+)  # fmt: skip
+async def test_a_proxy_that_says_too_little_or_too_much_is_not_believed(headers: Any) -> None:
+    with pytest.raises(Unauthenticated):
+        await Authentication(Access(trust_proxy=("10.0.0.0/8",))).caller(asked(*headers))
+
+
+def test_the_address_in_the_log_is_that_of_who_asked_the_last_proxy_of_ours() -> None:
+    found = Proxies(["10.0.0.0/8"])
+    forwarded = ("X-Forwarded-For", "1.1.1.1, 9.9.9.9, 10.4.4.4")
+    assert found.client(asked(forwarded)) == "9.9.9.9"
+    assert found.client(asked(forwarded, client="8.8.8.8")) == "8.8.8.8"
+    assert found.client(asked()) == "10.1.2.3"
+    assert Proxies().client(asked(forwarded)) == "10.1.2.3"
+    with pytest.raises(ConfigurationError, match="trust_proxy"):
+        Proxies(["10.0.0.1/8"])
+
+
+# Tokens while SQL is away
+
+
+class Sql:
+    """What answers in SQL's place."""
+
+    def __init__(self, text: str) -> None:
+        self.found = FoundToken(
+            AccessToken(access_tokens.id_of(text) or "", "acme:", ("read",), "web", 1.0, None, None),
+            access_tokens.digest(text),
+            None,
+        )
+        self.away: StateError | None = None
+        self.silent = False
+        self.asked = 0
+
+    async def find(self, ids: Any) -> dict[str, FoundToken]:
+        self.asked += 1
+        if self.silent:
+            await asyncio.Event().wait()
+        if self.away:
+            raise self.away
+        return {self.found.token.id: self.found} if self.found.token.id in ids else {}
+
+
+@pytest.mark.parametrize("how", ["refuses", "is silent"])
+async def test_while_sql_is_away_a_known_token_goes_on_for_a_while_and_an_unknown_one_is_not_refused(how: str) -> None:
+    text, unknown = access_tokens.make()[1], access_tokens.make()[1]
+    sql = Sql(text)
+    ages = Ages(fresh=0.01, revoked=0.02, wait=0.05, wait_unknown=0.1, away=0.6)
+    tokens = AccessTokens(ages)
+    tokens.begin(sql.find)
+    assert (await tokens.caller(text)).prefix == "acme:"
+    sql.silent, sql.away = how == "is silent", ColdUnavailable("away")
+    began, answered = time.monotonic(), 0
+    with pytest.raises(Unavailable):
+        while True:
+            await tokens.caller(text)
+            answered += 1
+            with pytest.raises(Unavailable):
+                await tokens.caller(unknown)
+            await asyncio.sleep(0.01)
+    assert time.monotonic() - began > 0.4
+    assert answered >= 3
+    await tokens.close()
+    sql.silent, sql.away = False, None
+    tokens = AccessTokens(ages)
+    tokens.begin(sql.find)
+    with pytest.raises(Unauthenticated):
+        await tokens.caller(unknown)
+    assert await tokens.caller(text)
+
+
+async def test_an_outage_of_sql_slows_no_known_token_down() -> None:
+    text = access_tokens.make()[1]
+    sql = Sql(text)
+    tokens = AccessTokens(Ages(fresh=0.01, revoked=0.02, wait=0.2, away=60))
+    tokens.begin(sql.find)
+    await tokens.caller(text)
+    sql.silent = True
+    await asyncio.sleep(0.03)
+    began = time.monotonic()
+    for _ in range(20):
+        await tokens.caller(text)
+    assert time.monotonic() - began < 0.4, "one has waited, and no other"
+    await tokens.close()
+
+
+async def test_tokens_end_by_the_clock_of_the_database_and_belong_to_a_namespace(servers: Any, namespace: str) -> None:
+    archive = servers.database()
+    cold, other = ColdStore.open(archive, namespace), ColdStore.open(archive, f"{namespace}-2")
+    try:
+        tokens, made = cold.access_tokens, [access_tokens.make() for _ in range(3)]
+        for (id, text), seconds in zip(made, (60.0, None, 0.0), strict=True):
+            kept = tokens.add(
+                id, access_tokens.digest(text), prefix="a:", rights=["write", "read"], actor="Zoë", seconds=seconds
+            )
+            assert (kept.rights, kept.actor, kept.revoked) == (("read", "write"), "Zoë", None)
+        first, lasting, ended = (id for id, _ in made)
+        found = tokens.find([first, lasting, ended, "unknown"])
+        assert found.keys() == {first, lasting, ended} == {each.id for each in tokens.all()}
+        assert 50 < (found[first].left or 0) <= 60
+        assert (found[lasting].left, found[ended].left) == (None, 0.0)
+        assert found[first].digest == access_tokens.digest(made[0][1])
+        revoked = tokens.revoke(lasting)
+        assert tokens.revoke(lasting) == revoked, "it stays when it was"
+        assert tokens.find([lasting])[lasting].left == 0.0
+        assert other.access_tokens.find([first]) == {}
+        with pytest.raises(NotFound):
+            other.access_tokens.revoke(first)
+    finally:
+        cold.close()
+        other.close()
+
+
+# The command
+
+
+def run(*words: str, code: int = 0) -> tuple[str, str]:
+    """What a command prints on stdout and stderr."""
+    done = CliRunner().invoke(shell.app, [*words])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.stdout, done.stderr
+
+
+def test_a_token_is_printed_once_and_listed_without_its_secret(tmp_path: Path) -> None:
+    archive = ("--archive", f"sqlite:///{tmp_path}/a.db", "token")
+    text, said = run(
+        *archive, "create", "--tenant", "acme", "--rights", "read,events", "--expires", "2h", "--actor", "w"
+    )
+    assert said == ""
+    id = access_tokens.id_of(text.removesuffix("\n"))
+    listed, _ = run(*archive, "list", "--json")
+    shown = json.loads(listed)
+    assert (shown["id"], shown["prefix"], shown["rights"], shown["actor"]) == (id, "acme:", ["events", "read"], "w")
+    assert shown["expires"] - shown["created"] == 7200
+    secret = text.strip().rpartition("_")[2] if "_" not in text.strip()[24:] else text.strip()[24:]
+    assert secret not in listed
+    assert secret not in run(*archive, "list")[0]
+    assert secret.encode() not in (tmp_path / "a.db").read_bytes()
+    run(*archive, "revoke", str(id))
+    assert json.loads(run(*archive, "list", "--json")[0])["revoked"]
+
+
+def test_a_token_in_a_file_is_for_its_owner_and_made_once(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    archive = ("--archive", f"sqlite:///{tmp_path}/a.db", "token")
+    make = (*archive, "create", "--all-tenants", "--rights", "read", "--into", str(file))
+    assert run(*make)[0] == ""
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    first = file.read_text()
+    run(*make)
+    assert file.read_text() == first
+    run(*archive, "revoke", str(access_tokens.id_of(first.strip())))
+    run(*make)
+    assert file.read_text() != first, "that one is not valid any more"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), ("--tenant", "a b"), ("--tenant", "a", "--all-tenants"), ("--tenant", "a", "--rights", "read,all"),
+        ("--tenant", "a", "--expires", "soon"), ("--tenant", ""), ("--tenant", "*"),
+    ],
+)  # fmt: skip
+def test_a_token_that_would_be_another_than_was_meant_is_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
+    archive = ("--archive", f"sqlite:///{tmp_path}/a.db", "token")
+    run(*archive, "create", *words, code=1)
+    assert run(*archive, "list", "--json")[0] == ""
+
+
+# Closed without any of it
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.1", "fe80::1%eth0"])
+def test_a_service_that_knows_no_callers_is_for_its_machine_alone(address: str) -> None:
+    with pytest.raises(ConfigurationError, match="--tokens"):
+        require_loopback(address)
+    for known in (Access(tokens=True), Access(trust_proxy=("10.0.0.1",)), Access(insecure=True)):
+        Authentication(known).require_place(address)
+    require_loopback("127.0.0.1")
+    require_loopback("::1")
+
+
+@pytest.mark.parametrize(
+    ("host", "allowed"),
+    [
+        ("localhost", True), ("LOCALHOST:8080", True), ("127.0.0.1:1", True), ("[::1]:8080", True),
+        ("api.example", True),
+        ("evil.example", False), ("localhost.evil.example", False), ("localhost:8080@evil", False), ("", False),
+        ("localhost, evil", False), ("127.0.0.2", False), ("api.example.", False),
+    ],
+)  # fmt: skip
+async def test_only_a_name_that_is_known_is_answered(host: str, allowed: bool) -> None:
+    service = Service(authentication=Authentication(Access(allow_host=("api.example",))))
+    transport = httpx.ASGITransport(service.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        for path in ("/healthz", "/v1/conversations", "/nowhere"):
+            status = (await http.get(path, headers={"Host": host})).status_code
+            assert (status == 421) is not allowed
+
+
+def test_hosts_are_not_looked_at_where_callers_are_known_and_one_host_is_named() -> None:
+    for access in (Access(tokens=True), Access(insecure=True)):
+        assert Authentication(access).hosts.allow(["evil.example"])
+    assert not Authentication(Access(tokens=True, allow_host=("api.example",))).hosts.allow(["evil.example"])
+    assert not Hosts(["localhost"]).allow([])
+    assert not Hosts(["localhost"]).allow(["localhost", "localhost"])
+    with pytest.raises(ConfigurationError, match="allow_host"):
+        Hosts(["localhost:8080"])
+
+
+def test_metrics_on_the_services_own_port_are_for_who_may_see_all_tenants() -> None:
+    service = Service(authentication=Authentication(Access(trust_proxy=("10.0.0.0/8",))))
+    with TestClient(service.app, client=("10.0.0.1", 5)) as http:
+        for headers, status in (
+            ({}, 401),
+            ({"X-Tenant": "*", "X-Rights": "read"}, 403),
+            ({"X-Tenant": "acme", "X-Rights": "admin"}, 403),
+            ({"X-Tenant": "*", "X-Rights": "admin"}, 200),
+        ):
+            assert http.get("/metrics", headers=headers).status_code == status
+        assert http.get("/healthz").status_code == 200
