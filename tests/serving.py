@@ -14,19 +14,8 @@ import uvicorn
 
 from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Limits, Service
-from distributed_state.programs.service.callers import Caller
 
 JSON = {"Content-Type": "application/json"}
-
-
-class Named:
-    """Recognizes everybody as one caller."""
-
-    def __init__(self, caller: Caller) -> None:
-        self._caller = caller
-
-    async def caller(self, request: Any) -> Caller:
-        return self._caller
 
 
 class _Server(uvicorn.Server):

@@ -56,7 +56,6 @@ STATUS: dict[type[BaseException], int] = {
     InvalidValue: 422,
     Locked: 423,
     Backpressure: 429,
-    ConfigurationError: 501,  # this service does not have it, as search where that is off
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
     DurabilityUnknown: 503,  # applied, or perhaps: see _UNKNOWN
@@ -79,7 +78,13 @@ _SAID: dict[type[BaseException], str] = {
 # A repeated turn with a request id completes what it began; without one it would be a second turn.
 _APPLIED = "the turn is applied, not all that belongs to it is: repeat it under its request id"
 _UNKNOWN = "it may have been applied: read the record before it is sent again, and send it with an Idempotency-Key"
-_HTTP = {404: "NotFound", 405: "MethodNotAllowed", 415: "UnsupportedMediaType", 421: "UnknownHost"}
+_HTTP = {
+    404: "NotFound",
+    405: "MethodNotAllowed",
+    415: "UnsupportedMediaType",
+    421: "UnknownHost",
+    501: "NotImplemented",
+}
 PROBLEM = "application/problem+json"
 
 
@@ -97,6 +102,7 @@ def answer(
 ) -> Response:
     """The response to a request that succeeded; its ETag is the `version` of the record."""
     response = Response(encode(value), status, headers, media_type="application/json")
+    response.headers["Cache-Control"] = "private, no-cache"  # kept by its client alone, which asks whether it holds
     if version is not None:
         response.headers["ETag"] = f'"{version}"'
     return response
@@ -111,7 +117,7 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
     if not isinstance(error, StateError):
         log.error("a request failed", exc_info=error)
         return _refused("InternalError", _SAID[StateError], 500, request, {})
-    if status in (500, 501):
+    if status == 500:
         log.error("a request failed: %s: %s", type(error).__name__, error)
     elif status == 503:
         log.info("a request was refused: %s: %s", type(error).__name__, error)

@@ -32,7 +32,7 @@ _HEADERS = {
     LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
 }
 _TEXT = {"type": "string"}
-_ALWAYS = (401, 403, 422, 429, 500, 501, 503)
+_ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
 
 
 class Problem(BaseModel):
@@ -157,7 +157,7 @@ def _statuses(operation: Operation) -> set[int]:
     if "{" in operation.path:
         found |= {404, 410}
     if operation.method != "GET":
-        found |= {404, 409, 410, 413, 415, 423}
+        found |= {404, 409, 410, 415, 423}
     if {IF_MATCH, LEASE} & {*operation.headers} or operation.method != "GET":
         found.add(412)
     return found

@@ -43,6 +43,7 @@ KINDS: dict[Scope, str] = {"session": "conversations", "user": "users", "task": 
 _READ = (IF_NONE_MATCH,)
 _WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
 _HELD = (LEASE,)
+_BEGIN = (IF_NONE_MATCH, IDEMPOTENCY_KEY)
 
 
 def operations(events: Serve) -> list[Operation]:
@@ -61,16 +62,17 @@ def operations(events: Serve) -> list[Operation]:
 
 
 def _conversations() -> list[Operation]:
-    one = f"{PREFIX}/conversations/{{id}}"
+    every = f"{PREFIX}/conversations"
+    one = f"{every}/{{id}}"
+    create, listing = partial(conversations.create, "session"), partial(conversations.listing, "session")
     return [
         Operation("POST", f"{one}/turns", "write", turns.turn, "Serve one request in a turn",
                   body=turns.Turn, answer=turns.Turned, headers=_WRITE),
         Operation("GET", one, "read", conversations.read, "Read a conversation",
                   query=conversations.Last, answer=conversations.Conversation, headers=_READ),
-        Operation("POST", f"{PREFIX}/conversations", "write", conversations.create, "Begin a conversation",
-                  body=conversations.Create, answer=shapes.Begun, status=201,
-                  headers=(IF_NONE_MATCH, IDEMPOTENCY_KEY)),
-        Operation("GET", f"{PREFIX}/conversations", "read", conversations.listing, "List conversations",
+        Operation("POST", every, "write", create, "Begin a conversation",
+                  body=conversations.Create, answer=shapes.Begun, status=201, headers=_BEGIN),
+        Operation("GET", every, "read", listing, "List conversations",
                   query=conversations.Listing, answer=conversations.Conversations),
         Operation("GET", f"{one}/messages", "read", messages.page, "Read a page of messages",
                   query=messages.Page, answer=messages.Numbered, headers=_READ),
@@ -92,7 +94,14 @@ def _records(scope: Scope) -> list[Operation]:
     if scope != "session":
         found.append(line("GET", "", "read", records.read, "Read the state",
                           query=records.Fresh, answer=records.Shown, headers=_READ))  # fmt: skip
+    if scope == "task":
+        found.append(Operation("POST", f"{PREFIX}/tasks", "write", partial(conversations.create, scope), "Begin a task",
+                               body=conversations.Create, answer=shapes.Begun, status=201, headers=_BEGIN))  # fmt: skip
+        found.append(Operation("GET", f"{PREFIX}/tasks", "read", partial(conversations.listing, scope), "List tasks",
+                               query=conversations.Listing, answer=conversations.Tasks))  # fmt: skip
     if scope == "user":
+        found.append(Operation("GET", f"{PREFIX}/users", "read", partial(conversations.listing, scope), "List users",
+                               query=conversations.Listing, answer=conversations.Users))  # fmt: skip
         found.append(line("DELETE", "/traces", "delete", records.forget, "Remove every trace",
                           answer=records.Forgotten))  # fmt: skip
     return found

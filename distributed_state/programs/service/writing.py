@@ -7,12 +7,13 @@ version that was read, and again if somebody else was faster.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from distributed_state.conversation import remembered_requests
-from distributed_state.errors import Conflict, InvalidValue, NotFound
+from distributed_state.errors import Conflict, Deleted, InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.programs.service import conditions, leasing, requests
 from distributed_state.programs.service.conditions import Conditions
@@ -43,12 +44,16 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A change of one record: what `build` puts into it, as a commit of this kind."""
+    """A change of one record: what `build` puts into it, as a commit of this kind.
+
+    `unique`: no other request writes this record, so that one that was deleted is not begun again.
+    """
 
     kind: str
     build: Build
     expect: Mapping[str, Any] = field(default_factory=dict)
     draft: Callable[[RecordContext, Changes], Draft] | None = None
+    unique: bool = False
 
     def made(self, context: RecordContext, note: Build | None = None) -> tuple[Draft, Changes]:
         """The change as a draft, with what `note` adds to it."""
@@ -112,10 +117,14 @@ async def _once(asked: Asked, context: RecordContext, change: Write, given: Cond
     most = context.store.settings.remembered_requests
     entry = await context.read(field=VERSION)
     for attempt in range(context.store.settings.conflict_retries):
+        if entry.deleted and change.unique:
+            raise Deleted(f"what this request made was deleted at version {entry.version}")
+        draft, changes = change.made(context)
+        context.allow_steps(draft)  # who repeats a request is told what came of it
         found = None if entry.deleted else remembered_requests.find(entry, name)
         if found is not None:
             return _repeated(found, digest, key)
-        outcome = _foreseen(entry, *change.made(context)) | {DIGEST: digest}
+        outcome = _foreseen(entry, draft, changes) | {DIGEST: digest}
         kept = [entry.version, outcome, key, None]
 
         def note(changes: Changes, entry: CachedRecord = entry, kept: list[Any] = kept) -> None:
@@ -126,6 +135,8 @@ async def _once(asked: Asked, context: RecordContext, change: Write, given: Cond
             return await _commit(context, change, given, note, entry.version)
         except Conflict as conflict:
             refused = conflict
+        pause = random.uniform(0, 0.002 * 2 ** min(attempt, 6))  # or all would come at once again
+        await context.tiers.port.sleep(pause)
         seen, entry = entry, await context.read(True, VERSION)
         unchanged = (seen.epoch, seen.version) == (entry.epoch, entry.version)
         if attempt and unchanged and remembered_requests.find(entry, name) is None:

@@ -31,11 +31,11 @@ from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES
 from distributed_state.records.context import context_of
 from distributed_state.values import bytes_as_text
-from distributed_state.values.model import PHASE
+from distributed_state.values.model import PHASE, Scope
 
 
 class Create(Body):
-    """A conversation to begin; without an `id` one is made. `user` owns it."""
+    """A conversation or task to begin; without an `id` one is made. `user` owns it."""
 
     id: Id | None = None
     user: Id | None = None
@@ -43,30 +43,34 @@ class Create(Body):
     bytes: Encoded | None = None
 
 
-async def create(asked: Asked) -> Response:
-    """Begin a conversation."""
+async def create(scope: Scope, asked: Asked) -> Response:
+    """Begin a conversation or a task."""
     given = await requests.body(asked.request, asked.limits.body, Create)
     fields = together(given.fields, given.bytes)
     key = writing.key_of(asked)
     if given.user is not None:
         records.within(asked, given.user)
+    id: str | None = None
     if given.id is not None:
-        id: str | None = records.within(asked, records.made(given.id))
+        id = records.within(asked, records.made(given.id))
     elif key is not None:
         # The same for a request that is repeated, so that it finds what the first one made.
         named = hashlib.sha256(f"{asked.caller.actor}\n{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
         id = asked.caller.prefix + named
-    else:
-        id = asked.caller.prefix + secrets.token_hex(16) if asked.caller.prefix else None
-    session = asked.store.session(id, user=given.user)
+    elif asked.caller.prefix or scope == "task":
+        id = asked.caller.prefix + secrets.token_hex(16)
+    store = asked.store
+    # A session without an id gets one of its own, of which the store knows that it is new.
+    record = store.session(id, user=given.user) if id is None or scope == "session" else store.task(id, user=given.user)
     change = writing.Write(
         "create",
         lambda changes: changes.set_many(fields),
         draft=lambda context, changes: creation.creation(context, changes, False),
+        unique=given.id is None,
     )
-    done = await writing.write(asked, session, change)
-    place = {"Location": f"{asked.request.url.path}/{records.quoted(session.id)}"}
-    return answer({"id": session.id, "version": done.version}, 201, version=done.version, headers=place)
+    done = await writing.write(asked, record, change)
+    place = {"Location": f"{asked.request.url.path}/{records.quoted(record.id)}"}
+    return answer({"id": record.id, "version": done.version}, 201, version=done.version, headers=place)
 
 
 class Last(Query):
@@ -144,8 +148,22 @@ class Conversations(Answer):
     after: str | None
 
 
-async def listing(asked: Asked) -> Response:
-    """A page of conversations."""
+class Users(Answer):
+    """A page; `after` is null if it is the last."""
+
+    users: list[Row]
+    after: str | None
+
+
+class Tasks(Answer):
+    """A page; `after` is null if it is the last."""
+
+    tasks: list[Row]
+    after: str | None
+
+
+async def listing(scope: Scope, asked: Asked) -> Response:
+    """A page of conversations, users or tasks."""
     given = requests.query(asked.request, Listing)
     tags: dict[str, list[str]] = {}
     for each in given.tag:
@@ -159,12 +177,12 @@ async def listing(asked: Asked) -> Response:
         asdict(each)
         for each in await asked.store.sessions(
             user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=given.limit,
-            after=given.after, fresh=given.fresh,
+            after=given.after, scope=scope, fresh=given.fresh,
         )
     ]  # fmt: skip
     after = rows[-1]["cursor"] if len(rows) == given.limit else None
     more = conditions.next_page(asked.request, after=after) if after is not None else None
-    return answer({"conversations": rows, "after": after}, headers=more)
+    return answer({f"{records.NAMES[scope]}s": rows, "after": after}, headers=more)
 
 
 def narrowed(asked: Asked, prefix: str | None) -> str | None:

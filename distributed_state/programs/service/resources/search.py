@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from distributed_state.errors import ConfigurationError
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
@@ -15,7 +18,9 @@ from distributed_state.programs.service.resources.conversations import narrowed
 from distributed_state.programs.service.resources.shapes import Answer, Body, Id, Values
 from distributed_state.programs.service.routes import Asked
 from distributed_state.values.model import Scope
-from distributed_state.values.search import KINDS, Kind
+from distributed_state.values.search import KINDS, Kind, SearchHit
+
+log = logging.getLogger(__name__)
 
 
 class Search(Body):
@@ -61,9 +66,17 @@ async def search(asked: Asked) -> Response:
     given = await requests.body(asked.request, asked.limits.body, Search)
     if given.user is not None:
         records.within(asked, given.user)
-    found = await asked.store.search(
+    try:
+        found = await _found(asked, given)
+    except ConfigurationError as error:
+        log.warning("a search was refused: %s", error)
+        raise HTTPException(501, "search is not set up here; the log says why") from error
+    return answer({"hits": [asdict(each) for each in found]})
+
+
+async def _found(asked: Asked, given: Search) -> list[SearchHit]:
+    return await asked.store.search(
         given.query, scope=given.scope, prefix=narrowed(asked, given.prefix) or "", user=given.user, kinds=given.kinds,
         collection=given.collection, filter=given.filter, match=given.match, limit=given.limit, offset=given.offset,
         fresh=given.fresh,
     )  # fmt: skip
-    return answer({"hits": [asdict(each) for each in found]})

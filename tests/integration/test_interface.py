@@ -1,0 +1,468 @@
+"""What the service promises of each resource, asked over HTTP on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from below import until
+from serving import served
+
+from distributed_state import AsyncStateStore
+from distributed_state.errors import AccessDenied
+from distributed_state.programs.servers import redis_server
+from distributed_state.programs.service import Limits, Service, writing
+from distributed_state.programs.service.callers import Caller
+from distributed_state.programs.service.resources import conversations, records
+from distributed_state.programs.service.routes import Asked
+
+HI = {"role": "user", "content": "hi"}
+
+
+@pytest.fixture(scope="module")
+def place(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, str]:
+    folder = tmp_path_factory.mktemp("interface")
+    return servers.redis("valkey").url, f"sqlite:///{folder}/a.db", f"t{os.urandom(6).hex()}"
+
+
+@pytest.fixture(scope="module")
+def http(place: tuple[str, str, str]) -> Iterator[httpx.Client]:
+    with served(*place, search=True) as client:
+        yield client
+
+
+@pytest.fixture
+def id(http: httpx.Client, namespace: str) -> str:
+    """A conversation of the test's own, with n = 1."""
+    assert http.post("/v1/conversations", json={"id": namespace, "user": "u", "fields": {"n": 1}}).status_code == 201
+    return namespace
+
+
+def said(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    return asyncio.run(until(condition, 20, every=0.02))
+
+
+# Conditions
+
+
+def test_the_etag_is_the_version_and_conditions_hold(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    first = http.get(path)
+    assert first.headers["etag"] == '"1"'
+    known = http.get(path, headers={"If-None-Match": first.headers["etag"]})
+    assert (known.status_code, known.content, known.headers["etag"]) == (304, b"", '"1"')
+    written = http.put(f"{path}/fields/n", json={"value": 2}, headers={"If-Match": '"1"'})
+    assert (written.status_code, written.headers["etag"]) == (200, '"2"')
+    refused = http.put(f"{path}/fields/n", json={"value": 3}, headers={"If-Match": '"1"'})
+    assert said(refused) == (412, "Conflict")
+    assert said(http.post(f"{path}/turns", json={"set": {"n": 3}}, headers={"If-Match": '"1"'})) == (412, "Conflict")
+    assert http.get(path, headers={"If-None-Match": '"1"'}).json()["fields"] == {"n": 2}
+    assert said(http.post(f"{path}/rollback", json={"steps": 1}, headers={"If-Match": '"2"'})) == (422, "InvalidValue")
+    assert said(http.post(f"{path}/turns", json={"set": {"n": 3}}, headers={"If-Match": "2"})) == (422, "InvalidValue")
+    there = http.post("/v1/conversations", json={"id": id}, headers={"If-None-Match": "*"})
+    assert said(there) == (412, "Conflict")
+    new = http.put(f"/v1/users/{id}/fields/a", json={"value": 1}, headers={"If-None-Match": "*"})
+    again = http.put(f"/v1/users/{id}/fields/a", json={"value": 1}, headers={"If-None-Match": "*"})
+    assert (new.status_code, again.status_code) == (200, 412)
+    gone = http.put(f"/v1/tasks/{id}/fields/a", json={"value": 1}, headers={"If-Match": "*"})
+    assert said(gone) == (412, "Conflict")
+
+
+def test_a_read_of_a_field_with_a_deadline_is_never_answered_as_known(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/fields"
+    assert http.put(f"{path}/offer", json={"value": 1, "ttl": 60}).json()["version"] == 2
+    assert http.get(path, headers={"If-None-Match": '"2"'}).status_code == 200
+
+
+# Idempotency
+
+
+def test_a_key_makes_a_write_once_and_remembers_its_body(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    asked: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        ("PATCH", "/fields", {"set": {"a": 1}, "increment": {"n": 2}}, {"increment": {"n": 3}}),
+        ("PUT", "/fields/b", {"value": 1}, {"value": 2}),
+        ("POST", "/messages", {"messages": [HI, HI]}, {"messages": [HI]}),
+        ("POST", "/turns", {"messages": [HI]}, {"messages": [HI, HI]}),
+        ("PATCH", "/tags", {"tag": {"run": ["r1"]}}, {"tag": {"run": ["r2"]}}),
+        ("POST", "/checkpoints", {"label": "one"}, {"label": "two"}),
+    ]
+    for number, (method, rest, body, other) in enumerate(asked):
+        key = {"Idempotency-Key": f"k{number}"}
+        first = http.request(method, path + rest, json=body, headers=key)
+        again = http.request(method, path + rest, json=body, headers=key)
+        assert first.status_code == again.status_code, first.text
+        assert first.json()["version"] == number + 2
+        assert again.json() == first.json() | {"repeated": True}
+        assert again.headers["etag"] == first.headers["etag"]
+        assert said(http.request(method, path + rest, json=other, headers=key)) == (422, "InvalidValue")
+        reordered = json.dumps(dict(reversed(body.items())), indent=1)
+        assert http.request(method, path + rest, content=reordered, headers=key).json()["repeated"]
+    assert said(http.post(f"{path}/turns", json={"messages": [HI]}, headers={"Idempotency-Key": "k0"})) == (
+        422, "InvalidValue",
+    )  # fmt: skip
+    found = http.get(path, params={"fresh": "true"}).json()
+    assert (found["version"], found["fields"], len(found["messages"])) == (len(asked) + 1, {"n": 3, "a": 1, "b": 1}, 3)
+
+
+def test_a_key_makes_one_conversation_whose_id_is_not_given(http: httpx.Client, namespace: str) -> None:
+    key = {"Idempotency-Key": namespace}
+    with ThreadPoolExecutor(8) as pool:
+        bodies = [{"fields": {"a": 1}}] * 8
+        made = list(pool.map(lambda body: http.post("/v1/conversations", json=body, headers=key), bodies))
+    assert {each.status_code for each in made} == {201}
+    assert len({each.json()["id"] for each in made}) == 1
+    assert said(http.post("/v1/conversations", json={"fields": {"a": 2}}, headers=key)) == (422, "InvalidValue")
+    assert http.delete(made[0].headers["location"]).status_code == 200
+    late = http.post("/v1/conversations", json={"fields": {"a": 1}}, headers=key)
+    assert said(late) == (410, "Deleted"), "a late repetition does not bring it back"
+
+
+def test_of_many_at_once_under_one_key_one_is_made(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/fields"
+
+    def add(number: int) -> httpx.Response:
+        return http.patch(path, json={"increment": {"n": 1}}, headers={"Idempotency-Key": f"r{number % 4}"})
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(add, range(24)))
+    assert {each.status_code for each in answers} == {200}, [each.text for each in answers]
+    assert http.get(path, params={"fresh": "true"}).json() == {"version": 5, "fields": {"n": 5}}
+    assert sorted(each.json()["repeated"] for each in answers) == [False] * 4 + [True] * 20
+    assert sorted({each.json()["results"]["n"] for each in answers}) == [2, 3, 4, 5], "each the sum of its own"
+
+
+def test_without_its_memory_a_repeated_write_would_be_made_twice(
+    http: httpx.Client, id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control of the tests before."""
+    monkeypatch.setattr(writing.remembered_requests, "remember", lambda *parts: None)
+    for version in 2, 3:
+        key = {"Idempotency-Key": "r"}
+        found = http.patch(f"/v1/conversations/{id}/fields", json={"increment": {"n": 1}}, headers=key).json()
+        assert (found["version"], found["repeated"]) == (version, False)
+
+
+# Leases
+
+
+def test_who_holds_the_lease_writes_alone_at_any_worker(
+    place: tuple[str, str, str], http: httpx.Client, id: str
+) -> None:
+    path = f"/v1/conversations/{id}"
+    taken = http.post(f"{path}/lease", json={"ttl": 30})
+    assert taken.status_code == 201
+    lease = {"Lease": taken.json()["lease"]}
+    with served(*place) as other:
+        for worker in http, other:
+            assert said(worker.put(f"{path}/fields/a", json={"value": 1})) == (423, "Locked")
+            busy = worker.post(f"{path}/turns", json={"set": {"a": 1}})
+            assert said(busy) == (423, "LockTimeout")
+            assert "held by" not in busy.json()["detail"]
+            assert worker.put(f"{path}/fields/a", json={"value": 1}, headers=lease).status_code == 200
+            assert worker.post(f"{path}/turns", json={"messages": [HI]}, headers=lease).status_code == 200
+            assert worker.put(f"{path}/lease", json={"ttl": 30}, headers=lease).status_code == 200
+        assert said(other.post(f"{path}/lease", json={"wait": 0})) == (423, "LockTimeout")
+        assert other.request("DELETE", f"{path}/lease", headers=lease).json() == {"released": True}
+    assert said(http.put(f"{path}/fields/a", json={"value": 2}, headers=lease)) == (412, "Fenced")
+    assert said(http.post(f"{path}/turns", json={"set": {"a": 2}}, headers=lease)) == (412, "Fenced")
+    assert said(http.put(f"{path}/lease", json={}, headers=lease)) == (412, "Fenced")
+    assert http.put(f"{path}/fields/a", json={"value": 3}).json()["version"] == 6
+    tokens = {each["token"] for each in http.get(f"{path}/versions", params={"after": 1}).json()["versions"][:4]}
+    assert tokens == {taken.json()["token"]}, "the fencing token stands in the history"
+
+
+def test_a_lease_ends_with_its_time_and_is_of_one_record(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    lease = {"Lease": http.post(f"{path}/lease", json={"ttl": 1}).json()["lease"]}
+    assert said(http.put(f"/v1/users/{id}/fields/a", json={"value": 1}, headers=lease)) == (412, "Fenced")
+    wait_for(lambda: http.put(f"{path}/fields/a", json={"value": 1}).status_code == 200)
+    assert said(http.put(f"{path}/fields/a", json={"value": 2}, headers=lease)) == (412, "Fenced")
+    for wrong in "", "x", "eDE", "w7w":
+        assert said(http.put(f"{path}/fields/a", json={"value": 2}, headers={"Lease": wrong})) == (422, "InvalidValue")
+
+
+# Resources
+
+
+def test_messages_are_paged_by_number_both_ways(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/messages"
+    added = http.post(path, json={"messages": [HI | {"content": str(n)} for n in range(5)]})
+    assert (added.status_code, added.json()["first_message"]) == (201, 0)
+    for order, wanted in ("asc", ["0", "1", "2", "3", "4"]), ("desc", ["4", "3", "2", "1", "0"]):
+        seen: list[str] = []
+        page = http.get(path, params={"limit": 2, "order": order})
+        while True:
+            seen += [each["content"] for each in page.json()["messages"]]
+            if "next" not in page.links:
+                break
+            page = http.get(page.links["next"]["url"])
+        assert seen == wanted
+    one = http.get(f"{path}/3").json()
+    assert (one["content"], one["number"]) == ("3", 3)
+    assert said(http.get(f"{path}/9")) == (404, "NotFound")
+
+
+def test_values_come_back_as_they_were_sent(http: httpx.Client, id: str) -> None:
+    values = {"large": 12345678901234567890123, "odd": "\udc80\x00", "deep": [[1.0, 1, True, None]], "\udc80": 1}
+    path = f"/v1/conversations/{id}/fields"
+    patched = http.patch(path, content=json.dumps({"set": values, "bytes": {"photo": "/w=="}, "delete": ["n"]}))
+    assert patched.status_code == 200, patched.text
+    found = http.get(path, params={"fresh": "true"}).json()
+    assert (found["fields"], found["bytes"]) == (values, {"photo": "/w=="})
+    assert repr(found["fields"]["deep"]) == "[[1.0, 1, True, None]]"
+    assert http.get(f"{path}/large").json()["value"] == values["large"]
+    assert http.get(f"{path}/photo").json() == {"version": 2, "bytes": "/w=="}
+    assert said(http.get(f"{path}/n")) == (404, "NotFound")
+    at = http.get(f"/v1/conversations/{id}/versions/2").json()
+    assert (at["fields"], at["bytes"]) == (values, {"photo": "/w=="})
+
+
+def test_several_fields_are_changed_under_what_they_must_hold(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/fields"
+    assert http.patch(path, json={"set": {"a": 1}, "expect": {"n": 1.0}, "expect_absent": ["a"]}).status_code == 200
+    for held in {"expect": {"n": 2}}, {"expect_absent": ["a"]}, {"expect_present": ["b"]}:
+        assert said(http.patch(path, json={"set": {"a": 2}} | held)) == (409, "Conflict")
+        key = {"Idempotency-Key": "k"}
+        assert said(http.patch(path, json={"set": {"a": 2}} | held, headers=key)) == (409, "Conflict")
+    assert http.get(path, params={"fresh": "true"}).json() == {"version": 2, "fields": {"n": 1, "a": 1}}
+
+
+def test_the_past_is_read_compared_restored_and_forked(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    http.post(f"{path}/checkpoints", json={"label": "before"})
+    http.post(f"{path}/turns", json={"messages": [HI], "set": {"n": 2, "m": 1}, "event": "new_task"})
+    http.patch(f"{path}/tags", json={"tag": {"run": ["r1", "r2"]}})
+    page = http.get(f"{path}/versions", params={"limit": 3})
+    assert [each["kind"] for each in page.json()["versions"]] == ["create", "checkpoint", "turn"]
+    (last,) = http.get(page.links["next"]["url"]).json()["versions"]
+    assert (last["version"], last["tagged"]) == (4, [["run", "r1"], ["run", "r2"]])
+    assert http.get(f"{path}/checkpoints").json()["checkpoints"][0]["label"] == "before"
+    found = http.get(f"{path}/versions/1/diff", params={"to": 4}).json()
+    assert (found["fields"], found["deleted"], found["moved"]) == ({"n": 2, "m": 1}, [], True)
+    assert ([each["content"] for each in found["messages"]], found["tagged"]) == (["hi"], last["tagged"])
+    back = http.get(f"{path}/versions/4/diff", params={"to": 1}).json()
+    assert (back["fields"], back["deleted"], back["removed_messages"]) == ({"n": 1}, ["m"], [0])
+    assert http.post(f"{path}/rollback", json={"label": "before"}).json() == {"version": 5}
+    assert http.get(path).json()["fields"] == {"n": 1}
+    fork = http.post(f"{path}/forks", json={"version": 4})
+    assert fork.status_code == 201
+    assert http.get(fork.headers["location"]).json()["fields"] == {"n": 2, "m": 1}
+    assert said(http.get(f"{path}/versions/99")) == (404, "NotFound")
+    assert http.get(f"{path}/branches").json() == {"branches": []}
+
+
+def test_listings_are_narrowed_and_paged(http: httpx.Client, namespace: str) -> None:
+    ids = [f"{namespace}-{n}" for n in range(5)]
+    for each in ids:
+        http.post("/v1/conversations", json={"id": each, "user": namespace})
+        http.post("/v1/tasks", json={"id": each, "user": namespace})
+    http.patch(f"/v1/conversations/{ids[3]}/tags", json={"tag": {"run": ["a:b"]}})
+
+    def listed(**asked: Any) -> list[str]:
+        page, seen = http.get("/v1/conversations", params={"fresh": "true", "limit": 2} | asked), []
+        while True:
+            seen += [each["id"] for each in page.json()["conversations"]]
+            if "next" not in page.links:
+                return seen
+            page = http.get(page.links["next"]["url"])
+
+    assert listed(prefix=f"{namespace}-") == ids
+    assert listed(prefix=namespace, tag="run:a:b") == [ids[3]]
+    tasks = http.get("/v1/tasks", params={"user": namespace, "fresh": "true"}).json()["tasks"]
+    assert {each["id"] for each in tasks} == {*ids}
+    hits = http.post("/v1/search", json={"prefix": f"{namespace}-", "fresh": True, "limit": 50}).json()["hits"]
+    assert hits == []
+
+
+def test_a_user_is_forgotten_and_a_conversation_erased(http: httpx.Client, id: str, namespace: str) -> None:
+    user = f"forgotten-{namespace}"
+    http.put(f"/v1/users/{user}/fields/name", json={"value": "Ada"})
+    http.post("/v1/conversations", json={"id": f"{id}-2", "user": user})
+    assert http.get(f"/v1/users/{user}").json()["fields"] == {"name": "Ada"}
+    assert http.delete(f"/v1/users/{user}/traces").json() == {"records": 2}
+    assert http.get(f"/v1/users/{user}").status_code in (404, 410)
+    assert http.delete(f"/v1/conversations/{id}/everything").json() == {"erased": True}
+    assert http.get(f"/v1/conversations/{id}/versions").status_code in (404, 410)
+
+
+# Bodies, pages and errors
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+@pytest.mark.parametrize("body", [b"", b"{}"])
+def test_a_body_of_another_type_is_refused(http: httpx.Client, kind: str | None, body: bytes) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    assert said(httpx.post(f"{http.base_url}/v1/conversations", content=body, headers=headers)) == (
+        415, "UnsupportedMediaType",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["id", "user"])
+def test_ids_that_nobody_could_name_are_refused_when_they_are_made(http: httpx.Client, name: str) -> None:
+    assert said(http.post("/v1/conversations", content=json.dumps({name: "\udc80"}))) == (422, "InvalidValue")
+    assert said(http.post("/v1/conversations", json={"id": "a/b"})) == (422, "InvalidValue")
+
+
+def test_an_unknown_name_is_named(http: httpx.Client, id: str) -> None:
+    refused = http.patch(f"/v1/conversations/{id}/fields", json={"sets": {"a": 1}})
+    assert said(refused) == (422, "InvalidValue")
+    assert "'sets'" in refused.json()["detail"]
+    assert "increment" in refused.json()["detail"]
+    assert said(http.get("/v1/conversations", params={"limits": 1})) == (422, "InvalidValue")
+
+
+def test_every_error_is_a_problem_with_the_id_of_its_request(http: httpx.Client) -> None:
+    for path in "/v1/conversations/nobody", "/v1/nowhere", "/v1/conversations?limit=0":
+        answer = http.get(path, headers={"X-Request-Id": "7f"})
+        problem = answer.json()
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert problem.keys() == {"type", "title", "status", "detail", "instance", "error"}
+        assert (problem["status"], problem["instance"]) == (answer.status_code, "7f")
+        assert answer.headers["x-request-id"] == "7f"
+    made = http.get("/v1/nowhere")
+    assert made.json()["instance"] == made.headers["x-request-id"] != ""
+
+
+def test_what_is_large_is_compressed_if_its_client_can_read_it(http: httpx.Client, id: str) -> None:
+    http.put(f"/v1/conversations/{id}/fields/text", json={"value": "x" * 100_000})
+    path = f"/v1/conversations/{id}/fields/text"
+    with http.stream("GET", path, headers={"Accept-Encoding": "gzip"}) as small:
+        data = b"".join(small.iter_raw())
+    plain = http.get(path, headers={"Accept-Encoding": "identity"})
+    assert small.headers["content-encoding"] == "gzip"
+    assert len(data) < 2_000
+    assert gzip.decompress(data) == plain.content
+    assert "content-encoding" not in plain.headers
+    assert "content-encoding" not in http.get(f"/v1/conversations/{id}/fields/n").headers
+
+
+def test_pages_of_others_may_call_it_only_if_they_are_named(place: tuple[str, str, str], http: httpx.Client) -> None:
+    asks = {"Origin": "https://app.example.com", "Access-Control-Request-Method": "PATCH"}
+    assert "access-control-allow-origin" not in http.options("/v1/conversations", headers=asks).headers
+    service = Service(Limits(), origins=("https://app.example.com",))
+    with served(*place, service=service) as open_to_one:
+        allowed = open_to_one.options("/v1/conversations", headers=asks)
+        assert allowed.headers["access-control-allow-origin"] == "https://app.example.com"
+        assert "access-control-allow-credentials" not in allowed.headers
+        other = open_to_one.options("/v1/conversations", headers=asks | {"Origin": "https://evil.example.com"})
+        assert "access-control-allow-origin" not in other.headers
+
+
+def test_the_page_of_the_description_loads_nothing(http: httpx.Client) -> None:
+    page = http.get("/v1/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert not re.search(r"<(script|link|img|iframe)|src=|url\(|@import|https?://", page.text)
+    described = http.get("/v1/openapi.json").json()
+    assert all(path in page.text for path in described["paths"])
+
+
+# What errors say
+
+
+SECRETS = (
+    "sesame",
+    "wicked",
+    "127.0.0.1",
+    "localhost",
+    "redis",
+    "valkey",
+    "sqlite",
+    "postgres",
+    "a.db",
+    ".lua",
+    "NOPERM",
+)
+
+
+def leaks(text: str) -> list[str]:
+    return [each for each in SECRETS if each.lower() in text.lower()]
+
+
+def test_what_is_away_or_denied_is_named_to_the_log_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is gone, a user without the right, a database that is unreadable."""
+    caplog.set_level("INFO")
+    with redis_server() as server:
+        import redis
+
+        admin = redis.Redis.from_url(server.url)
+        admin.execute_command("ACL", "SETUSER", "wicked", "on", ">sesame", "~*", "&*", "+@all")
+        url = server.url.replace("redis://", "redis://wicked:sesame@")
+        with served(url, f"sqlite:///{tmp_path}/a.db", "n", retry_for=0.2, archiver=False) as http:
+            http.post("/v1/conversations", json={"id": "c"})
+            asked = [
+                lambda: http.post("/v1/conversations/c/turns", json={"messages": [HI]}),
+                lambda: http.get("/v1/conversations/c", params={"fresh": "true"}),
+                lambda: http.post("/v1/conversations", json={}),
+                lambda: http.post("/v1/conversations/c/lease", json={}),
+                lambda: http.get("/v1/conversations/c/versions"),
+                lambda: http.get("/v1/conversations"),
+                lambda: http.get("/v1/events"),
+            ]
+            admin.execute_command("ACL", "SETUSER", "wicked", "-@all", "+ping", "+hello", "+auth")
+            denied = [each() for each in asked[:5]]
+            assert {each.status_code for each in denied} <= {500, 503}, [each.text for each in denied]
+            admin.execute_command("ACL", "SETUSER", "wicked", "+@all")
+            for file in tmp_path.glob("a.db*"):
+                file.write_bytes(b"no database" * 1000)
+            unread = http.get("/v1/conversations")
+            server.kill()
+            away = [each() for each in asked[:5]]
+            assert {each.status_code for each in away} <= {500, 503}
+        for answer in [*denied, unread, *away]:
+            assert leaks(answer.text) == [], answer.text
+        assert leaks(caplog.text), "the log says it"
+        admin.close()
+
+
+def test_a_text_of_an_inner_error_would_be_noticed() -> None:
+    """The negative control of the test before."""
+    assert leaks("Redis at 127.0.0.1:6379 as wicked: Connection refused") == ["wicked", "127.0.0.1", "redis"]
+
+
+# Tenants
+
+
+async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
+    async with AsyncStateStore.open(archive="memory") as store:
+
+        def asked(method: str, path: str, body: Any = None, **params: str) -> Asked:
+            async def receive() -> Any:
+                return {"type": "http.request", "body": json.dumps(body or {}).encode(), "more_body": False}
+
+            from starlette.requests import Request
+
+            path, _, query = path.partition("?")
+            scope = {
+                "type": "http", "method": method, "path": path, "query_string": query.encode(), "path_params": params,
+                "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
+            }  # fmt: skip
+            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope, receive))
+
+        await store.session("other:c").set("a", 1)
+        made = await conversations.create("session", asked("POST", "/v1/conversations", {}))
+        assert json.loads(bytes(made.body))["id"].startswith("acme:")
+        for body in {"id": "other:d"}, {"user": "other:u"}, {"id": "c"}:
+            with pytest.raises(AccessDenied):
+                await conversations.create("session", asked("POST", "/v1/conversations", body))
+        with pytest.raises(AccessDenied):
+            await records.delete("session", asked("DELETE", "/v1/conversations/other:c", id="other:c"))
+        found = await conversations.listing("session", asked("GET", "/v1/conversations?fresh=true"))
+        assert [each["id"][:5] for each in json.loads(bytes(found.body))["conversations"]] == ["acme:"]
+        for wrong in "prefix=other:", "user=other:u":
+            with pytest.raises(AccessDenied):
+                await conversations.listing("session", asked("GET", f"/v1/conversations?{wrong}"))
