@@ -13,7 +13,7 @@ import gzip
 import json
 import logging
 import time
-from functools import cached_property, partial
+from functools import partial
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.applications import Starlette
@@ -25,12 +25,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
-from distributed_state.programs.service import docs_page, requests
-from distributed_state.programs.service.answers import answer, encode, refusal
+from distributed_state.programs.service import requests
+from distributed_state.programs.service.answers import answer, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
 from distributed_state.programs.service.callers import serving
+from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.openapi import description
 from distributed_state.programs.service.operations import PREFIX, operations
 from distributed_state.programs.service.readiness import Probe, probes
 from distributed_state.programs.service.resources.events import Heard
@@ -69,6 +69,7 @@ class Service:
         self._streams: dict[EventStream, asyncio.Task[None]] = {}
         self._measure()
         self.operations = operations(self._events)
+        self._described = Described(self.operations)
         self.app = Starlette(
             routes=[*self._routes(), *([] if ops_apart else self._ops())],
             exception_handlers={HTTPException: self._unrouted},
@@ -82,7 +83,7 @@ class Service:
     def _routes(self) -> list[Route]:
         return [
             *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in self.operations),
-            Route(f"{PREFIX}/openapi.json", self._described),
+            Route(f"{PREFIX}/openapi.json", self._openapi),
             Route(f"{PREFIX}/docs", self._docs),
         ]
 
@@ -164,7 +165,8 @@ class Service:
     async def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = requests.request_id(request)
         response.headers["X-Request-Id"] = id
-        if len(response.body) >= _LARGE and "gzip" in request.headers.get("accept-encoding", ""):
+        compressed = "content-encoding" in response.headers
+        if not compressed and len(response.body) >= _LARGE and "gzip" in request.headers.get("accept-encoding", ""):
             await _compress(response)
         if self.draining:
             response.headers["Connection"] = "close"  # the next request goes to another worker
@@ -217,16 +219,11 @@ class Service:
 
     # The description
 
-    async def _described(self, request: Request) -> Response:
-        return await self._sent(request, Response(self._description, media_type="application/json"), 0.0)
+    async def _openapi(self, request: Request) -> Response:
+        return await self._sent(request, await self._described.openapi(request), 0.0)
 
     async def _docs(self, request: Request) -> Response:
-        page = docs_page.page(json.loads(self._description))
-        return await self._sent(request, Response(page, headers=docs_page.HEADERS, media_type="text/html"), 0.0)
-
-    @cached_property
-    def _description(self) -> bytes:
-        return encode(description(self.operations))
+        return await self._sent(request, await self._described.docs(request), 0.0)
 
     # The worker itself
 
