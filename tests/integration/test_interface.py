@@ -238,7 +238,11 @@ def test_several_fields_are_changed_under_what_they_must_hold(http: httpx.Client
         assert said(http.patch(path, json={"set": {"a": 2}} | held)) == (409, "Conflict")
         key = {"Idempotency-Key": "k"}
         assert said(http.patch(path, json={"set": {"a": 2}} | held, headers=key)) == (409, "Conflict")
-    assert http.get(path, params={"fresh": "true"}).json() == {"version": 2, "fields": {"n": 1, "a": 1}}
+    http.put(f"{path}/text", json={"value": "x"})
+    for headers in {}, {"Idempotency-Key": "k2"}:
+        assert said(http.patch(path, json={"increment": {"text": 1}}, headers=headers)) == (409, "Conflict")
+    found = http.get(path, params={"fresh": "true"}).json()
+    assert found == {"version": 3, "fields": {"n": 1, "a": 1, "text": "x"}}
 
 
 def test_the_past_is_read_compared_restored_and_forked(http: httpx.Client, id: str) -> None:

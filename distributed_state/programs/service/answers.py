@@ -85,6 +85,7 @@ _HTTP = {
     421: "UnknownHost",
     501: "NotImplemented",
 }
+_DETAIL = 500  # characters
 PROBLEM = "application/problem+json"
 
 
@@ -144,7 +145,7 @@ def _conditional(error: StateError, status: int, request: Request | None) -> int
 
 
 def _refused(name: str, detail: str, status: int, request: Request | None, headers: dict[str, str]) -> Response:
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail}
+    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail[:_DETAIL]}
     if request is not None:
         problem["instance"] = requests.request_id(request)
     response = Response(encode(problem | {"error": name}), status, headers, media_type=PROBLEM)

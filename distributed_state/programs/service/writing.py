@@ -94,7 +94,8 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
             return await _commit(context, change, given)
         return await _once(asked, context, change, given, key)
     except Conflict as conflict:
-        if implied and conflict.version == 0:
+        # Not every conflict says at which version the record is.
+        if implied and conflict.version == 0 and (await context.read(True, VERSION)).version == 0:
             raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
         raise
 
