@@ -89,17 +89,21 @@ class Guard:
             user=None if not user else unescape(user),
             prefix=prefix,
         )
-        who = f"{request.actor[:80]!r}" if request.actor else "nobody in particular"
-        what = "everything" if ref is None else ref.text[:200]
-        text = f"{who} may not {action} {what if field is None else f'{field!r:.80} of {what}'}"
         try:
             allowed = self._policy(request)
         except Exception as error:
-            raise AccessDenied(f"{text}: the policy failed with {type(error).__name__}") from error
+            raise AccessDenied(f"{_denied(request, ref)}: the policy failed with {type(error).__name__}") from error
         if allowed is not True:
             if inspect.iscoroutine(allowed):
                 allowed.close()
-            raise AccessDenied(text)
+            raise AccessDenied(_denied(request, ref))
+
+
+def _denied(request: Request, ref: Ref | None) -> str:
+    who = f"{request.actor[:80]!r}" if request.actor else "nobody in particular"
+    what = "everything" if ref is None else ref.text[:200]
+    field = request.field
+    return f"{who} may not {request.action} {what if field is None else f'{field!r:.80} of {what}'}"
 
 
 def written(steps: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Action, str | None], None]:

@@ -55,7 +55,7 @@ def create(
     ] = None,
     all_tenants: Annotated[bool, typer.Option("--all-tenants", help="It may name every id.")] = False,
     rights: Annotated[str, typer.Option(help=f"Some of {', '.join(RIGHTS)}.")] = "read,write",
-    actor: Annotated[str, typer.Option(help="Whom the history names as the actor.")] = "",
+    actor: Annotated[str, typer.Option(help="Whom the history names as the actor; without, the id of the token.")] = "",
     expires: Annotated[str, typer.Option(help="How long it is valid, as 12h or 30d, or never.")] = "90d",
     into: Annotated[
         Path | None, typer.Option(help="A file for it; one that holds such a token already is left as it is.")

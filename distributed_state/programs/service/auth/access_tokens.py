@@ -150,7 +150,8 @@ class AccessTokens:
         self._absent.pop(id, None)
         token = found.token
         rights = frozenset(each for each in RIGHTS if each in token.rights)  # a newer release may have more
-        known = self._known[id] = _Known(found, Caller(token.actor, token.prefix, rights), read)
+        caller = Caller(token.actor or f"token:{id}", token.prefix, rights)
+        known = self._known[id] = _Known(found, caller, read)
         self._known.move_to_end(id)  # by when it was read: who is used is read every few seconds
         if len(self._known) > _KNOWN:
             self._known.popitem(last=False)
