@@ -78,12 +78,12 @@ class Forgetful(BaseHTTPRequestHandler):
                 return self._answer(201, {"id": id, "version": 1})
             cls = type(self)
             cls.turns += 1
-            id = self.path.split("/")[2]
+            id = self.path.split("/")[3]
             self.kept[id] += given["messages"] * self.times.get(cls.turns, 1)
             return self._answer(200, {"version": cls.turns + 1, "repeated": False, "outcome": None})
 
     def do_GET(self) -> None:
-        self._answer(200, {"messages": self.kept[self.path.split("/")[2].split("?")[0]]})
+        self._answer(200, {"messages": self.kept[self.path.split("/")[3].split("?")[0]]})
 
     def _answer(self, status: int, value: Any) -> None:
         data = json.dumps(value).encode()
