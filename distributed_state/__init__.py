@@ -50,6 +50,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Locked",
         "LockTimeout",
         "NotFound",
+        "NotPermitted",
         "RecoveryInProgress",
         "SchemaMismatch",
         "StateError",

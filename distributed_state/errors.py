@@ -25,6 +25,7 @@
     │   └── Backpressure         Redis holds as much unarchived work as it may
     ├── DurabilityUnknown        applied, or perhaps: what was asked for was not confirmed, or not all of it
     └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help
+        └── NotPermitted         ... Redis refuses our user, its password, or what it asks for
 
 Law: the message says what was asked and what was found.
 """
@@ -239,3 +240,7 @@ def _unconfirmed(message: str, version: int, request_id: str | None) -> Durabili
 
 class ConfigurationError(StateError):
     """A setting, a server or a right is wrong. Retrying does not help; the message says what to change."""
+
+
+class NotPermitted(ConfigurationError):
+    """Redis refused our user, its password, or the right to do what was asked; nothing was read or written."""

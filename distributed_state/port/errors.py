@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import redis.exceptions as driver
 
-from distributed_state.errors import Backpressure, ConfigurationError, StateError, WarmUnavailable
+from distributed_state.errors import Backpressure, ConfigurationError, NotPermitted, StateError, WarmUnavailable
 
 LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
 BROKEN = (driver.RedisError, *LOST)
@@ -35,9 +35,9 @@ def translate(error: BaseException, place: str) -> StateError:
     text = str(error)
     word = text.partition(" ")[0]
     if isinstance(error, (driver.AuthenticationError, driver.AuthorizationError)) or word in ("WRONGPASS", "NOAUTH"):
-        return ConfigurationError(f"{place}: the server refused user name or password ({text})")
+        return NotPermitted(f"{place}: the server refused user name or password ({text})")
     if isinstance(error, driver.NoPermissionError) or word == "NOPERM":
-        return ConfigurationError(f"{place}: the user lacks a right: {text}")
+        return NotPermitted(f"{place}: the user lacks a right: {text}")
     if isinstance(error, driver.InvalidResponse):
         return ConfigurationError(f"{place}: what answers there is not a Redis or Valkey server ({text[:80]})")
     if refused := [each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)]:

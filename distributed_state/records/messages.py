@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import filterfalse
 from typing import Any
 
-from distributed_state.errors import InvalidValue, NotFound, StateError
+from distributed_state.errors import InvalidValue, NotFound, StateError, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
@@ -22,6 +22,8 @@ from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PARENT, Message, ReadMessage
+
+_TOGETHER = 32  # messages that are read at once where their bytes are limited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,11 @@ async def messages(
     return shown.entry, shown.messages()
 
 
-async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) -> Shown:
-    """The messages of a page, oldest first, and the version of the record that shows them."""
+async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool, most: int | None = None) -> Shown:
+    """The messages of a page, oldest first, and the version of the record that shows them.
+
+    Raises TooLarge if they are more than `most` bytes as they are stored; no more than about those are read then.
+    """
     entry = await read_path.read(tiers, names, fresh=fresh)
     while True:
         for whole in (False, True):
@@ -107,7 +112,9 @@ async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool) ->
             # Hot keeps only recent messages; Redis holds every one that SQL may not have yet.
             entry = await read_path.load_whole(tiers, names, entry)
         try:
-            return await shown_in(tiers, names, entry, runs)
+            return await shown_in(tiers, names, entry, runs, most)
+        except TooLarge:
+            raise
         except StateError as error:
             seen = entry
             entry = await read_path.read(tiers, names, fresh=True)
@@ -131,17 +138,38 @@ async def visible(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: li
     return (await shown_in(tiers, names, entry, runs)).messages()
 
 
-async def shown_in(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Shown:
-    """What is stored of these runs, every message of them."""
-    known = await find(tiers, names, entry, runs)
+async def shown_in(
+    tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None = None
+) -> Shown:
+    """What is stored of these runs, every message of them. Raises TooLarge if that is more than `most` bytes."""
+    known = await _found(tiers, names, entry, runs, most)
     if not holds(known, runs):
         # A fork gets its own of what is not kept where it was written any more when it is archived.
         await write_path.reach(tiers, names)
-        known = await find(tiers, names, entry, runs)
+        known = await _found(tiers, names, entry, runs, most)
     lacking = [number for run in runs for number in lacked(known, run)]
     if lacking:
         raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
     return Shown(entry, runs, known)
+
+
+async def _found(
+    tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None
+) -> Mapping[int, bytes]:
+    """As `find`. Raises TooLarge if it is more than `most` bytes, read a few at a time, the last first."""
+    if most is None:
+        return await find(tiers, names, entry, runs)
+    found: dict[int, bytes] = {}
+    size, before = 0, None
+    while some := message_ranges.last(message_ranges.between(runs, None, before), _TOGETHER):
+        known = await find(tiers, names, entry, some)
+        part = {number: known[number] for run in some for number in range(run.start, run.stop) if number in known}
+        size += sum(map(len, part.values()))
+        found |= part
+        if size > most:
+            raise TooLarge(f"{names.ref.text[:200]}: the last {len(found)} messages are {size} bytes, more than {most}")
+        before = some[0].start
+    return found
 
 
 def holds(known: Mapping[int, bytes], runs: list[Segment]) -> bool:

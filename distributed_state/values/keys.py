@@ -101,6 +101,10 @@ class Keys:
         """The channel on which a replica receives its probes of a partition; its own channels there begin so, too."""
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:link:{replica}".encode()
 
+    def probe(self, partition: int) -> bytes:
+        """A key of a partition that is never there: a write of it, where it is, tells whether writes are taken."""
+        return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:probe".encode()
+
     def partition_at(self, name: bytes) -> int:
         """The partition in which a key or channel of one lies."""
         begin = len(self.namespace) + 2

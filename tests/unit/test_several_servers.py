@@ -10,6 +10,7 @@ from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port.blocking import finish
 from distributed_state.programs.service.readiness import any_server
 from distributed_state.store.doctor import check_server, refuse
+from distributed_state.values.keys import Keys
 
 INFO = b"redis_version:7.2.4\r\nrole:%b\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\nmaxmemory:0\r\n"
 
@@ -22,6 +23,9 @@ class Servers:
 
     def nodes(self) -> list[str]:
         return sorted(self.answers)
+
+    def node_of(self, key: bytes) -> str:
+        return self.nodes()[sum(key) % len(self.answers)]
 
     async def command_with(self, node: str, *words: bytes) -> Any:
         answer = self.answers[node]
@@ -53,7 +57,8 @@ def test_a_server_that_is_away_is_shown_and_not_refused() -> None:
 
 async def test_a_worker_is_ready_while_any_server_answers() -> None:
     away = WarmUnavailable("away")
-    await any_server(Servers(a=away, b=b"PONG", c=away))  # type: ignore[arg-type]
-    await any_server(Servers(a=b"PONG"))  # type: ignore[arg-type]
+    keys = Keys("n", 64)
+    await any_server(Servers(a=away, b=None, c=away), keys)  # type: ignore[arg-type]
+    await any_server(Servers(a=None), keys)  # type: ignore[arg-type]
     with pytest.raises(WarmUnavailable):
-        await any_server(Servers(a=away, b=away))  # type: ignore[arg-type]
+        await any_server(Servers(a=away, b=away), keys)  # type: ignore[arg-type]

@@ -41,8 +41,43 @@ def serve(
     busy: Annotated[
         float, _option("BUSY", "Seconds that a turn waits for another turn of its conversation.", min=0)
     ] = 10.0,
-    max_body: Annotated[int, _option("MAX_BODY", "Largest request body in bytes.", min=1)] = 4 * 2**20,
+    head_seconds: Annotated[
+        float, _option("HEAD_SECONDS", "Seconds within which the head of a request has to arrive.", min=0.1)
+    ] = 10.0,
+    body_seconds: Annotated[
+        float, _option("BODY_SECONDS", "Seconds within which a body has to arrive, and more by --min-rate.", min=0.1)
+    ] = 10.0,
+    read_seconds: Annotated[
+        float, _option("READ_SECONDS", "Seconds in which a client has to read its answer, likewise.", min=0.1)
+    ] = 10.0,
+    min_rate: Annotated[int, _option("MIN_RATE", "Bytes a second that a client sends and reads at least.", min=1)] = 16
+    * 1024,
+    idle: Annotated[int, _option("IDLE", "Seconds that a connection is kept between requests.", min=1)] = 75,
+    max_connections: Annotated[
+        int, _option("MAX_CONNECTIONS", "Connections at once; fewer if descriptors are lacking.", min=1)
+    ] = 4096,
+    max_per_address: Annotated[
+        int, _option("MAX_PER_ADDRESS", "Connections of one client's address; 0: any number.", min=0)
+    ] = 0,
+    max_in_flight: Annotated[
+        int, _option("MAX_IN_FLIGHT", "Bytes of all bodies and unread answers together.", min=1)
+    ] = 32 * 2**20,
+    max_body: Annotated[int, _option("MAX_BODY", "Largest request body in bytes.", min=1)] = 2**20,
+    max_depth: Annotated[int, _option("MAX_DEPTH", "How deep the JSON of a body is nested at most.", min=1)] = 64,
+    max_values: Annotated[int, _option("MAX_VALUES", "Most values in a body, nested ones too.", min=1)] = 50_000,
+    max_fields: Annotated[int, _option("MAX_FIELDS", "Most fields that a request sets.", min=1)] = 5_000,
+    max_messages: Annotated[int, _option("MAX_MESSAGES", "Most messages that a request appends.", min=1)] = 1_000,
+    max_answer: Annotated[int, _option("MAX_ANSWER", "Largest answer in bytes.", min=1)] = 16 * 2**20,
     max_requests: Annotated[int, _option("MAX_REQUESTS", "Concurrent requests; more are answered 429.", min=1)] = 512,
+    tenant_requests: Annotated[
+        float, _option("TENANT_REQUESTS", "Requests a second of one tenant, in this worker; 0: any number.", min=0)
+    ] = 0.0,
+    tenant_bytes: Annotated[
+        float, _option("TENANT_BYTES", "Bytes a second of its bodies and answers; 0: any number.", min=0)
+    ] = 0.0,
+    tenant_conversations: Annotated[
+        int, _option("TENANT_CONVERSATIONS", "Conversations of one tenant, about; 0: any number.", min=0)
+    ] = 0,
     max_streams: Annotated[
         int, _option("MAX_STREAMS", "Concurrent event streams; more are answered 429.", min=0)
     ] = 512,
@@ -93,8 +128,13 @@ def serve(
     except ImportError as error:
         raise ConfigurationError(f"serving needs {error.name}: run `pip install 'distributed-state[serve]'`") from error
     limits = service.Limits(
-        body=max_body, request=timeout, busy=busy, requests=max_requests, streams=max_streams, heartbeat=heartbeat,
-        slow=slow, notice=notice, drain=drain,
+        head=head_seconds, arriving=body_seconds, leaving=read_seconds, rate=min_rate, idle=idle,
+        connections=max_connections, per_address=max_per_address, in_flight=max_in_flight, body=max_body,
+        depth=max_depth, values=max_values, fields=max_fields, messages=max_messages, answer=max_answer,
+        tenant_requests=tenant_requests, tenant_bytes=tenant_bytes,
+        tenant_conversations=tenant_conversations,
+        request=timeout, busy=busy, requests=max_requests, streams=max_streams, heartbeat=heartbeat, slow=slow,
+        notice=notice, drain=drain,
     )  # fmt: skip
 
     claims = jwt_issuer or jwt_audience or jwt_keys

@@ -31,6 +31,7 @@ from distributed_state.errors import (
     InvalidValue,
     Locked,
     NotFound,
+    NotPermitted,
     RecoveryInProgress,
     StateError,
     TooLarge,
@@ -56,6 +57,7 @@ STATUS: dict[type[BaseException], int] = {
     InvalidValue: 422,
     Locked: 423,
     Backpressure: 429,
+    NotPermitted: 503,  # an operator has switched our user off, or is changing its password
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
     DurabilityUnknown: 503,  # applied, or perhaps: see _UNKNOWN
@@ -72,6 +74,7 @@ _SAID: dict[type[BaseException], str] = {
     Backpressure: "the store or this worker has as much to do as it may; nothing was written",
     Unavailable: "the service cannot answer this now; repeat a write with the same Idempotency-Key",
     CorruptState: "stored data cannot be read; the log says which",
+    NotPermitted: "the store does not let the service in; its log says why",
     ConfigurationError: "the service is not set up for this; its log says why",
     StateError: "the worker failed; its log says how",
 }
@@ -83,6 +86,7 @@ _HTTP = {
     405: "MethodNotAllowed",
     415: "UnsupportedMediaType",
     421: "UnknownHost",
+    429: "TooManyRequests",
     501: "NotImplemented",
 }
 _DETAIL = 500  # characters
@@ -118,7 +122,7 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
     if not isinstance(error, StateError):
         log.error("a request failed", exc_info=error)
         return _refused("InternalError", _SAID[StateError], 500, request, {})
-    if status == 500:
+    if status == 500 or isinstance(error, NotPermitted):
         log.error("a request failed: %s: %s", type(error).__name__, error)
     elif status == 503:
         log.info("a request was refused: %s: %s", type(error).__name__, error)
@@ -150,7 +154,7 @@ def _refused(name: str, detail: str, status: int, request: Request | None, heade
         problem["instance"] = requests.request_id(request)
     response = Response(encode(problem | {"error": name}), status, headers, media_type=PROBLEM)
     if status in _LATER:
-        response.headers["Retry-After"] = "1"
+        response.headers.setdefault("Retry-After", "1")
     if status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"
     if status == 413:

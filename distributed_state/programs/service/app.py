@@ -25,13 +25,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
-from distributed_state.programs.service import requests
+from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import answer, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
 from distributed_state.programs.service.callers import serving
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.operations import PREFIX, operations
+from distributed_state.programs.service.quotas import Quota
+from distributed_state.programs.service.rates import Rates
 from distributed_state.programs.service.readiness import Probe, probes
 from distributed_state.programs.service.resources.events import Heard
 from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, Asked, Operation
@@ -42,8 +44,9 @@ from distributed_state.store.metrics import collector
 
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
-_READ_BY_PAGES = ("ETag", "Link", "Location", "Retry-After", "X-Request-Id")
+_READ_BY_PAGES = ("ETag", "Link", "Location", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id")
 _RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
+_BEGINNING = ("/conversations", "/forks")  # of paths to which is posted what becomes a conversation
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -66,6 +69,8 @@ class Service:
         self.registry = CollectorRegistry()
         self._probes: dict[str, Probe] = {}
         self._work = Work()
+        self._rates = Rates(self.limits)
+        self._quota = Quota(self.limits.tenant_conversations)
         self._streams: dict[EventStream, asyncio.Task[None]] = {}
         self._measure()
         self.operations = operations(self._events)
@@ -141,6 +146,9 @@ class Service:
             response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
             response = refusal(error, request)
+        if (caller := getattr(request.state, "caller", None)) is not None:
+            self._rates.count(caller, len(response.body))
+            response.headers.update(self._rates.headers(caller))
         took = time.perf_counter() - began
         self._requests.labels(request.method, operation.path, response.status_code).inc()
         self._seconds.labels(request.method, operation.path).observe(took)
@@ -149,14 +157,20 @@ class Service:
     async def _served(self, operation: Operation, request: Request) -> Response:
         if self.store is None:
             raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
-        if len(self._work) >= self.limits.requests:
-            raise Backpressure(f"this worker already serves {self.limits.requests} requests")
         caller = await self.authentication.caller(request)
         if operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
+        request.state.caller = caller
+        self._rates.ask(caller)
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
+        await bodies.receive(request, self.limits)
+        self._rates.count(caller, len(request.state.body))
+        if len(self._work) >= self.limits.requests:
+            raise Backpressure(f"this worker already serves {self.limits.requests} requests")
+        if request.method == "POST" and operation.path.endswith(_BEGINNING):
+            await self._quota.ask(self.store, caller)
         actor = caller.actor
         with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
             asked = Asked(self.store, self.limits, caller, request)

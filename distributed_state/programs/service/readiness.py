@@ -10,6 +10,7 @@ from typing import Any
 from distributed_state.errors import StateError
 from distributed_state.port import Port
 from distributed_state.store.asyncio import AsyncStateStore
+from distributed_state.values.keys import Keys
 
 
 class Probe:
@@ -51,12 +52,17 @@ class Probe:
             await asyncio.wait((self._running,))
 
 
-async def any_server(port: Port) -> None:
-    """Reach one server of a cluster: a worker that is taken out for one that is away serves the others no more.
+async def any_server(port: Port, keys: Keys) -> None:
+    """Have one server of a cluster take a write: a worker that is taken out for one that is away serves no other.
 
-    Raises WarmUnavailable if none answers.
+    A PING is answered by a replica, by a server that is full, and for a user who may do nothing. `SET XX` of a key that
+    is never there writes nothing, and is refused as a commit is. Raises what the first server says if none takes it.
     """
-    asked = [asyncio.ensure_future(port.command_with(node, b"PING")) for node in port.nodes()]
+    owned: dict[str, bytes] = {}
+    for partition in range(keys.partitions):
+        key = keys.probe(partition)
+        owned.setdefault(port.node_of(key), key)
+    asked = [asyncio.ensure_future(port.command_with(node, b"SET", key, b"", b"XX")) for node, key in owned.items()]
     errors = list[StateError]()
     try:
         for each in asyncio.as_completed(asked):
@@ -67,8 +73,8 @@ async def any_server(port: Port) -> None:
                 errors.append(error)
         raise errors[0]
     finally:
-        for ping in asked:
-            ping.cancel()
+        for command in asked:
+            command.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
 
 
@@ -76,6 +82,6 @@ def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
     """A probe of each server of a store."""
     tiers = store.tiers()
     return {
-        "redis": Probe(lambda: any_server(tiers.port), seconds),
+        "redis": Probe(lambda: any_server(tiers.port, store.keys), seconds),
         "sql": Probe(lambda: tiers.port.sql(tiers.cold.cursor, 0), seconds),
     }

@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
-from distributed_state.errors import InvalidValue, TooLarge, Unavailable
+from distributed_state.errors import InvalidValue
+from distributed_state.programs.service import bodies
+from distributed_state.programs.service.limits import Limits
 
 B = TypeVar("B", bound=BaseModel)
 _BODY = "distributed_state.body"  # in the scope of a request
@@ -22,20 +24,22 @@ _PRINTABLE = re.compile(r"[\x20-\x7e]{1,200}")
 _SHOWN = 3  # faults of one request that its answer names
 
 
-async def body(request: Request, limit: int, model: type[B]) -> B:
-    """Read the body, a JSON object as `model` has it; an empty one counts as {}."""
+def body(request: Request, limits: Limits, model: type[B]) -> B:
+    """The body, a JSON object as `model` has it; an empty one counts as {}."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # Other types, and none, a web page can send to any server without asking it first.
         raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
-    data = await _bytes(request, limit)
+    data: bytes = request.state.body
     try:
-        # Not orjson: it reads large integers as floats, and a value must come back as it was sent.
-        given = json.loads(data) if data else {}
+        # Not orjson: it reads large integers as floats, and a value must come back as it was sent. Of nothing but
+        # UTF-8, as its shape was looked at in that.
+        given = json.loads(data.decode()) if data else {}
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"the body is not JSON: {str(error)[:200]}") from error
     if not isinstance(given, dict):
         raise InvalidValue(f"the body is a JSON object, not {_kind(given)}")
+    bodies.bound(given, limits)
     request.scope[_BODY] = given
     return _checked(model, given, "the body")
 
@@ -67,23 +71,6 @@ def _checked(model: type[B], given: dict[str, Any], what: str) -> B:
                 said.append(f"{place[:80]}: {text[:1].lower()}{text[1:200]}" if place else text[:200])
         more = f", and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise InvalidValue("; ".join(said) + more) from error
-
-
-async def _bytes(request: Request, limit: int) -> bytes:
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise TooLarge(f"a body of {announced:.20} bytes is more than {limit}")
-    parts = []
-    size = 0
-    try:
-        async for part in request.stream():
-            size += len(part)
-            if size > limit:
-                raise TooLarge(f"the body is more than {limit} bytes")
-            parts.append(part)
-    except ClientDisconnect as error:
-        raise Unavailable("the client disconnected before its request was complete") from error
-    return b"".join(parts)
 
 
 def digest(request: Request) -> str:

@@ -16,37 +16,27 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from distributed_state.errors import ConfigurationError, StateError, Unavailable
 from distributed_state.programs.service.app import Service, log_of_requests
 from distributed_state.programs.service.auth import Access, Authentication
+from distributed_state.programs.service.connections import BACKLOG, Connections
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.streaming import TRANSPORT
+from distributed_state.programs.service.memory import give_back
+from distributed_state.programs.service.protocol import Protocol
 from distributed_state.store.asyncio import AsyncStateStore
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
+_OPS = 64  # connections to the port of health and metrics
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_KEEP_ALIVE = 75  # longer than most proxies keep a connection: the side that sends requests should be the one to close
-
-
-class Protocol(H11Protocol):
-    """A connection that a request can abort.
-
-    Of h11, which costs a tenth of a millisecond more than httptools: that one knows no limit of a request's head, loses
-    the body of a request that offers an upgrade to HTTP/2, and does not report every disconnect.
-    """
-
-    def connection_made(self, transport: Any) -> None:
-        """Let requests know the transport, by which they can tell that their client has left."""
-        super().connection_made(transport)
-        self.app_state: dict[str, Any] = {**self.app_state, TRANSPORT: transport}
 
 
 class Server(uvicorn.Server):
@@ -85,6 +75,7 @@ def serve(
     log_of_requests.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
+    give_back()
     factory = None
     if find_spec("uvloop") is not None:
         import uvloop  # type: ignore[import-not-found,unused-ignore]  # installed or not, as the user likes
@@ -118,9 +109,17 @@ async def _run(
     limits = service.limits
     store: AsyncStateStore | None = None
     closed = True
+    # Each port has its own: who takes all connections of the one leaves health and metrics theirs.
+    connections = {
+        listener: Connections(limits if application is service.app else replace(limits, connections=_OPS))
+        for listener, application in places.items()
+    }
     with _stopping_on_signals(stopping):
-        servers = {listener: Server(_config(application, limits)) for listener, application in places.items()}
+        servers = {
+            listener: Server(_config(application, connections[listener])) for listener, application in places.items()
+        }
         serving = asyncio.gather(*(server.serve(sockets=[listener]) for listener, server in servers.items()))
+        watching = [asyncio.create_task(each.watch()) for each in connections.values()]
         try:
             store = await _unless(stopping, open_patiently(open_store, wait))
             if store is not None:
@@ -139,6 +138,8 @@ async def _run(
                 server.should_exit = True
             await service.drain()
             await serving
+            for each in watching:
+                each.cancel()
             if store is not None:
                 closed = await _close(store, limits)
             if stopping.is_set():
@@ -146,11 +147,13 @@ async def _run(
     return closed
 
 
-def _config(application: Starlette, limits: Limits) -> uvicorn.Config:
+def _config(application: Starlette, connections: Connections) -> uvicorn.Config:
+    protocol: Any = partial(Protocol, connections)  # uvicorn calls what it is given, though its types say a class
+    limits = connections.limits
     # The address of a connection stays the peer's own: by that a proxy is known, see `auth.proxies`.
     return uvicorn.Config(
-        application, http=Protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, timeout_keep_alive=_KEEP_ALIVE,
+        application, http=protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_keep_alive=limits.idle,
         timeout_graceful_shutdown=int(limits.drain) + 5,
     )  # fmt: skip
 

@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 from distributed_state.errors import CorruptState, StateError
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.programs.service.answers import encode
+from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.limits import Limits
 from distributed_state.values.results import Event
 
 log = logging.getLogger(__name__)
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
-TRANSPORT = "transport"  # in the state of a request: the connection, which ASGI itself cannot abort
 
 
 class EventStream(Response):
@@ -69,9 +69,9 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
             log.info("a client of the event stream read nothing for %g s and was disconnected", self._limits.slow)
-            transport = scope.get("state", {}).get(TRANSPORT)
-            if transport is not None:
-                transport.abort()  # closing it would wait for the client to read what is buffered
+            connection = scope.get("state", {}).get(CONNECTION)
+            if connection is not None:
+                connection.abort()  # closing it would wait for the client to read what is buffered
                 await asyncio.wait((leaving,), timeout=1)  # or uvicorn would log the response as incomplete
         finally:
             self._over(self)

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, InvalidValue
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service import conditions, fairness, reading, requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -27,9 +27,9 @@ from distributed_state.programs.service.resources.shapes import (
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records import creation
-from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES
-from distributed_state.records.context import context_of
+from distributed_state.records.context import RecordContext, context_of
+from distributed_state.records.messages import Page, Shown
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import PHASE, Scope
 
@@ -45,7 +45,7 @@ class Create(Body):
 
 async def create(scope: Scope, asked: Asked) -> Response:
     """Begin a conversation or a task."""
-    given = await requests.body(asked.request, asked.limits.body, Create)
+    given = requests.body(asked.request, asked.limits, Create)
     fields = together(given.fields, given.bytes)
     key = writing.key_of(asked)
     if given.user is not None:
@@ -97,19 +97,24 @@ async def read(asked: Asked) -> Response:
     id = records.id_of(asked)
     context = context_of(asked.store.session(id))
     context.allow("read", MESSAGES, MOVES)
-    # Fields, phase and messages of one version, as one look at the record gives them.
-    entry, messages = await shown_messages.messages(context.tiers, context.keys, given.last, fresh=given.fresh)
+    shown, size = await reading.shown(context, Page(last=given.last), asked.limits, fresh=given.fresh)
+    entry = shown.entry
     records.there(entry, "session", id)
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
+    return await fairness.in_turn(size, lambda: _shown(id, shown, context))
+
+
+def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
+    entry = shown.entry
     phase = entry.fields.get(PHASE)
     found = {
         "id": id,
         "version": entry.version,
         "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
         **bytes_as_text.apart(context.fields(entry)),
-        "messages": [each.to_dict() for each in messages],
+        "messages": [each.to_dict() for each in shown.messages()],
     }
     return answer(found, version=entry.version)
 

@@ -92,7 +92,7 @@ class SetField(Body):
 
 async def put(scope: Scope, asked: Asked) -> Response:
     """Set one field."""
-    given = await requests.body(asked.request, asked.limits.body, SetField)
+    given = requests.body(asked.request, asked.limits, SetField)
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
     value = given.value if given.bytes is None else bytes_as_text.bytes_of(given.bytes, key)
     if given.ttl is not None:
@@ -131,7 +131,7 @@ class Patched(Written):
 
 async def patch(scope: Scope, asked: Asked) -> Response:
     """Change several fields in one commit."""
-    given = await requests.body(asked.request, asked.limits.body, Patch)
+    given = requests.body(asked.request, asked.limits, Patch)
     fields = together(given.set, given.bytes)
 
     def build(changes: Changes) -> None:
@@ -179,7 +179,7 @@ class Retag(Body):
 
 async def retag(scope: Scope, asked: Asked) -> Response:
     """Tag a record, or take tags away."""
-    given = await requests.body(asked.request, asked.limits.body, Retag)
+    given = requests.body(asked.request, asked.limits, Retag)
     change = Write("write", lambda changes: changes.put_tags(given.tag, given.untag))
     return _written(await writing.write(asked, records.handle(asked, scope), change))
 

@@ -24,7 +24,7 @@ class Fork(Body):
 
 async def fork(scope: Scope, asked: Asked) -> Response:
     """Begin another record from the state of this one."""
-    given = await requests.body(asked.request, asked.limits.body, Fork)
+    given = requests.body(asked.request, asked.limits, Fork)
     id = asked.caller.prefix + secrets.token_hex(16) if given.id is None else records.made(given.id)
     version = await records.handle(asked, scope).fork(
         records.within(asked, id), version=given.version, branch=given.branch

@@ -42,7 +42,7 @@ class Taken(Answer):
 
 async def take(scope: Scope, asked: Asked) -> Response:
     """Hold a record alone."""
-    given = await requests.body(asked.request, asked.limits.body, Take)
+    given = requests.body(asked.request, asked.limits, Take)
     context = _of(asked, scope)
     wait = min(given.wait, asked.limits.busy)
     lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl)
@@ -57,7 +57,7 @@ class Renew(Body):
 
 async def renew(scope: Scope, asked: Asked) -> Response:
     """Hold a record for longer."""
-    given = await requests.body(asked.request, asked.limits.body, Renew)
+    given = requests.body(asked.request, asked.limits, Renew)
     context, lease = _of(asked, scope), _given(asked)
     if not await lease.renew(context.tiers.leases, context.keys, ttl=given.ttl):
         raise Fenced(f"{context.text[:200]}: the lease has ended")

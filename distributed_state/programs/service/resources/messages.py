@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
+from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service import conditions, fairness, reading, requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Answer, Body, Limit, Messages, Query, Version
@@ -42,18 +43,22 @@ async def page(asked: Asked) -> Response:
     context = context_of(session)
     context.allow("read", MESSAGES)
     wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
-    shown = await shown_messages.chosen(context.tiers, context.keys, wanted, fresh=given.fresh)
+    shown, size = await reading.shown(context, wanted, asked.limits, fresh=given.fresh)
     records.there(shown.entry, "session", session.id)
     known = conditions.not_modified(asked.request, shown.entry)
     if known is not None:
         return known
+    return await fairness.in_turn(size, lambda: _shown(asked.request, given, shown))
+
+
+def _shown(request: Request, given: Page, shown: shown_messages.Shown) -> Response:
     found = shown.raw()
     if given.order == "desc":
         found.reverse()
     more: dict[str, str] | None = None
     if len(found) == given.limit:
         bound = "before" if given.order == "desc" else "after"
-        more = conditions.next_page(asked.request, **{bound: found[-1]["number"]})
+        more = conditions.next_page(request, **{bound: found[-1]["number"]})
     version = shown.entry.version
     return answer({"version": version, "messages": found}, version=version, headers=more)
 
@@ -94,7 +99,7 @@ class Appended(Answer):
 
 async def append(asked: Asked) -> Response:
     """Add messages to a conversation."""
-    given = await requests.body(asked.request, asked.limits.body, Append)
+    given = requests.body(asked.request, asked.limits, Append)
 
     def build(changes: Changes) -> None:
         for message in given.messages:

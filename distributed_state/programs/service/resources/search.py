@@ -63,7 +63,7 @@ class Hits(Answer):
 
 async def search(asked: Asked) -> Response:
     """Find messages, fields and items by what they say."""
-    given = await requests.body(asked.request, asked.limits.body, Search)
+    given = requests.body(asked.request, asked.limits, Search)
     if given.user is not None:
         records.within(asked, given.user)
     try:

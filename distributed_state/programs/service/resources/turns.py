@@ -40,7 +40,7 @@ class Turned(Answer):
 
 async def turn(asked: Asked) -> Response:
     """Serve one request to a conversation."""
-    given = await requests.body(asked.request, asked.limits.body, Turn)
+    given = requests.body(asked.request, asked.limits, Turn)
     fields = together(given.set, given.bytes)
     key = writing.key_of(asked)
     if key is not None and given.request_id not in (None, key):

@@ -246,7 +246,7 @@ class Checkpoint(Body):
 
 async def checkpoint(scope: Scope, asked: Asked) -> Response:
     """Name the present state of a record."""
-    given = await requests.body(asked.request, asked.limits.body, Checkpoint)
+    given = requests.body(asked.request, asked.limits, Checkpoint)
 
     def build(changes: Changes) -> None:
         changes.label(given.label)
@@ -272,7 +272,7 @@ class Rollback(Body):
 
 async def rollback(scope: Scope, asked: Asked) -> Response:
     """Make a record what it was, by a new version."""
-    given = await requests.body(asked.request, asked.limits.body, Rollback)
+    given = requests.body(asked.request, asked.limits, Rollback)
     record = records.written_by(asked, scope)
     version = await record.rollback(steps=given.steps, label=given.label, version=given.version)
     return answer({"version": version}, version=version)

@@ -1,0 +1,93 @@
+"""How much a tenant may ask. Law: one that asks more is told when to come back, and takes nothing from others.
+
+A tenant is a prefix of ids; where there are none, it is the actor. The rates are of this worker: behind a balancer that
+spreads requests evenly, a fleet of n workers allows n times as much. Headers: RateLimit and RateLimit-Policy of the
+IETF's draft "RateLimit header fields for HTTP".
+
+Design: section 24.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from starlette.exceptions import HTTPException
+
+from distributed_state.programs.service.callers import Caller
+from distributed_state.programs.service.limits import Limits
+
+_WINDOW = 10.0  # seconds whose quota may be used at once
+_TENANTS = 10_000  # remembered; of one that is forgotten nothing was asked for longest
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """What is left of a quota, below zero if an answer was larger than that."""
+
+    rate: float  # a second
+    left: float
+    since: float
+
+    def fill(self, now: float) -> None:
+        self.left = min(self.rate * _WINDOW, self.left + (now - self.since) * self.rate)
+        self.since = now
+
+
+class Rates:
+    """The requests and bytes of each tenant in a second; with both 0, nothing is counted."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+        given = {"requests": float(limits.tenant_requests), "bytes": float(limits.tenant_bytes)}
+        self._rates = {name: rate for name, rate in given.items() if rate}
+        self._clock = clock
+        self._tenants: OrderedDict[str, dict[str, _Bucket]] = OrderedDict()
+
+    def ask(self, caller: Caller) -> None:
+        """Count one request. Raises HTTPException 429 if the tenant has nothing left."""
+        if not self._rates:
+            return
+        buckets = self._buckets(caller)
+        for name, bucket in buckets.items():
+            least = 1.0 if name == "requests" else 0.0
+            if bucket.left < least:
+                wait = max(1, math.ceil((least - bucket.left) / bucket.rate))
+                headers = {"Retry-After": str(wait), **self.headers(caller)}
+                raise HTTPException(429, f"the quota of {bucket.rate:g} {name} a second is used up", headers)
+        if "requests" in buckets:
+            buckets["requests"].left -= 1
+
+    def count(self, caller: Caller, size: int) -> None:
+        """Count bytes that were read or answered."""
+        if "bytes" in self._rates:
+            self._buckets(caller)["bytes"].left -= size
+
+    def headers(self, caller: Caller) -> dict[str, str]:
+        """What an answer says of the quotas."""
+        if not self._rates:
+            return {}
+        policies, left = [], []
+        for name, bucket in self._buckets(caller).items():
+            unit = ';qu="content-bytes"' if name == "bytes" else ""
+            policies.append(f'"{name}";q={bucket.rate * _WINDOW:.0f};w={_WINDOW:.0f}{unit}')
+            full = math.ceil((bucket.rate * _WINDOW - bucket.left) / bucket.rate)
+            left.append(f'"{name}";r={max(0, int(bucket.left))};t={full}')
+        return {"RateLimit-Policy": ", ".join(policies), "RateLimit": ", ".join(left)}
+
+    def _buckets(self, caller: Caller) -> dict[str, _Bucket]:
+        # A prefix and an actor of the same text are two.
+        key = f"prefix {caller.prefix}" if caller.prefix else f"actor {caller.actor}"
+        now = self._clock()
+        buckets = self._tenants.get(key)
+        if buckets is None:
+            buckets = {name: _Bucket(rate, rate * _WINDOW, now) for name, rate in self._rates.items()}
+            self._tenants[key] = buckets
+            if len(self._tenants) > _TENANTS:
+                self._tenants.popitem(last=False)
+        self._tenants.move_to_end(key)
+        for bucket in buckets.values():
+            bucket.fill(now)
+        return buckets

@@ -1,0 +1,117 @@
+"""What a tenant may ask of a worker in a second, and how many conversations it may have."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from distributed_state.programs.service.callers import Caller
+from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.quotas import Quota
+from distributed_state.programs.service.rates import Rates
+
+A, B = Caller(actor="one", prefix="a:"), Caller(prefix="b:")
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(rates: Rates, caller: Caller) -> dict[str, str]:
+    with pytest.raises(HTTPException) as found:
+        rates.ask(caller)
+    assert found.value.status_code == 429
+    return dict(found.value.headers or {})
+
+
+def test_a_tenant_that_asks_too_much_is_told_when_to_come_back_and_others_are_served() -> None:
+    clock = Clock()
+    rates = Rates(Limits(tenant_requests=2), clock)
+    for _ in range(20):
+        rates.ask(A)
+    assert refused(rates, A) == {
+        "Retry-After": "1",
+        "RateLimit-Policy": '"requests";q=20;w=10',
+        "RateLimit": '"requests";r=0;t=10',
+    }
+    refused(rates, Caller(actor="another", prefix="a:"))
+    rates.ask(B)
+    clock.now = 0.5
+    rates.ask(A)
+    refused(rates, A)
+    clock.now = 100
+    assert rates.headers(A)["RateLimit"] == '"requests";r=20;t=0'
+
+
+def test_bytes_are_counted_when_they_are_known_so_the_next_request_waits_for_them() -> None:
+    clock = Clock()
+    rates = Rates(Limits(tenant_bytes=100), clock)
+    rates.ask(A)
+    rates.count(A, 1_500)
+    assert refused(rates, A)["Retry-After"] == "5"
+    assert rates.headers(A)["RateLimit-Policy"] == '"bytes";q=1000;w=10;qu="content-bytes"'
+    clock.now = 6
+    rates.ask(A)
+
+
+def test_without_a_tenant_each_actor_has_a_quota_and_a_name_is_not_a_tenants() -> None:
+    rates = Rates(Limits(tenant_requests=0.1), Clock())
+    rates.ask(Caller(actor="a:"))
+    refused(rates, Caller(actor="a:"))
+    rates.ask(A)
+    rates.ask(Caller(actor="b"))
+
+
+def test_nothing_is_counted_by_default() -> None:
+    rates = Rates(Limits())
+    for _ in range(1_000):
+        rates.ask(A)
+    assert rates.headers(A) == {}
+
+
+def test_who_asked_nothing_for_longest_is_forgotten() -> None:
+    rates = Rates(Limits(tenant_requests=0.1), Clock())
+    for number in range(10_001):
+        rates.ask(Caller(actor=str(number)))
+    rates.ask(Caller(actor="0"))
+    refused(rates, Caller(actor="10000"))
+
+
+class Listing:
+    """A store with so many conversations of each prefix."""
+
+    def __init__(self, **many: int) -> None:
+        self.many = many
+        self.asked = 0
+
+    async def sessions(self, *, prefix: str, limit: int, after: int | None) -> list[Any]:
+        self.asked += 1
+        begin = after or 0
+        stop = min(self.many.get(prefix, 0), begin + limit)
+        return [SimpleNamespace(cursor=number + 1) for number in range(begin, stop)]
+
+
+async def test_a_tenant_has_its_number_of_conversations_counted_once_a_minute() -> None:
+    clock, store = Clock(), Listing(a=1_998, b=5)
+    quota = Quota(2_000, clock)
+    a, b = Caller(prefix="a"), Caller(prefix="b")
+    for _ in range(2):
+        await quota.ask(store, a)  # type: ignore[arg-type]
+    with pytest.raises(HTTPException) as found:
+        await quota.ask(store, a)  # type: ignore[arg-type]
+    assert (found.value.status_code, found.value.headers) == (429, {"Retry-After": "60"})
+    assert store.asked == 2
+    await quota.ask(store, b)  # type: ignore[arg-type]
+    await quota.ask(store, Caller())  # type: ignore[arg-type]
+    store.many["a"] = 10
+    clock.now = 61
+    await quota.ask(store, a)  # type: ignore[arg-type]
+    assert store.asked == 4
