@@ -22,7 +22,8 @@ from distributed_state import AsyncStateStore
 from distributed_state.programs import service
 from distributed_state.programs.service import mcp
 from distributed_state.programs.service.callers import RIGHTS, Caller
-from distributed_state.programs.service.mcp import endpoint, tool
+from distributed_state.programs.service.mcp import endpoint
+from distributed_state.programs.service.resources import records
 from tests.integration.test_service import Worker
 
 PATH = "/v1/mcp"
@@ -270,7 +271,7 @@ async def test_without_the_check_of_prefixes_another_tenant_is_read(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test above: it would show it."""
-    monkeypatch.setattr(tool, "within", lambda asked, id: id)
+    monkeypatch.setattr(records, "within", lambda asked, id: id)
     async with opened() as here:
         assert {"get_state", "set_state", "add_note", "fork_session"} <= set(await foreign(here))
 

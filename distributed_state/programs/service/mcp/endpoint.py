@@ -3,13 +3,14 @@
 So any worker answers any request, whichever answered the one before, and what an agent begins with one worker it goes
 on with at another. What it asks for is done as its caller, who was recognized before the protocol is looked at.
 
-Design: section 25. Source: the specification at modelcontextprotocol.io, "Streamable HTTP".
+Design: section 24. Source: the specification at modelcontextprotocol.io, "Streamable HTTP".
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import orjson
 from mcp import types
@@ -24,10 +25,12 @@ from distributed_state.errors import InvalidValue, StateError, TooLarge
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import encode, refusal
 from distributed_state.programs.service.mcp import session_tools, store_tools
-from distributed_state.programs.service.mcp.tool import SESSION, Tool, allow, within
+from distributed_state.programs.service.mcp.tool import SESSION, Tool, allow
+from distributed_state.programs.service.operations import PREFIX
+from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import Asked, Operation
 
-PATH = "/v1/mcp"
+PATH = f"{PREFIX}/mcp"
 TOOLS: dict[str, type[Tool]] = {
     each.name: each
     for each in (
@@ -49,6 +52,7 @@ TOOLS: dict[str, type[Tool]] = {
 RESOURCES = {"state": "State of a session: version, phase, fields.", "messages": "The last messages of a session."}
 _JSON = "application/json"
 _ASKED = "distributed_state.asked"  # in the scope of a request, for the handlers below
+_OF_KEYS = re.compile(r"[;,] [^;,]*Idempotency-Key")
 _LAST = 100  # messages of a resource
 _INSTRUCTIONS = """\
 Durable state of agents: sessions with fields, messages and notes, shared by all who work on them.
@@ -115,7 +119,7 @@ class Endpoint:
         if not named or not named.startswith(asked.caller.prefix) or "read" not in asked.caller.rights:
             return types.ListResourcesResult(resources=[])
         listed = [
-            types.Resource(uri=f"{kind}://{quote(named, safe='')}", name=kind, description=text, mime_type=_JSON)
+            types.Resource(uri=f"{kind}://{records.quoted(named)}", name=kind, description=text, mime_type=_JSON)
             for kind, text in RESOURCES.items()
         ]
         return types.ListResourcesResult(resources=listed)
@@ -137,7 +141,7 @@ class Endpoint:
             if kind not in RESOURCES or not named:
                 raise InvalidValue(f"a resource is state://SESSION or messages://SESSION, not {params.uri!r:.80}")
             asked = _asked(context)
-            given = {"session": within(asked, unquote(named))}
+            given = {"session": records.within(asked, unquote(named))}
             tool: type[Tool] = session_tools.GetState
             if kind == "messages":
                 tool, given = session_tools.ReadMessages, given | {"limit": str(_LAST)}
@@ -168,7 +172,9 @@ def _asked(context: Context) -> Asked:
 def _problem(error: Exception) -> str:
     """What an agent reads of an error: what a client of the service's other operations does."""
     problem = orjson.loads(refusal(error).body)
-    return f"{problem['error']}: {problem['message']}"
+    # Nothing here has such a key: the advice to repeat a write under its own is left out.
+    text = _OF_KEYS.split(problem["detail"])[0]
+    return f"{problem['error']}: {text}"
 
 
 def _shown(tool: type[Tool]) -> types.Tool:

@@ -5,26 +5,25 @@ Writing begins no session: an agent that mistypes an id reads of it, and does no
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from uuid import uuid4
 
 from pydantic import Field
 
-from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.errors import InvalidValue
 from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.mcp.tool import OfSession
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.shapes import Limit, Version
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records import messages as shown_messages
-from distributed_state.records.access import MESSAGES, MOVES
+from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
 from distributed_state.values import bytes_as_text
 from distributed_state.values.items import DeleteItem, PutItem
 from distributed_state.values.model import PHASE
 
 NOTES = "notes"
-Version = Annotated[int, Field(ge=0, lt=2**63)]
-Number = Annotated[int, Field(ge=0, lt=2**63)]
-Page = Annotated[int, Field(ge=1, le=1000)]
 
 
 class GetState(OfSession):
@@ -39,11 +38,7 @@ class GetState(OfSession):
         session = self.chosen(asked)
         context = context_of(session)
         context.allow("read", MOVES)
-        entry = await context.read(True)
-        if entry.deleted:
-            raise Deleted(f"session {session.id!r:.200} was deleted at version {entry.version}")
-        if entry.version == 0:
-            raise NotFound(f"there is no session {session.id!r:.200}")
+        entry = records.there(await context.read(True), "session", session.id)
         phase = entry.fields.get(PHASE)
         fields = context.fields(entry)
         if self.keys is not None:
@@ -107,9 +102,9 @@ class ReadMessages(OfSession):
 
     name: ClassVar[str] = "read_messages"
     right: ClassVar[Right] = "read"
-    limit: Page = Field(20, description="How many messages at most.")
-    before: Number | None = Field(None, description="Only messages with a smaller number: the last of them.")
-    after: Number | None = Field(None, description="Only messages with a greater number: the first of them.")
+    limit: Limit = Field(20, description="How many messages at most.")
+    before: Version | None = Field(None, description="Only messages with a smaller number: the last of them.")
+    after: Version | None = Field(None, description="Only messages with a greater number: the first of them.")
 
     async def run(self, asked: Asked) -> Any:
         """The messages, oldest first, and whether the page is full."""
@@ -124,10 +119,7 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
     order: Literal["asc", "desc"] = "desc" if wanted.after is None else "asc"
     page = shown_messages.Page(limit=wanted.limit, before=wanted.before, after=wanted.after, order=order)
     shown = await shown_messages.chosen(context.tiers, context.keys, page, fresh=True)
-    if shown.entry.deleted:
-        raise Deleted(f"session {session.id!r:.200} was deleted at version {shown.entry.version}")
-    if shown.entry.version == 0:
-        raise NotFound(f"there is no session {session.id!r:.200}")
+    records.there(shown.entry, "session", session.id)
     found = shown.raw()
     return {
         "session": session.id,
@@ -160,13 +152,12 @@ class ListNotes(OfSession):
     right: ClassVar[Right] = "read"
     prefix: str = Field("", description="Only notes whose key begins with this.")
     after: str | None = Field(None, description="What the page before gave as next.")
-    limit: Page = Field(100, description="How many notes at most.")
+    limit: Limit = Field(100, description="How many notes at most.")
 
     async def run(self, asked: Asked) -> Any:
         """A page of notes; `next` is null if it is the last."""
         session = self.chosen(asked)
-        if not await session.exists():
-            raise NotFound(f"there is no session {session.id!r:.200}")
+        await records.look(session, "session", True, ITEMS)
         page = await session.items(NOTES).list(prefix=self.prefix, after=self.after, limit=self.limit)
         notes = [{"key": each.key, "note": each.value, "version": each.version} for each in page.items]
         return {"session": session.id, "notes": notes, "next": page.next}

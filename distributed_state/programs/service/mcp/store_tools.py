@@ -8,10 +8,12 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.errors import NotFound
 from distributed_state.programs.service.callers import Right
-from distributed_state.programs.service.mcp.session_tools import Page, Version
-from distributed_state.programs.service.mcp.tool import OfSession, Tool, within
+from distributed_state.programs.service.mcp.tool import OfSession, Tool
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.conversations import narrowed
+from distributed_state.programs.service.resources.shapes import Limit, Version
 from distributed_state.programs.service.routes import Asked
 
 
@@ -26,7 +28,7 @@ class Search(Tool):
 
     async def run(self, asked: Asked) -> Any:
         """The hits."""
-        prefix = asked.caller.prefix if self.session is None else within(asked, self.session)
+        prefix = asked.caller.prefix if self.session is None else records.within(asked, self.session)
         found = await asked.store.search(self.query, scope="session", prefix=prefix, limit=self.limit)
         # Other ids may begin with the same text.
         own = [each for each in found if self.session in (None, each.id)]
@@ -39,7 +41,7 @@ class History(OfSession):
     name: ClassVar[str] = "history"
     right: ClassVar[Right] = "read"
     after: Version = Field(0, description="Only changes after this version.")
-    limit: Page = Field(50, description="How many changes at most.")
+    limit: Limit = Field(50, description="How many changes at most.")
 
     async def run(self, asked: Asked) -> Any:
         """The changes; times are in seconds since 1970."""
@@ -75,15 +77,14 @@ class ListSessions(Tool):
     right: ClassVar[Right] = "read"
     prefix: str | None = Field(None, description="Only sessions whose id begins with this.")
     user: str | None = Field(None, description="Only sessions of this user.")
-    limit: Page = Field(50, description="How many sessions at most.")
+    limit: Limit = Field(50, description="How many sessions at most.")
     after: str | None = Field(None, description="What the page before gave as next.")
 
     async def run(self, asked: Asked) -> Any:
         """A page of sessions; `next` is null if it is the last."""
-        own = asked.caller.prefix
-        prefix = within(asked, self.prefix) if self.prefix is not None else own or None
+        prefix = narrowed(asked, self.prefix)
         if self.user is not None:
-            within(asked, self.user)
+            records.within(asked, self.user)
         rows = await asked.store.sessions(user=self.user, prefix=prefix, limit=self.limit, after=self.after)
         shown = [{"session": each.id, **asdict(each)} for each in rows]
         for row in shown:
@@ -102,7 +103,7 @@ class CreateSession(Tool):
 
     async def run(self, asked: Asked) -> Any:
         """The session's id and version."""
-        user = None if self.user is None else within(asked, self.user)
+        user = None if self.user is None else records.within(asked, self.user)
         session = asked.store.session(_new(asked, self.session), user=user)
         return {"session": session.id, "version": await session.create(self.fields)}
 
@@ -136,6 +137,4 @@ class Rollback(OfSession):
 def _new(asked: Asked, id: str | None) -> str:
     if id is None:
         return asked.caller.prefix + secrets.token_hex(16)
-    if "/" in id or id in (".", ".."):
-        raise InvalidValue(f"id {id!r:.80}: has no place in a path of HTTP; leave out '/'")
-    return within(asked, id)
+    return records.within(asked, records.made(id))

@@ -3,11 +3,12 @@
 A tool is the model of its arguments: their descriptions are what the agent's model reads, and its docstring what the
 tool is for.
 
-Design: section 25.
+Design: section 24.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from inspect import cleandoc
 from typing import Any, ClassVar
 
@@ -17,6 +18,7 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import AccessDenied, InvalidValue
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.callers import Right
+from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import Asked
 
 SESSION = "x-session-id"
@@ -41,8 +43,9 @@ class Tool(BaseModel):
         return cleandoc(cls.__doc__ or "")
 
     @classmethod
+    @cache
     def schema_of_arguments(cls) -> dict[str, Any]:
-        """JSON schema of the arguments."""
+        """JSON schema of the arguments; it is made once, and not to be changed."""
         schema = cls.model_json_schema()
         return {name: part for name, part in schema.items() if name not in ("title", "description")}
 
@@ -66,7 +69,7 @@ class OfSession(Tool):
 
     def chosen(self, asked: Asked) -> AsyncSession:
         """The session. Raises AccessDenied for another tenant's, before a server is asked."""
-        return asked.store.session(within(asked, self.session or default_session(asked)))
+        return asked.store.session(records.within(asked, self.session or default_session(asked)))
 
 
 def default_session(asked: Asked) -> str:
@@ -75,13 +78,6 @@ def default_session(asked: Asked) -> str:
     if not named:
         raise InvalidValue("name the session: give its id as `session`, or let the client send the header X-Session-Id")
     return named
-
-
-def within(asked: Asked, id: str) -> str:
-    """The id, if the caller may name it. Raises AccessDenied."""
-    if not id.startswith(asked.caller.prefix):
-        raise AccessDenied(f"ids of yours begin with {asked.caller.prefix!r:.80}, not {id!r:.80}")
-    return id
 
 
 def allow(asked: Asked, right: Right) -> None:
