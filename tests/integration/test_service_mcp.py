@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -18,8 +17,9 @@ from mcp import MCPError
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from distributed_state import AsyncStateStore
+from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs import service
+from distributed_state.programs.cli import serving
 from distributed_state.programs.service import mcp
 from distributed_state.programs.service.callers import RIGHTS, Caller
 from distributed_state.programs.service.mcp import endpoint
@@ -380,13 +380,27 @@ async def test_two_workers_serve_one_agent_alternately_and_concurrent_writes_are
         assert [each.status_code for each in answers] == [200, 200]
 
 
-async def test_the_endpoint_is_there_only_if_it_is_asked_for() -> None:
+async def test_the_endpoint_is_there_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = httpx2.ASGITransport(app=service.Service().app)
     async with httpx2.AsyncClient(transport=transport, base_url="http://here") as http:
         assert (await http.post(PATH)).status_code == 404
-    # As where the SDK is not installed.
-    code = "import sys; sys.modules['mcp'] = None; from distributed_state.programs.cli import main; main()"
-    command = [sys.executable, "-c", code, "serve", "--mcp"]
-    done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert "--mcp needs mcp: run `pip install 'distributed-state[mcp]'`" in " ".join(done.stderr.split())
+    for name in [each for each in sys.modules if each.startswith(mcp.__name__)]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(service, "mcp")
+    monkeypatch.setitem(sys.modules, "mcp", None)  # as where the SDK is not installed
+    with pytest.raises(ConfigurationError, match=r"--mcp needs mcp: run `pip install 'distributed-state\[mcp\]'`"):
+        serving._mcp()
+
+
+async def test_a_body_that_was_read_before_is_the_one_that_is_answered(opened: Any) -> None:
+    async with opened() as here:
+        await here.store.session("s").create({"a": 0})
+        serve = here.service._served
+
+        async def reads_first(operation: Any, request: Any) -> Any:
+            request.state.body = await request.body()
+            return await serve(operation, request)
+
+        here.service._served = reads_first
+        async with here.agent() as ask:
+            assert (await ask("get_state", session="s"))["version"] == 1

@@ -18,8 +18,9 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message
+from starlette.types import Message, Receive
 
 from distributed_state.errors import InvalidValue, StateError, TooLarge
 from distributed_state.programs.service import requests
@@ -89,7 +90,7 @@ class Endpoint:
         collected = _Collected()
         scope = dict(asked.request.scope) | {_ASKED: asked}
         async with manager.run():
-            await manager.handle_request(scope, asked.request.receive, collected.send)
+            await manager.handle_request(scope, _receive(asked.request), collected.send)
         return collected.response()
 
     # Tools
@@ -161,6 +162,18 @@ async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> 
     if len(text) > asked.limits.body:
         raise TooLarge(f"the answer has {len(text)} bytes, more than {asked.limits.body}: ask for less")
     return text.decode()
+
+
+def _receive(request: Request) -> Receive:
+    """What the SDK reads the body with: as it comes, or as it was read before the request got its place."""
+    data = getattr(request.state, "body", None)
+    if data is None:
+        return request.receive
+
+    async def whole() -> Message:
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    return whole
 
 
 def _asked(context: Context) -> Asked:

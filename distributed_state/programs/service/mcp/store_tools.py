@@ -16,6 +16,8 @@ from distributed_state.programs.service.resources.conversations import narrowed
 from distributed_state.programs.service.resources.shapes import Limit, Version
 from distributed_state.programs.service.routes import Asked
 
+_LOOKED_AT = 100  # hits, to find those of one session among them
+
 
 class Search(Tool):
     """Find messages, state and notes by what they say, in all sessions or one; the best hits first."""
@@ -29,10 +31,11 @@ class Search(Tool):
     async def run(self, asked: Asked) -> Any:
         """The hits."""
         prefix = asked.caller.prefix if self.session is None else records.within(asked, self.session)
-        found = await asked.store.search(self.query, scope="session", prefix=prefix, limit=self.limit)
-        # Other ids may begin with the same text.
+        # Other ids may begin with the same text, and their hits be the better ones.
+        limit = self.limit if self.session is None else _LOOKED_AT
+        found = await asked.store.search(self.query, scope="session", prefix=prefix, limit=limit)
         own = [each for each in found if self.session in (None, each.id)]
-        return {"hits": [asdict(each) for each in own]}
+        return {"hits": [asdict(each) for each in own[: self.limit]]}
 
 
 class History(OfSession):
@@ -71,7 +74,7 @@ class History(OfSession):
 
 
 class ListSessions(Tool):
-    """List sessions, the last changed first, or with a prefix in the order of their ids."""
+    """List sessions: the last changed first, or, where ids of yours begin with a prefix, in the order of their ids."""
 
     name: ClassVar[str] = "list_sessions"
     right: ClassVar[Right] = "read"
