@@ -16,11 +16,13 @@ import pytest
 from mcp import MCPError
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
+from typer.testing import CliRunner
 
 from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs import service
-from distributed_state.programs.cli import serving
+from distributed_state.programs.cli import serving, shell
 from distributed_state.programs.service import mcp
+from distributed_state.programs.service.auth import Access, Authentication, callers_policy
 from distributed_state.programs.service.callers import RIGHTS, Caller
 from distributed_state.programs.service.mcp import endpoint
 from distributed_state.programs.service.resources import records
@@ -34,8 +36,11 @@ NAMES = {
 }  # fmt: skip
 
 
-class ByHeader:
+class ByHeader(Authentication):
     """Recognizes whoever says so: tests say it truly."""
+
+    def __init__(self) -> None:
+        super().__init__(Access(insecure=True))
 
     async def caller(self, request: Any) -> Caller:
         given = request.headers
@@ -68,10 +73,10 @@ class Agent:
 
 
 @asynccontextmanager
-async def agent(url: str, transport: Any = None, mode: str = "auto", **headers: str) -> AsyncIterator[Agent]:
-    named = {f"x-{name}".encode(): value.encode() for name, value in headers.items()}
+async def agent(url: str, transport: Any, mode: str, headers: dict[str, str]) -> AsyncIterator[Agent]:
+    encoded = {name.encode(): value.encode() for name, value in headers.items()}
     async with (
-        httpx2.AsyncClient(transport=transport, headers=named, timeout=20) as http,
+        httpx2.AsyncClient(transport=transport, headers=encoded, timeout=20) as http,
         Client(streamable_http_client(url + PATH, http_client=http), mode=mode) as client,
     ):
         yield Agent(client)
@@ -86,16 +91,22 @@ class Here:
         self.store = store
 
     def agent(self, mode: str = "auto", **headers: str) -> Any:
-        return agent("http://here", httpx2.ASGITransport(app=self.service.app), mode, **headers)
+        named = {f"x-{name}": value for name, value in headers.items()}
+        return agent("http://here", httpx2.ASGITransport(app=self.service.app), mode, named)
 
 
 @pytest.fixture
 def opened(servers: Any, tmp_path: Path, namespace: str) -> Callable[..., Any]:
     @asynccontextmanager
-    async def opens(search: bool = False, limits: service.Limits | None = None) -> AsyncIterator[Here]:
+    async def opens(
+        search: bool = False, limits: service.Limits | None = None, policy: bool = True
+    ) -> AsyncIterator[Here]:
         url = servers.redis("valkey").url
         archive = f"sqlite:///{tmp_path}/archive.db"
-        async with await AsyncStateStore.open(url, archive=archive, namespace=namespace, search=search) as store:
+        access = callers_policy() if policy else None
+        async with await AsyncStateStore.open(
+            url, archive=archive, namespace=namespace, search=search, access=access
+        ) as store:
             yield Here(store, limits or service.Limits())
 
     return opens
@@ -253,7 +264,7 @@ async def foreign(here: Here) -> list[str]:
 
 
 async def test_another_tenants_sessions_can_neither_be_read_nor_written_nor_listed(opened: Any) -> None:
-    async with opened() as here:
+    async with opened(search=True) as here:
         assert await foreign(here) == []
         assert await here.store.session("b:1").version(fresh=True) == 1
         await here.store.archive()
@@ -265,6 +276,11 @@ async def test_another_tenants_sessions_can_neither_be_read_nor_written_nor_list
             rows = (await ask("list_sessions"))["sessions"]
             assert len(rows) == 3
             assert all(each["session"].startswith("a:") for each in rows)
+            await ask("append_message", session=made, role="user", content="secret")
+            await here.store.session("b:1").append({"role": "user", "content": "secret"})
+            found = await here.store.search("secret", fresh=True)
+            assert {each.id for each in found} == {made, "b:1"}
+            assert {each["id"] for each in (await ask("search", query="secret"))["hits"]} == {made}
 
 
 async def test_without_the_check_of_prefixes_another_tenant_is_read(
@@ -272,7 +288,7 @@ async def test_without_the_check_of_prefixes_another_tenant_is_read(
 ) -> None:
     """The control of the test above: it would show it."""
     monkeypatch.setattr(records, "within", lambda asked, id: id)
-    async with opened() as here:
+    async with opened(policy=False) as here:
         assert {"get_state", "set_state", "add_note", "fork_session"} <= set(await foreign(here))
 
 
@@ -354,16 +370,20 @@ class Alternating(httpx2.AsyncBaseTransport):
         await self._below.aclose()
 
 
-async def test_two_workers_serve_one_agent_alternately_and_concurrent_writes_are_all_kept(
+async def test_two_workers_serve_the_agent_of_a_token_alternately_and_concurrent_writes_are_all_kept(
     servers: Any, tmp_path: Path, namespace: str
 ) -> None:
     url, archive = servers.redis("valkey").url, f"sqlite:///{tmp_path}/archive.db"
-    words = ("--url", url, "--archive", archive, "--namespace", namespace, "--mcp", "--notice", "0.05")
+    place = ("--url", url, "--archive", archive, "--namespace", namespace)
+    made = [*place, "token", "create", "--tenant", "acme", "--rights", "read,write", "--actor", "ada"]
+    words = (*place, "--mcp", "--tokens", "--notice", "0.05")
     with Worker(*words) as one, Worker(*words) as other:
+        token = await asyncio.to_thread(lambda: CliRunner().invoke(shell.app, made).stdout.strip())
         balancer = Alternating(one.ready().url, other.ready().url)
         for mode in MODES:
-            async with agent(one.url, balancer, mode, **{"session-id": mode}) as ask:
-                await ask("create_session", session=mode)
+            headers = {"authorization": f"Bearer {token}", "x-session-id": f"acme:{mode}"}
+            async with agent(one.url, balancer, mode, headers) as ask:
+                await ask("create_session", session=f"acme:{mode}")
                 for number in range(4):
                     await ask("set_state", fields={"n": number})
                     assert (await ask("get_state"))["fields"] == {"n": number}, "what it wrote with the other worker"
@@ -375,14 +395,18 @@ async def test_two_workers_serve_one_agent_alternately_and_concurrent_writes_are
                 await asyncio.gather(*said)
                 found = await ask("read_messages", limit=50)
                 assert sorted(int(each["content"]) for each in found["messages"]) == list(range(16))
+                assert {each["actor"] for each in (await ask("history"))["changes"]} == {"ada"}
+                assert "AccessDenied: " in await ask.refused("get_state", session="b:1")
+                assert "no right to delete" in await ask.refused("delete_note", key="x")
         assert min(balancer.sent) > 20
+        assert one.post(PATH).status_code == 401
         answers = [one.get("/healthz"), other.get("/healthz")]
         assert [each.status_code for each in answers] == [200, 200]
 
 
 async def test_the_endpoint_is_there_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = httpx2.ASGITransport(app=service.Service().app)
-    async with httpx2.AsyncClient(transport=transport, base_url="http://here") as http:
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
         assert (await http.post(PATH)).status_code == 404
     for name in [each for each in sys.modules if each.startswith(mcp.__name__)]:
         monkeypatch.delitem(sys.modules, name)
