@@ -115,6 +115,9 @@ def serve(
     allow_host: Annotated[str, _auth("ALLOW_HOST", "Names by which it may be called, with commas between.")] = "",
     insecure: Annotated[bool, _auth("INSECURE", "Serve everybody who reaches it; with no other of these.")] = False,
     access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as a line of JSON on stdout.")] = False,
+    mcp: Annotated[
+        bool, _option("MCP", "Speak the Model Context Protocol at /v1/mcp; needs the extra \\[mcp].")
+    ] = False,
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
 
@@ -158,5 +161,15 @@ def serve(
         access=access,
         access_log=access_log,
         origins=tuple(cors_origin or ()),
+        more=_mcp() if mcp else (),
         report=lambda line: typer.echo(line),
     )
+
+
+def _mcp() -> tuple[Any, ...]:
+    """The endpoint of MCP. Imported only if it is asked for: its SDK takes 25 MB."""
+    try:
+        from distributed_state.programs.service import mcp
+    except ImportError as error:
+        raise ConfigurationError(f"--mcp needs {error.name}: run `pip install 'distributed-state[mcp]'`") from error
+    return (mcp.operation(),)

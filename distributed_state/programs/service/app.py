@@ -13,6 +13,7 @@ import gzip
 import json
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -60,8 +61,10 @@ class Service:
         *,
         ops_apart: bool = False,
         origins: tuple[str, ...] = (),
+        more: Sequence[Operation] = (),
     ) -> None:
-        # `origins`: of web pages whose scripts may call the service, as "https://app.example.com"; none by default
+        # `origins`: of web pages whose scripts may call the service, as "https://app.example.com"; none by default.
+        # `more`: what is served beside, and is no part of the description
         self.limits = limits or Limits()
         self.authentication = authentication or Authentication()
         self.store: AsyncStateStore | None = None
@@ -75,6 +78,7 @@ class Service:
         self._measure()
         self.operations = operations(self._events)
         self._described = Described(self.operations)
+        self._more = more
         self.app = Starlette(
             routes=[*self._routes(), *([] if ops_apart else self._ops())],
             exception_handlers={HTTPException: self._unrouted},
@@ -87,7 +91,10 @@ class Service:
 
     def _routes(self) -> list[Route]:
         return [
-            *(Route(each.path, partial(self._serve, each), methods=[each.method]) for each in self.operations),
+            *(
+                Route(each.path, partial(self._serve, each), methods=[each.method])
+                for each in (*self.operations, *self._more)
+            ),
             Route(f"{PREFIX}/openapi.json", self._openapi),
             Route(f"{PREFIX}/docs", self._docs),
         ]
@@ -158,7 +165,7 @@ class Service:
         if self.store is None:
             raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
         caller = await self.authentication.caller(request)
-        if operation.right not in caller.rights:
+        if operation.right is not None and operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
         request.state.caller = caller
         self._rates.ask(caller)

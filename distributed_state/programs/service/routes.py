@@ -44,12 +44,12 @@ class Operation:
     """A method of a path: `path` as Starlette writes it.
 
     `query` and `body` are what it takes, `answer` what it gives with `status`; `headers` those of CONDITIONS that it
-    takes. `media` is the type of the answer.
+    takes. `media` is the type of the answer. Without a `right` what is served asks for rights itself.
     """
 
     method: str
     path: str
-    right: Right
+    right: Right | None
     serve: Serve
     summary: str = ""
     query: type[BaseModel] | None = None

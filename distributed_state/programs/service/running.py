@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -31,6 +31,7 @@ from distributed_state.programs.service.connections import BACKLOG, Connections
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.memory import give_back
 from distributed_state.programs.service.protocol import Protocol
+from distributed_state.programs.service.routes import Operation
 from distributed_state.store.asyncio import AsyncStateStore
 
 T = TypeVar("T")
@@ -60,13 +61,14 @@ def serve(
     access: Access | None = None,
     access_log: bool = False,
     origins: tuple[str, ...] = (),
+    more: Sequence[Operation] = (),
     report: Callable[[str], None] = log.info,
 ) -> None:
     """Serve a store over HTTP until SIGTERM or Ctrl-C. `port` 0 is any that is free; `report` is called with its URL.
 
     `access` says how callers are known, and then the store has `access=callers_policy()`; without it none but this
     machine is served: another `host` is a ConfigurationError. With an `ops_port` health and metrics are there and
-    nowhere else.
+    nowhere else. `more` are operations to serve beside the service's own.
 
     While Redis or SQL are away at the start, opening is repeated for `wait` seconds; then Unavailable is raised, and
     ConfigurationError at once. Uses uvloop if it is installed. Scripts of web pages from `origins` may call it.
@@ -83,7 +85,7 @@ def serve(
         factory = uvloop.new_event_loop
     if "FORWARDED_ALLOW_IPS" in os.environ:
         log.warning("FORWARDED_ALLOW_IPS is not read: name the proxies that are believed by trust_proxy")
-    service = Service(limits, Authentication(access), ops_apart=ops_port is not None, origins=origins)
+    service = Service(limits, Authentication(access), ops_apart=ops_port is not None, origins=origins, more=more)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner(loop_factory=factory))
         listener = stack.enter_context(_listening(host, port))
