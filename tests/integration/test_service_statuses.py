@@ -26,7 +26,7 @@ def server() -> Iterator[RedisServer]:
 @pytest.fixture(scope="module")
 def target(server: RedisServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A worker that repeats a command for half a second."""
-    url = server.url.replace("//", "//worker:secret@")
+    url = f"redis://worker:secret@127.0.0.1:{server.port}/0"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DISTRIBUTED_STATE_RETRY_FOR", str(RETRY_FOR))
         patch.setenv("DISTRIBUTED_STATE_TIMEOUT", str(TIMEOUT))
