@@ -445,17 +445,15 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
     async with AsyncStateStore.open(archive="memory") as store:
 
         def asked(method: str, path: str, body: Any = None, **params: str) -> Asked:
-            async def receive() -> Any:
-                return {"type": "http.request", "body": json.dumps(body or {}).encode(), "more_body": False}
-
             from starlette.requests import Request
 
             path, _, query = path.partition("?")
             scope = {
                 "type": "http", "method": method, "path": path, "query_string": query.encode(), "path_params": params,
                 "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
+                "state": {"body": json.dumps(body or {}).encode()},
             }  # fmt: skip
-            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope, receive))
+            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope))
 
         await store.session("other:c").set("a", 1)
         made = await conversations.create("session", asked("POST", "/v1/conversations", {}))
