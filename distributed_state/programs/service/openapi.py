@@ -32,6 +32,10 @@ _HEADERS = {
     LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
 }
 _TEXT = {"type": "string"}
+_SHAPES = {
+    IF_MATCH: {"type": "string", "pattern": r'^(\*|"[0-9]{1,18}")$'},
+    IDEMPOTENCY_KEY: {"type": "string", "pattern": '^[!-"$-~][!-~]{0,199}$'},
+}
 _ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
 
 
@@ -131,7 +135,10 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _headers(names: Iterable[str]) -> list[dict[str, Any]]:
-    return [{"name": each, "in": "header", "description": _HEADERS[each], "schema": _TEXT} for each in names]
+    return [
+        {"name": each, "in": "header", "description": _HEADERS[each], "schema": _SHAPES.get(each, _TEXT)}
+        for each in names
+    ]
 
 
 def _responses(operation: Operation, refs: dict[Any, Any], operations: Iterable[Operation]) -> dict[str, Any]:
