@@ -295,10 +295,13 @@ async def test_without_the_check_of_prefixes_another_tenant_is_read(
 async def test_what_is_too_large_is_refused_and_a_failure_says_nothing_of_the_inside(
     opened: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with opened(limits=service.Limits(body=20_000)) as here, here.agent() as ask:
+    limits = service.Limits(body=20_000, answer=20_000, fields=5)
+    async with opened(limits=limits) as here, here.agent() as ask:
         await here.store.session("s").create({"a": "x" * 15_000, "b": "x" * 15_000})
-        assert "TooLarge: the answer has " in await ask.refused("get_state", session="s")
+        assert "InvalidValue: the answer has " in await ask.refused("get_state", session="s")
         assert (await ask("get_state", session="s", keys=["a"]))["version"] == 1
+        many = {f"f{number}": 0 for number in range(6)}
+        assert "fields has 6 entries, more than the 5" in await ask.refused("set_state", session="s", fields=many)
         with pytest.raises(MCPError):
             await ask("set_state", session="s", fields={"c": "x" * 30_000})
         assert await here.store.session("s").version(fresh=True) == 1
@@ -338,6 +341,14 @@ async def test_a_call_counts_as_one_operation_and_has_its_limits(opened: Any, mo
             assert f'requests_total{{method="POST",route="{PATH}",status="429"}} 1.0' in metrics
             for method in ("GET", "DELETE"):
                 assert (await http.request(method, PATH)).status_code == 405, "there is no stream to hold, no session"
+
+
+async def test_sessions_that_an_agent_begins_count_against_the_quota_of_its_tenant(opened: Any) -> None:
+    async with opened(limits=service.Limits(tenant_conversations=2)) as here, here.agent(prefix="a:") as ask:
+        await ask("create_session", session="a:1")
+        await ask("fork_session", session="a:1")
+        for name in ("create_session", "fork_session"):
+            assert "there are 2 conversations" in await ask.refused(name, session="a:1")
 
 
 async def test_no_caller_no_tool(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,17 +425,3 @@ async def test_the_endpoint_is_there_only_if_it_is_asked_for(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "mcp", None)  # as where the SDK is not installed
     with pytest.raises(ConfigurationError, match=r"--mcp needs mcp: run `pip install 'distributed-state\[mcp\]'`"):
         serving._mcp()
-
-
-async def test_a_body_that_was_read_before_is_the_one_that_is_answered(opened: Any) -> None:
-    async with opened() as here:
-        await here.store.session("s").create({"a": 0})
-        serve = here.service._served
-
-        async def reads_first(operation: Any, request: Any) -> Any:
-            request.state.body = await request.body()
-            return await serve(operation, request)
-
-        here.service._served = reads_first
-        async with here.agent() as ask:
-            assert (await ask("get_state", session="s"))["version"] == 1

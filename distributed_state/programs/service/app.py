@@ -29,7 +29,7 @@ from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, S
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import answer, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
-from distributed_state.programs.service.callers import serving
+from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.operations import PREFIX, operations
@@ -178,10 +178,16 @@ class Service:
             raise Backpressure(f"this worker already serves {self.limits.requests} requests")
         if request.method == "POST" and operation.path.endswith(_BEGINNING):
             await self._quota.ask(self.store, caller)
+        request.state.count_conversation = partial(self._count_conversation, caller)  # for what begins one all the same
         actor = caller.actor
         with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
             asked = Asked(self.store, self.limits, caller, request)
             return await self._work.within(self.limits.request, operation.serve(asked))
+
+    async def _count_conversation(self, caller: Caller) -> None:
+        if self.store is not None:
+            with serving(None):
+                await self._quota.ask(self.store, caller)
 
     async def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = requests.request_id(request)

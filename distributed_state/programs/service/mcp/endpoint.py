@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from distributed_state.errors import InvalidValue, StateError, TooLarge
-from distributed_state.programs.service import requests
+from distributed_state.errors import InvalidValue, StateError
+from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import encode, refusal
 from distributed_state.programs.service.mcp import session_tools, store_tools
 from distributed_state.programs.service.mcp.tool import SESSION, Tool, allow
@@ -158,20 +158,18 @@ class Endpoint:
 async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> str:
     """What the tool comes to, as JSON. Raises StateError."""
     allow(asked, tool.right)
+    bodies.bound(given or {}, asked.limits)
     text = encode(await tool.read(given).run(asked))
-    if len(text) > asked.limits.body:
-        raise TooLarge(f"the answer has {len(text)} bytes, more than {asked.limits.body}: ask for less")
+    if len(text) > asked.limits.answer:
+        raise InvalidValue(f"the answer has {len(text)} bytes, more than {asked.limits.answer}: ask for less")
     return text.decode()
 
 
 def _receive(request: Request) -> Receive:
-    """What the SDK reads the body with: as it comes, or as it was read before the request got its place."""
-    data = getattr(request.state, "body", None)
-    if data is None:
-        return request.receive
+    """What the SDK reads the body with, which is here already, and of a shape that may be read."""
 
     async def whole() -> Message:
-        return {"type": "http.request", "body": data, "more_body": False}
+        return {"type": "http.request", "body": request.state.body, "more_body": False}
 
     return whole
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from distributed_state.errors import InvalidValue
+from distributed_state.programs.service import reading
 from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.mcp.tool import OfSession
 from distributed_state.programs.service.resources import records
@@ -118,7 +119,7 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
     context.allow("read", MESSAGES)
     order: Literal["asc", "desc"] = "desc" if wanted.after is None else "asc"
     page = shown_messages.Page(limit=wanted.limit, before=wanted.before, after=wanted.after, order=order)
-    shown = await shown_messages.chosen(context.tiers, context.keys, page, fresh=True)
+    shown, _ = await reading.shown(context, page, asked.limits, fresh=True)
     records.there(shown.entry, "session", session.id)
     found = shown.raw()
     return {

@@ -108,6 +108,7 @@ class CreateSession(Tool):
         """The session's id and version."""
         user = None if self.user is None else records.within(asked, self.user)
         session = asked.store.session(_new(asked, self.session), user=user)
+        await asked.request.state.count_conversation()
         return {"session": session.id, "version": await session.create(self.fields)}
 
 
@@ -121,8 +122,9 @@ class ForkSession(OfSession):
 
     async def run(self, asked: Asked) -> Any:
         """The new session's id and version."""
-        id = _new(asked, self.new_session)
-        return {"session": id, "version": await self.chosen(asked).fork(id, version=self.version)}
+        id, session = _new(asked, self.new_session), self.chosen(asked)
+        await asked.request.state.count_conversation()
+        return {"session": id, "version": await session.fork(id, version=self.version)}
 
 
 class Rollback(OfSession):
