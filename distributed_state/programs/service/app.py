@@ -20,7 +20,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,6 +29,7 @@ from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import answer, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
 from distributed_state.programs.service.callers import Caller, serving
+from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.operations import PREFIX, operations
@@ -84,7 +84,7 @@ class Service:
             exception_handlers={HTTPException: self._unrouted},
             middleware=[
                 Middleware(KnownHosts, hosts=self.authentication.hosts),
-                *(_cors(origins) if origins else []),
+                *(cors(origins) if origins else []),
             ],
         )
         self.ops = Starlette(routes=self._ops(), exception_handlers={HTTPException: self._unrouted})
@@ -285,17 +285,6 @@ class Service:
         except StateError as error:
             return refusal(error, request)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def _cors(origins: tuple[str, ...]) -> list[Middleware]:
-    """Let the scripts of these pages call the service. Credentials of the browser are never sent along."""
-    return [
-        Middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id", LAST_EVENT_ID, *CONDITIONS],
-            expose_headers=_READ_BY_PAGES, max_age=600,
-        )
-    ]  # fmt: skip
 
 
 async def _compress(response: Response) -> None:
