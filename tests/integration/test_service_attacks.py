@@ -1,6 +1,6 @@
 """Clients that mean ill: each attack on a worker process, what others notice, and that without the limit it succeeds.
 
-Small numbers; those of docs/security.md are behind --wide.
+Small numbers; those of docs/security.md are behind `-m soak`.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def test_clients_that_do_not_read_are_disconnected(strict: Target, lenient: Targ
         assert lenient.descriptors() >= before + 6
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_attacks_of_full_size(servers: Any, tmp_path: Path) -> None:
     where = options(servers, tmp_path)
     with Target(where) as another:

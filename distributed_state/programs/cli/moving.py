@@ -11,7 +11,6 @@ from typing import Annotated, TextIO
 import typer
 
 import distributed_state
-from distributed_state.cold.private_files import opener
 from distributed_state.errors import Conflict, InvalidValue, NotFound, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store
 
@@ -32,6 +31,8 @@ def export(
 
     Example: [cyan]distributed-state export user-123 --output user-123.jsonl[/]
     """
+    from distributed_state.cold.private_files import opener
+
     if (id is None) != all:
         raise typer.BadParameter("give the id of a record, or --all")
     with ExitStack() as stack:

@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 
 import distributed_state
-from distributed_state.cold.private_files import opener
 from distributed_state.errors import InvalidValue, StateError
 from distributed_state.programs.cli.shell import Scope, app, err, open_store, out
 
@@ -191,6 +190,7 @@ def replay(
 
     Example: [cyan]distributed-state replay --workers 4 --kill 3[/]
     """
+    from distributed_state.cold.private_files import opener
     from distributed_state.programs.replay.conversations import read_conversations
     from distributed_state.programs.replay.report import show
     from distributed_state.programs.replay.run import Plan, replay

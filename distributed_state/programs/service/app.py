@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gzip
 import json
 import logging
 import time
@@ -26,7 +25,7 @@ from starlette.routing import Route
 
 from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
 from distributed_state.programs.service import bodies, requests
-from distributed_state.programs.service.answers import answer, refusal
+from distributed_state.programs.service.answers import answer, compress, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
 from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.programs.service.cors import cors
@@ -194,7 +193,7 @@ class Service:
         response.headers["X-Request-Id"] = id
         compressed = "content-encoding" in response.headers
         if not compressed and len(response.body) >= _LARGE and "gzip" in request.headers.get("accept-encoding", ""):
-            await _compress(response)
+            await compress(response)
         if self.draining:
             response.headers["Connection"] = "close"  # the next request goes to another worker
         if log_of_requests.isEnabledFor(logging.INFO):
@@ -285,11 +284,3 @@ class Service:
         except StateError as error:
             return refusal(error, request)
         return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-async def _compress(response: Response) -> None:
-    """Compress the body, in a thread: for megabytes it takes as long as many requests."""
-    response.body = await asyncio.to_thread(gzip.compress, bytes(response.body), 1)
-    response.headers["Content-Encoding"] = "gzip"
-    response.headers["Content-Length"] = str(len(response.body))
-    response.headers["Vary"] = "Accept-Encoding"
