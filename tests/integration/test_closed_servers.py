@@ -93,7 +93,9 @@ def open_to_others(folder: Path) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["redis", "valkey", "cluster", "sentinel"])
+@pytest.mark.parametrize(
+    "kind", ["redis", "valkey", *(pytest.param(each, marks=pytest.mark.wide) for each in ("cluster", "sentinel"))]
+)
 @pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.wide)])
 def test_servers_are_closed_to_others(kind: str, named: bool, careless: None) -> None:
     """Whether the password is a new one or one that the options name: nobody is let in, reads it, or reads the data."""
@@ -179,6 +181,7 @@ def _hear(event: str, given: Any) -> None:
         _started.extend(map(str, given[1]))
 
 
+@pytest.mark.wide
 def test_a_replay_tells_its_password_to_nobody_and_its_files_are_its_owners(
     tmp_path: Path, careless: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,6 @@
 """Clients that mean ill: each attack on a worker process, what others notice, and that without the limit it succeeds.
 
-Small numbers; those of docs/security.md are behind `-m soak`.
+Small numbers; those of docs/security.md are behind `-m soak`, and most attacks behind --wide.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def test_half_a_head_and_a_silent_connection_end_in_time(strict: Target, lenient
         assert not any(map(attacks.closed, connections))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("limited", [True, False])
 def test_silent_connections_never_take_the_last_descriptor(servers: Any, tmp_path: Path, limited: bool) -> None:
     where = options(servers, tmp_path)
@@ -108,6 +109,7 @@ def test_one_address_has_its_number_of_connections(servers: Any, tmp_path: Path)
 # Bodies
 
 
+@pytest.mark.wide
 def test_half_bodies_hold_no_more_memory_than_they_may(strict: Target, lenient: Target) -> None:
     began = strict.rss()
     survives(strict, lambda: attacks.half_bodies(strict, 60))
@@ -118,6 +120,7 @@ def test_half_bodies_hold_no_more_memory_than_they_may(strict: Target, lenient: 
         assert not any(map(attacks.closed, connections))
 
 
+@pytest.mark.wide
 def test_a_body_that_trickles_ends_too(strict: Target, lenient: Target) -> None:
     def ends(target: Target, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -183,6 +186,7 @@ def test_a_body_of_two_lengths_closes_its_connection(strict: Target) -> None:
 # Answers
 
 
+@pytest.mark.wide
 def test_a_conversation_that_is_too_large_is_read_page_by_page(strict: Target, lenient: Target) -> None:
     """Of 11 MB, where an answer has 10."""
     refused = strict.http.get(HUGE, params={"last": 10_000})
@@ -193,6 +197,7 @@ def test_a_conversation_that_is_too_large_is_read_page_by_page(strict: Target, l
     assert len(asked.json()["messages"]) == 12, "without the limit it is built in memory"
 
 
+@pytest.mark.wide
 def test_clients_that_do_not_read_are_disconnected(strict: Target, lenient: Target) -> None:
     path = f"{HUGE}?last=9"
     before = strict.descriptors()

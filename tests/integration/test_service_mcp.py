@@ -381,6 +381,7 @@ class Alternating(httpx2.AsyncBaseTransport):
         await self._below.aclose()
 
 
+@pytest.mark.wide
 async def test_two_workers_serve_the_agent_of_a_token_alternately_and_concurrent_writes_are_all_kept(
     servers: Any, tmp_path: Path, namespace: str
 ) -> None:

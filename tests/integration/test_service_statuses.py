@@ -51,7 +51,9 @@ def soon(condition: Callable[[], bool]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("fault", ["demoted", "full", "not permitted", "frozen"])
+@pytest.mark.parametrize(
+    "fault", ["demoted", *(pytest.param(each, marks=pytest.mark.wide) for each in ("full", "not permitted", "frozen"))]
+)
 def test_a_redis_that_does_not_serve_is_told_by_status(server: RedisServer, target: Target, fault: str) -> None:
     assert soon(lambda: ready(target) == 200)
     _begin(server, fault)
