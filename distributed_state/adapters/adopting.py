@@ -141,7 +141,7 @@ async def deleted(record: AsyncRecord) -> bool:
 
 
 async def removed(record: AsyncRecord, shows: Callable[[Sequence[Change]], bool]) -> bool:
-    """Whether the history of a record `shows` that somebody removed a part of it here, which is not brought back either.
+    """Whether the history of a record `shows` that somebody removed a part of it here. That is not brought back either.
 
     Of a history that was purged nobody knows: then whether it was changed here.
     """

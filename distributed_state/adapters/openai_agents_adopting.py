@@ -10,10 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from typing import Any
 
-from agents.memory.session import Session
-from agents.memory.session_settings import SessionSettings
-from agents.memory.sqlite_session import SQLiteSession
-
 from distributed_state import AsyncStateStore, InvalidValue, StateStore
 from distributed_state.adapters.adopting import (
     DELETED,
@@ -27,6 +23,14 @@ from distributed_state.adapters.adopting import (
 )
 from distributed_state.adapters.databases import demand, demand_in_file, read_only
 from distributed_state.adapters.openai_agents import DistributedSession
+from distributed_state.adapters.stores import lacking
+
+try:
+    from agents.memory.session import Session
+    from agents.memory.session_settings import SessionSettings
+    from agents.memory.sqlite_session import SQLiteSession
+except ImportError as error:
+    raise lacking("openai-agents", error) from error
 
 _AT_ONCE = 200
 _LISTED = "SELECT session_id FROM agent_sessions ORDER BY created_at, session_id"

@@ -47,7 +47,9 @@ async def threads(
     apps: Sequence[str] = (),
 ) -> Threads:
     """The sessions of a service, or of the URL of a DatabaseSessionService, and ours; of these apps, or of all."""
-    service = await (_of_url(stack, source) if isinstance(source, str) else opened(stack, source, (BaseSessionService,)))
+    service = await (
+        _of_url(stack, source) if isinstance(source, str) else opened(stack, source, (BaseSessionService,))
+    )
     owners = await _owners(service)
     if not apps and owners is None:
         raise InvalidValue("ADK has no listing of apps: name yours by --app")
@@ -62,7 +64,9 @@ async def _of_url(stack: AsyncExitStack, url: str) -> Any:
     if path is not None:
         url = read_only_url(path, "sqlite+aiosqlite")
     elif url.startswith("postgresql:"):
-        url = "postgresql+psycopg" + url[len("postgresql") :]  # it serves asyncio too; by default another driver is meant
+        url = (
+            "postgresql+psycopg" + url[len("postgresql") :]
+        )  # it serves asyncio too; by default another driver is meant
     return await opened_service(stack, url)
 
 

@@ -47,10 +47,9 @@ async def threads(
     if isinstance(source, str):
         source = _of_url(source)
         stack.callback(source.close)
-        if not any(map(source.table_exists, (source.session_table_name, source.memory_table_name))):
-            raise NotFound(
-                f"no tables of Agno in the source: it has no {source.session_table_name!r}, nor {source.memory_table_name!r}"
-            )
+        tables = (source.session_table_name, source.memory_table_name)
+        if not any(map(source.table_exists, tables)):
+            raise NotFound(f"no tables of Agno in the source: it has no {tables[0]!r}, nor {tables[1]!r}")
     database = await opened(stack, source, (BaseDb, AsyncBaseDb))
     return Threads(store.aio, database, into(store))
 
@@ -172,8 +171,12 @@ class Threads:
         if any(id in ours for id in unlike) and not await untouched(record):
             return Found(differs="they were changed here")
         lacking = {joined(self._target.memory_table_name, id) for id in unlike if id not in ours}
-        if lacking and await removed(record, lambda changes: any(not lacking.isdisjoint(each.deleted) for each in changes)):
-            return Found(differs=f"memories were removed here: {len(lacking)} of {len(theirs)} in the source are not there")
+        if lacking and await removed(
+            record, lambda changes: any(not lacking.isdisjoint(each.deleted) for each in changes)
+        ):
+            return Found(
+                differs=f"memories were removed here: {len(lacking)} of {len(theirs)} in the source are not there"
+            )
         return Found(work=[UserMemory.from_dict(theirs[id]) for id in unlike])
 
     async def _of_target(self, method: str, **more: Any) -> Any:

@@ -164,7 +164,9 @@ class Threads:
                 if lacking:
                     left.append((key, True))
         if left and await removed(record, lambda changes: removed_item(changes, CHECKPOINTS)):
-            return Found(differs=f"checkpoints were removed here: {len(left)} of {len(theirs)} are not as in the source")
+            return Found(
+                differs=f"checkpoints were removed here: {len(left)} of {len(theirs)} are not as in the source"
+            )
         if not left and theirs and await _newest(self._source, config) != await _newest(self._ours, config):
             return Found(differs="another checkpoint is the newest here")
         return Found(work=left) if left else EQUAL
@@ -203,6 +205,8 @@ class Threads:
             if not there:
                 parent = (key[0], _parent(found) or "")
                 begin = _config(name[0], key[0], parent[1] or None)
+                if self._target.user in found.metadata:  # LangGraph notes there what was configurable
+                    begin["configurable"][self._target.user] = found.metadata[self._target.user]  # type: ignore[literal-required]
                 of_parent = versions.get(parent, {})
                 new = {
                     channel: version
