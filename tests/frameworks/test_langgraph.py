@@ -289,7 +289,7 @@ def test_namespaces_that_hold_nothing_are_not_listed(settings: dict[str, Any]) -
         with pytest.raises(InvalidValue, match=r"namespace \('refused', 'x'\): item items k\['a'\]: an object is not"):
             memories.put(("refused", "x"), "k", {"a": object()})
         directory = store.app("langgraph-store/").items("namespaces")
-        assert directory.list().items == [], "what is refused leaves nothing behind"
+        assert directory.list().items == (), "what is refused leaves nothing behind"
         for name in ("emptied", "kept"):
             memories.put((name, "x"), "k", {"a": 1})
         for number in range(30):
