@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from distributed_state import AsyncRecord, AsyncStateStore, InvalidValue, NotFound, StateStore, Unavailable
+from distributed_state import AsyncRecord, AsyncStateStore, Change, InvalidValue, NotFound, StateStore, Unavailable
 
 ACTOR = "distributed-state adopt"  # who made a change, in the history of what was copied
 _ROUNDS = 5
@@ -138,6 +138,23 @@ async def untouched(record: AsyncRecord) -> bool:
 async def deleted(record: AsyncRecord) -> bool:
     """Whether a record was deleted here. It is not brought back: somebody may have had the right to see it gone."""
     return not await record.exists(fresh=True) and await record.version(fresh=True) > 0
+
+
+async def removed(record: AsyncRecord, shows: Callable[[Sequence[Change]], bool]) -> bool:
+    """Whether the history of a record `shows` that somebody removed a part of it here. That is not brought back either.
+
+    Of a history that was purged nobody knows: then whether it was changed here.
+    """
+    if await untouched(record):
+        return False
+    version = await record.version(fresh=True)
+    changes = await record.history(before=version + 1)
+    return len(changes) < version or shows(changes)
+
+
+def removed_item(changes: Sequence[Change], collection: str) -> bool:
+    """Whether these changes removed an item of a collection."""
+    return any(each[0] == collection and item is None for change in changes for each, item in change.items.items())
 
 
 DELETED = Found(differs="it was deleted here")

@@ -8,10 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from langchain_core.chat_history import BaseChatMessageHistory
-from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
-
 from distributed_state import AsyncStateStore, InvalidValue, StateStore, from_langchain, to_langchain
+from distributed_state.adapters.stores import lacking, named, open_store
+
+try:
+    from langchain_core.chat_history import BaseChatMessageHistory
+    from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+except ImportError as error:
+    raise lacking("langchain", error) from error
 
 _KEY = "langchain"
 
@@ -35,8 +39,8 @@ class DistributedChatMessageHistory(BaseChatMessageHistory):
 
     def __init__(self, session_id: str, store: AsyncStateStore | StateStore, **options: Any) -> None:
         super().__init__()
-        self.session_id = session_id
-        self._session = store.blocking.session(session_id, **options)
+        self.session_id = named(session_id, "a session's id")
+        self._session = open_store(store).blocking.session(session_id, **options)
         self._aio = store.aio.session(session_id, **options)
 
     # LangChain declares an attribute that may be set; theirs of Redis and SQL cannot be either.

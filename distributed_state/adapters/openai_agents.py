@@ -10,11 +10,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from agents.items import TResponseInputItem
-from agents.memory.session import SessionABC
-from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
-
 from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
+from distributed_state.adapters.stores import lacking, named, open_store
+
+try:
+    from agents.items import TResponseInputItem
+    from agents.memory.session import SessionABC
+    from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
+except ImportError as error:
+    raise lacking("openai-agents", error) from error
 
 T = TypeVar("T")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -71,11 +75,11 @@ class DistributedSession(SessionABC):
         session_settings: SessionSettings | dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.session_id = session_id
+        self.session_id = named(session_id, "a session's id")
         self.session_settings = coerce_session_settings(
             SessionSettings() if session_settings is None else session_settings
         )
-        self._session = store.aio.session(session_id, **options)
+        self._session = open_store(store).aio.session(session_id, **options)
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Read the newest `limit` items in their order, by default `session_settings.limit` or all; 0 gives []."""

@@ -10,10 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from typing import Any
 
-from agents.memory.session import Session
-from agents.memory.session_settings import SessionSettings
-from agents.memory.sqlite_session import SQLiteSession
-
 from distributed_state import AsyncStateStore, InvalidValue, StateStore
 from distributed_state.adapters.adopting import (
     DELETED,
@@ -22,13 +18,25 @@ from distributed_state.adapters.adopting import (
     Name,
     canonical,
     deleted,
+    removed,
     sqlite_path,
 )
+from distributed_state.adapters.databases import demand, demand_in_file, read_only
 from distributed_state.adapters.openai_agents import DistributedSession
+from distributed_state.adapters.stores import lacking
+
+try:
+    from agents.memory.session import Session
+    from agents.memory.session_settings import SessionSettings
+    from agents.memory.sqlite_session import SQLiteSession
+except ImportError as error:
+    raise lacking("openai-agents", error) from error
 
 _AT_ONCE = 200
 _LISTED = "SELECT session_id FROM agent_sessions ORDER BY created_at, session_id"
 _KEYS = "agents:session:"
+_FRAMEWORK = "OpenAI Agents"
+_TABLES = {"agent_sessions": ("session_id", "created_at"), "agent_messages": ("id", "session_id", "message_data")}
 Make = Callable[[str], Session]
 Ids = Callable[[], Awaitable[Sequence[str]]]
 
@@ -62,15 +70,17 @@ async def _of_url(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
         return _of_sqlite(stack, sqlite_path(url) or "")
     if url.startswith(("redis://", "rediss://")):
         return await _of_redis(stack, url)
-    return _of_database(stack, url)
+    return await _of_database(stack, url)
 
 
 def _of_sqlite(stack: AsyncExitStack, path: str) -> tuple[Make, Ids]:
+    demand_in_file(path, _FRAMEWORK, _TABLES)  # which each session would make
+
     def make(id: str) -> Session:
         return SQLiteSession(id, path)
 
     async def listed() -> Sequence[str]:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+        with closing(sqlite3.connect(read_only(path), uri=True)) as connection:
             return [id for (id,) in connection.execute(_LISTED)]
 
     return make, listed
@@ -91,7 +101,7 @@ async def _of_redis(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
     return lambda id: RedisSession(id, redis_client=client), listed
 
 
-def _of_database(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
+async def _of_database(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
     from agents.extensions.memory.sqlalchemy_session import SQLAlchemySession
     from sqlalchemy import text
     from sqlalchemy.ext.asyncio import create_async_engine
@@ -101,6 +111,8 @@ def _of_database(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
         "postgresql+psycopg" + url[len("postgresql") :] if url.startswith("postgresql:") else url
     )
     stack.push_async_callback(engine.dispose)
+    async with engine.connect() as found:
+        await found.run_sync(demand, _FRAMEWORK, _TABLES)
 
     async def listed() -> Sequence[str]:
         async with engine.connect() as connection:
@@ -141,7 +153,8 @@ class Threads:
     async def compare(self, name: Name) -> Found:
         """Compare all items of a session."""
         session = self._ours(name[0])
-        if await deleted(self._store.session(session.session_id)):
+        record = self._store.session(session.session_id)
+        if await deleted(record):
             return DELETED
         theirs, ours = await self._theirs(name[0]), await session.get_items()
         common = min(len(theirs), len(ours))
@@ -150,7 +163,11 @@ class Threads:
                 return Found(differs=f"item {at + 1} is not the same here")
         if len(ours) > common:
             return Found(differs=f"it went on here: {len(ours) - common} items of {len(ours)} are not in the source")
-        return EQUAL if len(theirs) == common else Found(work=(common, theirs[common:]))
+        if len(theirs) == common:
+            return EQUAL
+        if await removed(record, lambda changes: sum(len(change.appended) for change in changes) > common):
+            return Found(differs=f"items were removed here: {common} are left of {len(theirs)} in the source")
+        return Found(work=(common, theirs[common:]))
 
     async def copy(self, name: Name, work: tuple[int, list[Any]]) -> None:
         """Add the items that are missing, if nobody else did meanwhile."""

@@ -65,6 +65,7 @@ def compact(data: bytes) -> bytes:
 
 
 def _encode_exactly(value: Any, name: str) -> bytes:
+    name = name.removeprefix("#").replace("\0", " ")  # an item's, as a message shows it
     complaint = _complaint(value, name)
     if complaint is not None:
         raise InvalidValue(complaint)

@@ -503,6 +503,15 @@ async def test_what_cannot_be_stored_is_refused_and_changes_nothing(opener: Any)
     assert await service.get_session(**WHERE, session_id="t") is None
 
 
+async def test_a_name_that_is_no_text_is_refused(opener: Any) -> None:
+    service = DistributedSessionService(await opener())
+    for where in ({"user_id": None}, {"session_id": 5}, {"app_name": 1}):
+        whole: Any = {**WHERE, "session_id": "s1", **where}
+        for ask in (service.create_session, service.get_session, service.delete_session):
+            with pytest.raises(InvalidValue, match=r"str, not (None|5|1)"):
+                await ask(**whole)
+
+
 async def test_what_json_cannot_hold_is_stored_as_adk_writes_it(opener: Any) -> None:
     service = DistributedSessionService(await opener())
     state = {"none": float("nan"), "pair": (1, 2), "raw": b"\xff", "when": datetime(2026, 1, 1, tzinfo=UTC)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from contextlib import AsyncExitStack, closing
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
 from below import hidden
 from frameworks import adopting_sources
@@ -129,6 +131,27 @@ async def test_what_was_deleted_here_is_not_brought_back(store: Any) -> None:
     assert (await run(langgraph, store, source)).differ == {"t0": "it was deleted here"}
 
 
+async def test_checkpoints_that_were_removed_here_are_not_brought_back(store: Any) -> None:
+    source = memory_saver()
+    await run(langgraph, store, source)
+    await DistributedStateSaver(store).aprune(["t0"])
+    done = await run(langgraph, store, source)
+    assert counts(done)[:2] == (0, 0)
+    assert re.match("checkpoints were removed here", done.differ["t0"])
+
+
+async def test_threads_belong_to_whom_their_metadata_names(store: Any) -> None:
+    source = InMemorySaver()
+    for name, named in (("a", {"user_id": "ada"}), ("b", {})):
+        config = config_of(name)
+        source.put({"configurable": config["configurable"] | named}, adopting_sources.empty_checkpoint(), {}, {})
+    more = {"into": lambda store: DistributedStateSaver(store, user="user_id")}
+    done = await run(langgraph, store, source, more=more)
+    assert (done.copied, list(done.failed)) == (1, ["b"])
+    assert "would begin without an owner" in done.failed["b"]
+    assert [row.id for row in await store.sessions(user="ada", fresh=True)] == ["langgraph/a"]
+
+
 async def test_one_that_cannot_be_read_is_named_and_the_others_are_copied(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,9 +255,34 @@ async def test_sessions_of_the_agents_sdk_are_copied(store: Any, tmp_path: Path)
     await DistributedSession("b/c", store).add_items(ITEMS[:1])
     await DistributedSession("long", store).pop_item()
     done = await run(openai, store, path)
-    assert counts(done) == (2, 0, {"b/c": "it went on here: 1 items of 5 are not in the source"}, {})
+    assert counts(done)[:2] == (1, 0)
+    assert done.differ == {
+        "b/c": "it went on here: 1 items of 5 are not in the source",
+        "long": "items were removed here: 479 are left of 480 in the source",
+    }
     assert len(await DistributedSession("a", store).get_items()) == 5
-    assert len(await DistributedSession("long", store).get_items()) == 480
+    assert len(await DistributedSession("long", store).get_items()) == 479
+
+
+async def test_a_session_that_was_cleared_here_stays_so_and_one_that_has_a_title_follows(
+    store: Any, tmp_path: Path
+) -> None:
+    from agents.memory.sqlite_session import SQLiteSession
+
+    path = str(tmp_path / "agents.db")
+    for id in ("a", "b"):
+        with closing(SQLiteSession(id, path)) as session:
+            await session.add_items(ITEMS)
+    await store.session("b").set("title", "Oslo")  # before it is adopted, and no message
+    assert counts(await run(openai, store, path)) == (2, 0, {}, {})
+    await DistributedSession("a", store).clear_session()
+    await store.session("b").set("title", "Bergen")
+    with closing(SQLiteSession("b", path)) as session:
+        await session.add_items(ITEMS[:1])
+    done = await run(openai, store, path)
+    assert counts(done) == (1, 0, {"a": "items were removed here: 0 are left of 4 in the source"}, {})
+    assert await DistributedSession("a", store).get_items() == []
+    assert len(await DistributedSession("b", store).get_items()) == 5
 
 
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
@@ -406,6 +454,36 @@ async def test_sessions_runs_and_memories_of_agno_are_copied(store: Any, tmp_pat
     assert [each.run_id for each in (await target.get_session("a")).runs] == ["a0", "a1", "a2", "a3"]
 
 
+async def test_runs_and_memories_that_were_deleted_here_are_not_brought_back(store: Any, tmp_path: Path) -> None:
+    from agno.db.schemas.memory import UserMemory
+    from agno.db.sqlite import SqliteDb
+    from agno.run.agent import RunOutput
+    from agno.session import AgentSession
+
+    source = SqliteDb(db_file=str(tmp_path / "agno.db"))
+    source.upsert_session(AgentSession(session_id="a", agent_id="x", session_data={}, created_at=1700000000))
+    for number in range(2):
+        source.upsert_run(
+            RunOutput(run_id=f"r{number}", agent_id="x", session_id="a", created_at=5), "a", None, run_index=number
+        )
+    for id in ("m1", "m2"):
+        source.upsert_user_memory(UserMemory(memory="likes fish", memory_id=id, user_id="ada"))
+    await store.user("ada").set("city", "Oslo")  # of whoever shares the record
+    assert counts(await run(agno, store, source)) == (2, 0, {}, {})
+    target = AsyncDistributedDb(store)
+    await target.delete_run("r0")
+    await target.delete_user_memory("m1", user_id="ada")
+    done = await run(agno, store, source)
+    assert counts(done)[:2] == (0, 0)
+    assert done.differ == {
+        "session/a": "runs were removed here: 1 of 2 in the source are not there",
+        "memories/ada": "memories were removed here: 1 of 2 in the source are not there",
+    }
+    # The control: what is new in the source follows, where nothing was removed.
+    source.upsert_user_memory(UserMemory(memory="likes rain", memory_id="m3", user_id="bob"))
+    assert (await run(agno, store, source)).copied == 1
+
+
 @pytest.mark.parametrize("kind", ["redis", "postgres"])
 async def test_sessions_of_agno_in_other_databases_are_copied(
     store: Any, redis_url: str, postgres_url: str, kind: str
@@ -433,6 +511,67 @@ async def test_sessions_of_agno_in_other_databases_are_copied(
     found = await AsyncDistributedDb(store).get_session(user)
     assert found is not None
     assert [each.content for each in found.runs] == ["said"]
+
+
+# Sources
+
+PARTS = {"LangGraph": langgraph, "OpenAI Agents": openai, "ADK": adk, "Agno": agno}
+
+
+@pytest.mark.parametrize("framework", PARTS)
+@pytest.mark.parametrize("kind", ["another's", "empty", "no database", "postgres"])
+async def test_a_source_without_the_tables_of_the_framework_is_named_and_left_as_it_is(
+    store: Any, tmp_path: Path, postgres_url: str, framework: str, kind: str
+) -> None:
+    path = tmp_path / "a b.db"
+    path.write_bytes(b"" if kind == "empty" else b"no database, whatever its name says" * 100)
+    if kind == "another's":
+        path.unlink()
+        with closing(sqlite3.connect(path)) as connection:
+            connection.execute("CREATE TABLE letters (id TEXT)")
+    url = f"sqlite:///{path}"
+    if kind == "postgres":
+        url = postgres_url.replace("+psycopg", "")
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("CREATE DATABASE letters")
+        url = re.sub(r"/[^/?]+($|\?)", r"/letters\1", url)
+    before = path.read_bytes()
+    try:
+        with pytest.raises(NotFound, match=f"^no tables of {framework} in the source: [^\n]+$"):
+            await run(PARTS[framework], store, url, dry_run=True)
+    finally:
+        if kind == "postgres":
+            with psycopg.connect(url) as connection:
+                tables = connection.execute(
+                    "SELECT 1 FROM pg_tables WHERE schemaname !~ '^pg_|^information'"
+                ).fetchall()
+            with psycopg.connect(postgres_url.replace("+psycopg", ""), autocommit=True) as connection:
+                connection.execute("DROP DATABASE letters WITH (FORCE)")
+            assert tables == []
+    assert path.read_bytes() == before
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+async def test_tables_of_another_release_are_named_and_what_is_read_is_left_as_it_is(
+    store: Any, tmp_path: Path
+) -> None:
+    from google.adk.sessions.database_session_service import DatabaseSessionService
+
+    path = tmp_path / "adk.db"
+    source = DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
+    await events(source, "shop", "ada", "1", 1)
+    await source.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE name LIKE 'idx%'").fetchall():
+            connection.execute(f"DROP INDEX {name}")  # which ADK would make again
+        before = path.read_bytes()
+        assert (await run(adk, store, str(path), dry_run=True)).copied == 3
+        assert path.read_bytes() == before
+        connection.execute("ALTER TABLE user_states RENAME COLUMN update_time TO since")
+    with pytest.raises(
+        NotFound, match=r"'user_states' has no column 'update_time'. If .* older release, let ADK bring"
+    ):
+        await run(adk, store, str(path))
 
 
 # The command
@@ -466,6 +605,10 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
         (("agno", "mysql://host"), "error: mysql:// is none of"),
         (("openai", "shop:saver"), "name those of your own function by --ids"),
         (("adk", "shop:saver"), "is not called without arguments"),
+        (
+            ("langgraph", "archive.db", "--dry-run"),
+            "error: no tables of LangGraph in the source: it has no 'checkpoints'",
+        ),
     ):
         done = adopt(*words)
         assert done.returncode == 1, words

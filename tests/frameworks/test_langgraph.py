@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from langgraph.checkpoint.conformance import validate
 from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
 from langgraph.checkpoint.conformance.initializer import checkpointer_test
 
-from distributed_state import AsyncStateStore, Conflict, Encryption, KeyRing, Locked, StateStore
+from distributed_state import AsyncStateStore, Conflict, Encryption, InvalidValue, KeyRing, Locked, StateStore
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 
 # Of the archive of langgraph: what persists. Streams, retries, remote graphs and the like only have a saver at hand.
@@ -280,6 +281,46 @@ def test_memories_are_found_by_prefix_and_filter_and_go_after_their_time(setting
         deadline = asyncio.run(_gone(memories))
         assert deadline
         assert memories.sweep_ttl() == 1
+
+
+def test_namespaces_that_hold_nothing_are_not_listed(settings: dict[str, Any]) -> None:
+    with StateStore.open(**settings) as store:
+        memories = DistributedStateStore(store)
+        with pytest.raises(InvalidValue, match=r"namespace \('refused', 'x'\): item items k\['a'\]: an object is not"):
+            memories.put(("refused", "x"), "k", {"a": object()})
+        directory = store.app("langgraph-store/").items("namespaces")
+        assert directory.list().items == (), "what is refused leaves nothing behind"
+        for name in ("emptied", "kept"):
+            memories.put((name, "x"), "k", {"a": 1})
+        for number in range(30):
+            memories.put(("brief", "x"), f"{number:02}", {"a": 1}, ttl=0.0001)
+        memories.put(("brief", "y"), "k", {"a": 1})
+        memories.delete(("emptied", "x"), "k")
+        deadline = time.monotonic() + 10
+        while memories.get(("brief", "x"), "29", refresh_ttl=False) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert memories.list_namespaces() == [("brief", "y"), ("kept", "x")]
+        assert memories.list_namespaces(max_depth=1, limit=1, offset=1) == [("kept",)]
+        memories.put(("emptied", "x"), "k", {"a": 1})
+        assert memories.list_namespaces(prefix=("emptied",)) == [("emptied", "x")]
+        assert len(directory.list().items) == 4
+
+
+def test_a_run_that_begins_a_thread_says_whose_it_is(settings: dict[str, Any]) -> None:
+    with StateStore.open(**settings) as store, StateStore.open(**settings) as other:
+        graph = graph_on(DistributedStateSaver(store, user="user_id"))
+        with pytest.raises(InvalidValue, match=r"would begin without an owner: with user='user_id'"):
+            graph.invoke({"log": ["one"]}, config_of("t"))
+        assert not store.session("langgraph/t").exists()
+        graph.invoke({"log": ["one"]}, {"configurable": {"thread_id": "t", "user_id": "ada"}})
+        # Whoever is given a config by LangGraph goes on with it: it names no owner, and there is one.
+        for saver in (DistributedStateSaver(each, user="user_id") for each in (store, other)):
+            again = graph_on(saver)
+            oldest = list(again.get_state_history(config_of("t")))[-1]
+            again.invoke({"log": ["two"]}, again.update_state(oldest.config, {"log": ["by hand"]}))
+        assert [row.id for row in store.sessions(user="ada", fresh=True)] == ["langgraph/t"]
+        store.forget("ada")
+        assert graph.get_state(config_of("t")).values == {}
 
 
 @pytest.mark.parametrize("shown", [DistributedStateSaver, DistributedStateStore])

@@ -29,6 +29,7 @@ from distributed_state.adapters.adopting import (
     sqlite_path,
     untouched,
 )
+from distributed_state.adapters.databases import read_only_url
 
 _AT_ONCE = 200
 _SHARED = ("app:", "user:")
@@ -46,9 +47,9 @@ async def threads(
     apps: Sequence[str] = (),
 ) -> Threads:
     """The sessions of a service, or of the URL of a DatabaseSessionService, and ours; of these apps, or of all."""
-    service = await opened(stack, _of_url(source) if isinstance(source, str) else source, (BaseSessionService,))
-    if isinstance(source, str):
-        stack.push_async_callback(service.close)
+    service = await (
+        _of_url(stack, source) if isinstance(source, str) else opened(stack, source, (BaseSessionService,))
+    )
     owners = await _owners(service)
     if not apps and owners is None:
         raise InvalidValue("ADK has no listing of apps: name yours by --app")
@@ -56,16 +57,17 @@ async def threads(
     return Threads(store.aio, service, into(store), chosen, [each for each in owners or () if each[0] in chosen])
 
 
-def _of_url(url: str) -> Any:
-    from google.adk.sessions.database_session_service import DatabaseSessionService
+async def _of_url(stack: AsyncExitStack, url: str) -> Any:
+    from distributed_state.adapters.adk.reading_databases import opened_service
 
     path = sqlite_path(url)
     if path is not None:
-        return DatabaseSessionService(f"sqlite+aiosqlite:///{path}")
-    # psycopg serves asyncio too; what a URL without a driver names does not.
-    return DatabaseSessionService(
-        "postgresql+psycopg" + url[len("postgresql") :] if url.startswith("postgresql:") else url
-    )
+        url = read_only_url(path, "sqlite+aiosqlite")
+    elif url.startswith("postgresql:"):
+        url = (
+            "postgresql+psycopg" + url[len("postgresql") :]
+        )  # it serves asyncio too; by default another driver is meant
+    return await opened_service(stack, url)
 
 
 async def _owners(service: Any) -> list[tuple[str, str]] | None:

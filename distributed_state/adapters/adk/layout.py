@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from distributed_state import InvalidValue
+
 UPDATED = "adk:updated"
 REVISION = "adk:revision"
 _OURS = "adk:"
@@ -25,8 +27,18 @@ _APP, _USER, _TEMP = "app:", "user:", "temp:"
 
 
 def joined(*parts: str) -> str:
-    """One id of several; two lists of parts never give the same."""
+    """One id of several; two lists of parts never give the same. Raises InvalidValue for one that is no text."""
+    for part in parts:
+        if not isinstance(part, str):
+            raise InvalidValue(f"an app's name, a user's id and a session's are str, not {part!r:.80}")
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def trimmed(id: str) -> str:
+    """A session's id, as ADK's own services take it."""
+    if not isinstance(id, str):
+        raise InvalidValue(f"a session's id is a str, not {id!r:.80}")
+    return id.strip()
 
 
 def parted(id: str) -> list[str]:

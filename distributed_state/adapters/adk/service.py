@@ -24,8 +24,9 @@ from google.adk.sessions.base_session_service import BaseSessionService, GetSess
 
 from distributed_state import ABSENT, PRESENT, AsyncRecord, AsyncSession, AsyncStateStore, Conflict, Deleted, StateStore
 from distributed_state.adapters.adk.events import as_events, as_message, changed, continues, dumped, holds
-from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, state_of
+from distributed_state.adapters.adk.layout import REVISION, UPDATED, Delta, joined, merged, state_of, trimmed
 from distributed_state.adapters.adk.reading import listed, look, newest
+from distributed_state.adapters.stores import open_store
 
 _RECENT = 100  # messages among which an event is looked for that may have been stored before
 
@@ -50,7 +51,7 @@ class DistributedSessionService(BaseSessionService):
 
     def __init__(self, store: AsyncStateStore | StateStore, *, owned: bool = False) -> None:
         # `owned`: opened at first use and closed with the service
-        self._store = store.aio
+        self._store = open_store(store).aio
         self._owned = owned
         self._closed = False
         self._appending: WeakValueDictionary[tuple[int, int], asyncio.Lock] = WeakValueDictionary()
@@ -93,7 +94,7 @@ class DistributedSessionService(BaseSessionService):
     ) -> Session:
         """Create a session and return it. Raises AlreadyExistsError; of two that create one, one does."""
         await self._ready()
-        id = (session_id or "").strip() or platform_uuid.new_uuid()
+        id = trimmed(session_id or "") or platform_uuid.new_uuid()
         delta = Delta.of(changed(dumped(Event(actions=EventActions(state_delta=state or {})))))
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=id)
         now = platform_time.get_time()
@@ -114,7 +115,7 @@ class DistributedSessionService(BaseSessionService):
     ) -> Session | None:
         """Read a session as it is now, None if there is none; its state and its events are of one version."""
         await self._ready()
-        id = session_id.strip()
+        id = trimmed(session_id)
         record = self.session_record(app_name=app_name, user_id=user_id, session_id=id)
         seen, (user, app) = await asyncio.gather(look(record, config), self._shared(app_name, user_id))
         if seen is None:
@@ -145,7 +146,7 @@ class DistributedSessionService(BaseSessionService):
     async def delete_session(self, *, app_name: str, user_id: str, session_id: str) -> None:
         """Remove a session for good, its events and history too. One that is not there is no error."""
         await self._ready()
-        await self._store.erase(joined(app_name, user_id, session_id.strip()))
+        await self._store.erase(joined(app_name, user_id, trimmed(session_id)))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Read the state of a user, keys without their prefix."""
@@ -185,7 +186,7 @@ class DistributedSessionService(BaseSessionService):
         if not event.partial:
             await self._ready()
             event = self._trim_temp_delta_state(event)
-            await self._store_event(app_name, user_id, session_id.strip(), dumped(event), None)
+            await self._store_event(app_name, user_id, trimmed(session_id), dumped(event), None)
         return event
 
     async def flush(self) -> None:

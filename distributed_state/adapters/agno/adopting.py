@@ -15,7 +15,7 @@ from typing import Any
 from agno.db.base import AsyncBaseDb, BaseDb
 from agno.db.schemas.memory import UserMemory
 
-from distributed_state import AsyncStateStore, InvalidValue, StateStore
+from distributed_state import AsyncStateStore, InvalidValue, NotFound, StateStore
 from distributed_state.adapters.adopting import (
     DELETED,
     EQUAL,
@@ -24,11 +24,14 @@ from distributed_state.adapters.adopting import (
     canonical,
     deleted,
     opened,
+    removed,
+    removed_item,
     sqlite_path,
     untouched,
 )
 from distributed_state.adapters.agno.databases import AsyncDistributedDb
-from distributed_state.adapters.agno.layout import joined, plain
+from distributed_state.adapters.agno.layout import RUNS, joined, plain
+from distributed_state.adapters.databases import read_only_url
 
 _PAGE = 500
 
@@ -44,6 +47,9 @@ async def threads(
     if isinstance(source, str):
         source = _of_url(source)
         stack.callback(source.close)
+        tables = (source.session_table_name, source.memory_table_name)
+        if not any(map(source.table_exists, tables)):
+            raise NotFound(f"no tables of Agno in the source: it has no {tables[0]!r}, nor {tables[1]!r}")
     database = await opened(stack, source, (BaseDb, AsyncBaseDb))
     return Threads(store.aio, database, into(store))
 
@@ -53,7 +59,7 @@ def _of_url(url: str) -> BaseDb:
     if path is not None:
         from agno.db.sqlite import SqliteDb
 
-        return SqliteDb(db_file=path)
+        return SqliteDb(db_url=read_only_url(path))
     if url.startswith(("postgres://", "postgresql")):
         from agno.db.postgres import PostgresDb
 
@@ -144,6 +150,9 @@ class Threads:
         changed = canonical(row) != canonical(has) or any(run["run_id"] in there for _, run in left)
         if (changed or not left) and not await untouched(record):
             return Found(differs="it was changed here" if changed else "its runs are in another order here")
+        lacking = runs.keys() - there.keys()
+        if lacking and await removed(record, lambda changes: removed_item(changes, RUNS)):
+            return Found(differs=f"runs were removed here: {len(lacking)} of {len(runs)} in the source are not there")
         return Found(work=(theirs, False, left))
 
     # Memories
@@ -161,6 +170,13 @@ class Threads:
             return Found(differs=f"{len(extra)} memories of {len(ours)} are not in the source")
         if any(id in ours for id in unlike) and not await untouched(record):
             return Found(differs="they were changed here")
+        lacking = {joined(self._target.memory_table_name, id) for id in unlike if id not in ours}
+        if lacking and await removed(
+            record, lambda changes: any(not lacking.isdisjoint(each.deleted) for each in changes)
+        ):
+            return Found(
+                differs=f"memories were removed here: {len(lacking)} of {len(theirs)} in the source are not there"
+            )
         return Found(work=[UserMemory.from_dict(theirs[id]) for id in unlike])
 
     async def _of_target(self, method: str, **more: Any) -> Any:

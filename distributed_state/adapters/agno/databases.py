@@ -15,6 +15,7 @@ from agno.db.base import AsyncBaseDb, BaseDb
 from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno.memories import Memories
 from distributed_state.adapters.agno.stepping import AwaitedStore, finish
+from distributed_state.adapters.stores import open_store
 
 # What Agno has in its base class for the families that are ours, and we do not have: it refuses there, as it should.
 _BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
@@ -95,7 +96,10 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # it is made above
         super().__init__(**names)
         self.others = others
         self._work = Memories(
-            AwaitedStore(store.blocking), self.session_table_name, self.runs_table_name, self.memory_table_name
+            AwaitedStore(open_store(store).blocking),
+            self.session_table_name,
+            self.runs_table_name,
+            self.memory_table_name,
         )
 
     def table_exists(self, table_name: str) -> bool:
@@ -110,7 +114,9 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # it is made above
     def __init__(self, store: AsyncStateStore | StateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
         super().__init__(**names)
         self.others = others
-        self._work = Memories(store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
+        self._work = Memories(
+            open_store(store).aio, self.session_table_name, self.runs_table_name, self.memory_table_name
+        )
 
     async def table_exists(self, table_name: str) -> bool:
         """Tell whether something can be stored under this name."""

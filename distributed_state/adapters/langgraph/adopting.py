@@ -9,19 +9,39 @@ Design: section 22.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, closing, contextmanager
 from typing import Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from distributed_state import AsyncStateStore, InvalidValue, StateStore
-from distributed_state.adapters.adopting import DELETED, EQUAL, Found, Name, deleted, opened, sqlite_path
+from distributed_state.adapters.adopting import (
+    DELETED,
+    EQUAL,
+    Found,
+    Name,
+    deleted,
+    opened,
+    removed,
+    removed_item,
+    sqlite_path,
+)
+from distributed_state.adapters.databases import demand_in_file, demand_in_postgresql, read_only
+from distributed_state.adapters.langgraph.frames import CHECKPOINTS
 from distributed_state.adapters.langgraph.saver import DistributedStateSaver
 
 _PAGE = 1000
 _PLAIN = JsonPlusSerializer(pickle_fallback=True)  # to compare by, whatever the savers store with
+_NAMED = ("thread_id", "checkpoint_ns", "checkpoint_id")
+_SQLITE = {"checkpoints": (*_NAMED, "metadata"), "writes": (*_NAMED, "task_id", "idx")}
+_POSTGRES = {
+    "checkpoints": (*_NAMED, "metadata"),
+    "checkpoint_blobs": ("thread_id", "checkpoint_ns", "channel", "version"),
+    "checkpoint_writes": (*_NAMED, "task_id", "task_path"),
+}
 Key = tuple[str, str]  # namespace, checkpoint id
 
 
@@ -40,14 +60,25 @@ async def threads(
 def _of_url(url: str) -> Any:
     path = sqlite_path(url)
     if path is not None:
-        from langgraph.checkpoint.sqlite import SqliteSaver
-
-        return SqliteSaver.from_conn_string(path)
+        demand_in_file(path, "LangGraph", _SQLITE)
+        return _sqlite_saver(path)
     if url.startswith(("postgres://", "postgresql")):
         from langgraph.checkpoint.postgres import PostgresSaver
 
-        return PostgresSaver.from_conn_string("postgresql://" + url.partition("://")[2])
+        url = "postgresql://" + url.partition("://")[2]
+        demand_in_postgresql(url, "LangGraph", _POSTGRES)
+        return PostgresSaver.from_conn_string(url)
     raise InvalidValue(f"{url.partition('://')[0]}:// is none of postgresql, sqlite; name a saver as module:NAME")
+
+
+@contextmanager
+def _sqlite_saver(path: str) -> Iterator[BaseCheckpointSaver[Any]]:
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
+    with closing(sqlite3.connect(read_only(path), uri=True, check_same_thread=False)) as connection:
+        saver = SqliteSaver(connection)
+        saver.is_setup = True  # it would make its tables and another journal before it reads
+        yield saver
 
 
 class Source:
@@ -115,7 +146,8 @@ class Threads:
     async def compare(self, name: Name) -> Found:
         """Compare all checkpoints of a thread, and which is the newest."""
         config = {"configurable": {"thread_id": name[0]}}
-        if await deleted(self._store.session(self._target.prefix + name[0])):
+        record = self._store.session(self._target.prefix + name[0])
+        if await deleted(record):
             return DELETED
         theirs = {_key(each): _seen(each) async for each in self._source.list(config)}
         ours = {_key(each): _seen(each) async for each in self._ours.list(config)}
@@ -131,6 +163,10 @@ class Threads:
                     return Found(differs=f"checkpoint {key[1]}: {why}")
                 if lacking:
                     left.append((key, True))
+        if left and await removed(record, lambda changes: removed_item(changes, CHECKPOINTS)):
+            return Found(
+                differs=f"checkpoints were removed here: {len(left)} of {len(theirs)} are not as in the source"
+            )
         if not left and theirs and await _newest(self._source, config) != await _newest(self._ours, config):
             return Found(differs="another checkpoint is the newest here")
         return Found(work=left) if left else EQUAL
@@ -169,6 +205,8 @@ class Threads:
             if not there:
                 parent = (key[0], _parent(found) or "")
                 begin = _config(name[0], key[0], parent[1] or None)
+                if self._target.user in found.metadata:  # LangGraph notes there what was configurable
+                    begin["configurable"][self._target.user] = found.metadata[self._target.user]  # type: ignore[literal-required]
                 of_parent = versions.get(parent, {})
                 new = {
                     channel: version

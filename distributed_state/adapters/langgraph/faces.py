@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from distributed_state import AsyncStateStore, StateStore
+from distributed_state.adapters.stores import open_store
 
 T = TypeVar("T")
 
@@ -21,7 +22,7 @@ class Faces:
     """The two faces of one open store."""
 
     def __init__(self, store: StateStore | AsyncStateStore) -> None:
-        self._store = store
+        self._store = open_store(store)
         # Handles hold nothing of a call, and are used side by side: making one is a tenth of a read.
         self.session = lru_cache(_HANDLES)(self._session)
 

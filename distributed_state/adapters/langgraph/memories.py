@@ -19,7 +19,7 @@ from typing import Any
 
 from langgraph.store.base import Item, SearchItem
 
-from distributed_state import Conflict, DeleteItem, PutItem
+from distributed_state import Conflict, DeleteItem, InvalidValue, PutItem
 from distributed_state.adapters.langgraph.steps import Steps, sent
 
 Namespace = tuple[str, ...]
@@ -27,6 +27,7 @@ ITEMS, NAMESPACES = "items", "namespaces"
 _TIMES = "#langgraph"
 _PAGE = 1000
 _AT_ONCE = 50
+_SOME = 20
 _KNOWN = 10_000
 
 
@@ -127,6 +128,23 @@ class Memories:
                 return found
             after = page.next
 
+    def holding(self, store: Any, namespaces: Iterable[Namespace]) -> Steps[list[Namespace]]:
+        """Those of these namespaces that hold something, in their order. A round trip each, on asyncio for fifty."""
+        found: list[Namespace] = []
+        now = yield store.time()
+        left: list[tuple[Namespace, str | None]] = [(namespace, None) for namespace in namespaces]
+        while left:
+            asked, left = left[:_AT_ONCE], left[_AT_ONCE:]
+            pages = yield [
+                self.record(store, namespace).items(ITEMS).list(after=after, limit=_SOME) for namespace, after in asked
+            ]
+            for (namespace, _), page in zip(asked, pages, strict=True):
+                if not all(Memory.unpack(item).expired(now) for item in page.items):
+                    found.append(namespace)
+                elif page.next is not None:
+                    left.append((namespace, page.next))
+        return sorted(found)
+
     def below(self, store: Any, prefix: Namespace) -> Steps[list[tuple[Namespace, str, Memory]]]:
         """All values in namespaces that begin so, what changed last first."""
         found: list[tuple[Namespace, str, Memory]] = []
@@ -177,26 +195,32 @@ class Memories:
                     PutItem(collection=ITEMS, key=key, value=again, equals=memory.stored)
                 )
         try:
-            yield from self._send(store, records)
+            for batch in self._batches(store, records):
+                yield sent(batch)
         except Conflict:  # the others that stood in its commit; what was put by then is another one by now
             for namespace, steps in records.items():
                 for step in steps:
                     with suppress(Conflict):
                         yield self.record(store, namespace).write(items=[step])
 
-    def _send(self, store: Any, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> Steps[None]:
-        """Change values in one exchange; those of a namespace in one commit, as far as they are a thousand."""
+    def _batches(self, store: Any, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> list[Any]:
+        """What changes values, to be sent: one exchange, a commit a namespace, as far as those are a thousand."""
+        batches = []
         while records:
             batch = store.batch()
             for namespace, steps in records.items():
-                changes = batch.on(self.record(store, namespace))
-                for step in steps[:_PAGE]:
-                    if isinstance(step, PutItem):
-                        changes.put_item(step.collection, step.key, step.value, equals=step.equals)
-                    else:
-                        changes.delete_item(step.collection, step.key)
-            yield sent(batch)
+                try:
+                    changes = batch.on(self.record(store, namespace))
+                    for step in steps[:_PAGE]:
+                        if isinstance(step, PutItem):
+                            changes.put_item(step.collection, step.key, step.value, equals=step.equals)
+                        else:
+                            changes.delete_item(step.collection, step.key)
+                except InvalidValue as error:
+                    raise type(error)(f"namespace {namespace!r:.200}: {error}") from error
+            batches.append(batch)
             records = {namespace: steps[_PAGE:] for namespace, steps in records.items() if steps[_PAGE:]}
+        return batches
 
     def write(
         self, store: Any, changes: Mapping[tuple[Namespace, str], tuple[Mapping[str, Any] | None, float | None, bool]]
@@ -207,9 +231,6 @@ class Memories:
             if value is not None and (namespace, key) not in self._created:
                 unknown.setdefault(namespace, set()).add(key)
         yield from self.find(store, unknown)  # which notes when they were made
-        yield from self._list(
-            store, {namespace for (namespace, _), (value, _, _) in changes.items() if value is not None}
-        )
         now: float = yield store.time()
         records: dict[Namespace, list[PutItem | DeleteItem]] = {}
         for (namespace, key), (value, ttl, indexed) in changes.items():
@@ -222,7 +243,12 @@ class Memories:
                 packed = Memory(dict(value), created, now, ttl, now, indexed).pack()
                 step = PutItem(collection=ITEMS, key=key, value=packed)
             records.setdefault(namespace, []).append(step)
-        yield from self._send(store, records)
+        batches = self._batches(store, records)  # what cannot be stored is refused here, and names no namespace
+        yield from self._list(
+            store, {namespace for (namespace, _), (value, _, _) in changes.items() if value is not None}
+        )
+        for batch in batches:
+            yield sent(batch)
 
     def _list(self, store: Any, namespaces: Iterable[Namespace]) -> Steps[None]:
         """Have the directory name these, those that this process does not know to be in it."""

@@ -21,7 +21,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from distributed_state import AsyncStateStore, StateStore
+from distributed_state import AsyncStateStore, InvalidValue, StateStore
 from distributed_state.adapters.langgraph import keeping, listing
 from distributed_state.adapters.langgraph.configs import id_of, namespace_of, thread_of
 from distributed_state.adapters.langgraph.faces import Faces, Opening
@@ -48,8 +48,8 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
             graph.invoke({}, {"configurable": {"thread_id": "t1"}})
 
     Each thread is a session of the store, `prefix` and the thread's id: it has the store's history, encryption and
-    events, and ends after `idle` or `lifetime` seconds if those are given. `user` names the entry of "configurable"
-    that says who owns a thread, for `store.forget`.
+    events, and ends after `idle` or `lifetime` seconds if those are given. `user` is the name of the entry of
+    "configurable" that says who owns a thread, for `store.forget`: a run that begins one without raises InvalidValue.
 
     A run that goes on from the newest checkpoint of its thread is refused with Conflict, at the commit itself, when
     somebody else saved another one meanwhile: with other savers the turn that came first is lost. Who names a
@@ -70,7 +70,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         super().__init__(serde=serde)
         self.exclusive = exclusive
         self.prefix = prefix
-        self._user = user
+        self.user = user
         self._lives = (idle, lifetime)
         self._faces = Faces(store)
         self._recent = Recent()
@@ -194,6 +194,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Steps[RunnableConfig]:
         if self.exclusive:
             demand(self._record_id(thread.id))
+        self._demand_owner(thread, config)
         namespace = namespace_of(config)
         yield from thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
         named = {"thread_id": thread.id, "checkpoint_ns": namespace, "checkpoint_id": Addressed(checkpoint["id"])}
@@ -216,6 +217,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Steps[None]:
         if self.exclusive:
             demand(self._record_id(thread.id))
+        self._demand_owner(thread, config)
         checkpoint_id = config["configurable"]["checkpoint_id"]
         return thread.put_writes(namespace_of(config), checkpoint_id, writes, task_id, path)
 
@@ -273,10 +275,24 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     def _record(self, face: str, thread_id: str, config: RunnableConfig | None = None) -> Any:
         """The session of a thread."""
-        owner = (config or {}).get("configurable", {}).get(self._user) if self._user else None
-        return self._faces.session(
-            face, self._record_id(thread_id), None if owner is None else str(owner), *self._lives
-        )
+        return self._faces.session(face, self._record_id(thread_id), self._owner(config), *self._lives)
+
+    def _owner(self, config: RunnableConfig | None) -> str | None:
+        owner = (config or {}).get("configurable", {}).get(self.user) if self.user else None
+        return None if owner is None else str(owner)
+
+    def _demand_owner(self, thread: Thread, config: RunnableConfig) -> None:
+        """Refuse to begin a thread that nobody would own. One that is there is owned by who began it.
+
+        Configs that LangGraph hands out, of a state or of its history, name a thread and no owner.
+        """
+        if self.user is None or self._owner(config) is not None:
+            return
+        if thread.known.head is None if thread.known.known else id_of(config) is None:
+            raise InvalidValue(
+                f"thread {thread.id!r:.80} would begin without an owner: with user={self.user!r}, "
+                f'a run says in config["configurable"][{self.user!r}] whose thread it is'
+            )
 
     def _named(self, thread_id: str, face: str, config: RunnableConfig | None = None) -> Thread:
         return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)

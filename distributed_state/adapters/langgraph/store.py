@@ -27,6 +27,8 @@ from distributed_state.adapters.langgraph.faces import Faces, Opening
 from distributed_state.adapters.langgraph.memories import Memories, Memory, Namespace, compare, matches, shown
 from distributed_state.adapters.langgraph.steps import Steps, run, run_async
 
+_LOOKED = 50
+
 
 class DistributedStateStore(BaseStore):
     """Keeps what agents know across threads: both faces in one object, each namespace a record.
@@ -41,7 +43,8 @@ class DistributedStateStore(BaseStore):
     `ttl` as LangGraph's `TTLConfig`, in minutes by the server's clock: what is past its time is not shown; `sweep_ttl`
     removes it. That a value was used is noted when a tenth of its time is gone, in one commit a namespace. A query
     in `search` is answered by the store's search, where that is on (see `StateStore.search`); which fields an item's
-    `index` names does not matter to it, `index=False` keeps the item from being found.
+    `index` names does not matter to it, `index=False` keeps the item from being found. `list_namespaces` shows those
+    that hold something: it looks into each. The name of one that was emptied stays stored, unseen, for the next `put`.
     """
 
     supports_ttl = True
@@ -144,14 +147,19 @@ class DistributedStateStore(BaseStore):
         for condition in conditions:
             if condition.match_type == "prefix" and "*" not in condition.path:
                 firm = max(firm, tuple(condition.path), key=len)
-        chosen = [
+        chosen = sorted(
             namespace
             for namespace in (yield from self._memories.namespaces(store, firm))
             if all(matches(each.path, namespace, suffix=each.match_type == "suffix") for each in conditions)
-        ]
-        if op.max_depth is not None:
-            chosen = list({namespace[: op.max_depth]: None for namespace in chosen})
-        return sorted(chosen)[op.offset : op.offset + op.limit]
+        )
+        found: dict[Namespace, None] = {}
+        for begin in range(0, len(chosen), _LOOKED):
+            left = [each for each in chosen[begin : begin + _LOOKED] if each[: op.max_depth] not in found]
+            holding = yield from self._memories.holding(store, left)
+            found |= {namespace[: op.max_depth]: None for namespace in holding}
+            if len(found) >= op.offset + op.limit:
+                break
+        return list(found)[op.offset : op.offset + op.limit]
 
 
 def _plain(op: Op) -> Op:

@@ -52,7 +52,7 @@ def langgraph(
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents adopt langgraph
     postgresql://host/graphs[/]
     """
-    _adopt(context, "langgraph.adopting", "langgraph", source, into, only, limit, dry_run)
+    _adopt(context, "langgraph.adopting", source, into, only, limit, dry_run)
 
 
 @adopt.command()
@@ -75,7 +75,7 @@ def openai(
     Example: [cyan]distributed-state --url redis://host adopt openai redis://old-host[/]
     """
     more = {} if ids is None else {"ids": _lines(ids)}
-    _adopt(context, "openai_agents_adopting", "openai-agents", source, into, only, limit, dry_run, **more)
+    _adopt(context, "openai_agents_adopting", source, into, only, limit, dry_run, **more)
 
 
 @adopt.command()
@@ -96,7 +96,7 @@ def adk(
 
     Example: [cyan]distributed-state --url redis://host adopt adk postgresql://host/sessions --app shop[/]
     """
-    _adopt(context, "adk.adopting", "adk", source, into, only, limit, dry_run, apps=app_ or ())
+    _adopt(context, "adk.adopting", source, into, only, limit, dry_run, apps=app_ or ())
 
 
 @adopt.command()
@@ -115,13 +115,12 @@ def agno(
 
     Example: [cyan]distributed-state --url redis://host adopt agno sqlite:///agno.db[/]
     """
-    _adopt(context, "agno.adopting", "agno", source, into, only, limit, dry_run)
+    _adopt(context, "agno.adopting", source, into, only, limit, dry_run)
 
 
 def _adopt(
     context: typer.Context,
     part: str,
-    extra: str,
     source: str,
     into: str | None,
     only: list[str] | None,
@@ -132,7 +131,7 @@ def _adopt(
     given: Any = named(source) if _NAME.fullmatch(source) else source
     if into is not None:
         more["into"] = named(into)
-    frame, framework = _loaded("adopting", extra), _loaded(part, extra)
+    frame, framework = _loaded("adopting"), _loaded(part)
     done: Any = None  # until it is known what there is
 
     def show(now: Any) -> None:
@@ -182,8 +181,8 @@ def _report(done: Any, verb: str) -> None:
     typer.echo(f"{done.listed} listed: {counts}")
 
 
-def _loaded(part: str, extra: str) -> Any:
+def _loaded(part: str) -> Any:
     try:
         return import_module(f"distributed_state.adapters.{part}")
     except ImportError as error:
-        raise ConfigurationError(f"install distributed-state[{extra}]: {error}") from error
+        raise ConfigurationError(str(error)) from error  # it names the extra
