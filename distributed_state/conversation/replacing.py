@@ -8,7 +8,7 @@ Design: section 11.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from distributed_state.conversation.window import Summary
@@ -19,14 +19,17 @@ from distributed_state.records.access import MESSAGES
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
+from distributed_state.tiers.changes import Changes
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment
 from distributed_state.values.model import NEXT, SEGMENTS, START, SUMMARY, Message
 
 _SHOWN = (NEXT, START, SEGMENTS, SUMMARY)
+Note = Callable[[CachedRecord, Changes], None]
+"""Puts something beside it into the change, which is then made for the very version of that entry."""
 
 
-async def pop(context: RecordContext, durability: str | None) -> Message | None:
+async def pop(context: RecordContext, durability: str | None, *, note: Note | None = None) -> Message | None:
     """Take the last message back and return it, None if there is none."""
     context.allow("read", MESSAGES)
     fresh = False
@@ -42,7 +45,7 @@ async def pop(context: RecordContext, durability: str | None) -> Message | None:
         message = shown.messages()[-1].looked_at()
         runs = message_ranges.segments(context.text, shown.entry.fields)
         kept = message_ranges.part(runs, 0, message_ranges.count(runs) - 1)
-        await _commit(context, shown.entry, kept, (), "pop", durability)
+        await _commit(context, shown.entry, kept, (), "pop", durability, note)
         return message
 
     return await write_path.until_no_conflict(context.tiers, once)
@@ -54,6 +57,8 @@ async def replace(
     after: int | None,
     expect_last: int | None,
     durability: str | None,
+    *,
+    note: Note | None = None,
 ) -> int:
     """Show these in place of all messages behind `after`; the new version."""
     given = [*new]
@@ -79,7 +84,7 @@ async def replace(
             return refusal
         if vain:
             return entry.version
-        return await _commit(context, entry, kept, given, "replace", durability)
+        return await _commit(context, entry, kept, given, "replace", durability, note)
 
     done = await write_path.until_no_conflict(context.tiers, once)
     if isinstance(done, Conflict):
@@ -110,6 +115,7 @@ async def _commit(
     new: Iterable[Message | dict[str, Any]],
     kind: str,
     durability: str | None,
+    note: Note | None,
 ) -> int:
     """Show these runs and then the new messages, if what is shown is still what it was in this entry."""
     changes = context.changes()
@@ -120,8 +126,11 @@ async def _commit(
         changes.reserved(SUMMARY, None)  # it says what was in them
     for message in new:
         changes.append(message)
+    if note is not None:
+        note(entry, changes)
     draft = changes.draft(kind)
     draft.epoch = entry.epoch
+    draft.expected = None if note is None else entry.version
     draft.expectations += [(name, entry.fields.get(name)) for name in _SHOWN]
     return (await context.commit(draft, durability=durability)).version
 

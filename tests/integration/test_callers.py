@@ -16,6 +16,7 @@ from distributed_state import AsyncStateStore, ConfigurationError
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.auth import Authentication, policy
 from distributed_state.programs.service.callers import RIGHTS, Caller, serving
+from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.routes import Operation
 from distributed_state.records.access import Request as Asked
@@ -62,11 +63,15 @@ def opened(**options: Any) -> AsyncStateStore:
 
 
 OPERATIONS = {f"{each.method} {each.path}": each for each in Service().operations}
-OF_ALL_TENANTS = {"GET /v1/replicas", "GET /v1/branches"}
+OF_ALL_TENANTS = {
+    "GET /v1/replicas", "GET /v1/branches", "POST /v1/maintenance/compact", "POST /v1/maintenance/purge",
+}  # fmt: skip
 BODIES: dict[str, Any] = {
     "Create": {"id": "new"}, "Turn": {"messages": [HI]}, "Append": {"messages": [HI]}, "Patch": {"set": {"n": 1}},
     "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "Checkpoint": {"label": "here"},
     "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
+    "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
+    "Compact": {}, "Purge": {"keep_changes": 1000},
 }  # fmt: skip
 
 
@@ -119,6 +124,19 @@ def body_of(operation: Operation, id: str) -> dict[str, Any]:
         return {}
     body = BODIES[operation.body.__name__]
     return {"json": body | {"id": f"{id}-{body['id']}"} if "id" in body else body}
+
+
+async def test_a_conversation_that_a_write_begins_counts_as_one_that_is_begun() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=1))
+        token = await served.token("acme:", *RIGHTS)
+        asked = [("c1", "writes"), ("c1", "writes"), ("c1", "changes"), ("c2", "writes"), ("c2", "changes")]
+        bodies = {"writes": {"set": {"n": 1}}, "changes": {"key": "n", "add": 1}}
+        found = [
+            (await served.ask("POST", f"/v1/conversations/acme:{id}/{what}", token, json=bodies[what])).status_code
+            for id, what in asked
+        ]
+        assert found == [200, 200, 200, 429, 429]
 
 
 async def test_what_a_body_names_is_held_to_the_tenant_as_well() -> None:

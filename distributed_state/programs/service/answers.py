@@ -128,7 +128,8 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
         log.error("a request failed: %s: %s", type(error).__name__, error)
     elif status == 503:
         log.info("a request was refused: %s: %s", type(error).__name__, error)
-    return _refused(type(error).__name__, said(error), _conditional(error, status, request), request, {})
+    found = _conditional(error, status, request)
+    return _refused(type(error).__name__, said(error), found, request, {}, _found(error))
 
 
 def said(error: StateError) -> str:
@@ -150,8 +151,27 @@ def _conditional(error: StateError, status: int, request: Request | None) -> int
     return status
 
 
-def _refused(name: str, detail: str, status: int, request: Request | None, headers: dict[str, str]) -> Response:
-    problem = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail[:_DETAIL]}
+def _found(error: StateError) -> dict[str, Any]:
+    """What a caller needs to go on: the version that was found, and the like."""
+    names: tuple[str, ...] = ()
+    if isinstance(error, (Conflict, DurabilityUnknown)):
+        names = ("version",)
+    elif isinstance(error, InvalidTransition):
+        names = ("phase", "event")
+    return {name: getattr(error, name) for name in names}
+
+
+def _refused(
+    name: str, detail: str, status: int, request: Request | None, headers: dict[str, str],
+    found: dict[str, Any] | None = None,
+) -> Response:  # fmt: skip
+    problem: dict[str, Any] = {
+        "type": "about:blank",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail[:_DETAIL],
+    }
+    problem |= found or {}
     if request is not None:
         problem["instance"] = requests.request_id(request)
     response = Response(encode(problem | {"error": name}), status, headers, media_type=PROBLEM)

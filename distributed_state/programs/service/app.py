@@ -180,7 +180,7 @@ class Service:
         request.state.count_conversation = partial(self._count_conversation, caller)  # for what begins one all the same
         actor = caller.actor
         with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
-            asked = Asked(self.store, self.limits, caller, request)
+            asked = Asked(self.store, self.limits, caller, request, self._quota)
             return await self._work.within(self.limits.request, operation.serve(asked))
 
     async def _count_conversation(self, caller: Caller) -> None:

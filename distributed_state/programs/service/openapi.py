@@ -40,7 +40,10 @@ _ALWAYS = (401, 403, 413, 422, 429, 500, 501, 503)
 
 
 class Problem(BaseModel):
-    """What went wrong (RFC 9457). `error` is the name of its class, `instance` the id of the request."""
+    """What went wrong (RFC 9457). `error` is the name of its class, `instance` the id of the request.
+
+    `version` is the one that was found, `phase` and `event` what does not go together.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,6 +53,9 @@ class Problem(BaseModel):
     detail: str
     instance: str
     error: str
+    version: int | None = None
+    phase: str | None = None
+    event: str | None = None
 
 
 def description(operations: Sequence[Operation]) -> dict[str, Any]:

@@ -11,17 +11,21 @@ from starlette.responses import Response
 from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.resources import (
     branches,
+    changes,
     conversations,
     fields,
     fleet,
     forks,
     leases,
+    maintenance,
     messages,
     records,
     search,
     shapes,
+    transcripts,
     turns,
     versions,
+    writes,
 )
 from distributed_state.programs.service.resources.events import Heard
 from distributed_state.programs.service.routes import (
@@ -57,6 +61,11 @@ def operations(events: Serve) -> list[Operation]:
         Operation("GET", f"{PREFIX}/replicas", "admin", fleet.replicas, "List the replicas", answer=fleet.Replicas),
         Operation("GET", f"{PREFIX}/events", "events", events, "Read events as they come",
                   query=Heard, headers=(LAST_EVENT_ID,), media="text/event-stream"),
+        Operation("GET", f"{PREFIX}/caller", "read", maintenance.who, "Read who is asking", answer=maintenance.Who),
+        Operation("POST", f"{PREFIX}/maintenance/compact", "admin", maintenance.compact, "Pack old history",
+                  body=maintenance.Compact, answer=maintenance.Counts),
+        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", maintenance.purge, "Remove what is old",
+                  body=maintenance.Purge, answer=maintenance.Counts),
     ]  # fmt: skip
     return many
 
@@ -78,6 +87,12 @@ def _conversations() -> list[Operation]:
                   query=messages.Page, answer=messages.Numbered, headers=_READ),
         Operation("POST", f"{one}/messages", "write", messages.append, "Add messages",
                   body=messages.Append, answer=messages.Appended, status=201, headers=_WRITE),
+        Operation("PUT", f"{one}/messages", "write", transcripts.replace, "Replace messages",
+                  body=transcripts.Replace, answer=shapes.Written, headers=_WRITE),
+        Operation("DELETE", f"{one}/messages/last", "write", transcripts.pop, "Take the last message back",
+                  answer=transcripts.Popped, headers=_WRITE),
+        Operation("GET", f"{one}/transcript", "read", transcripts.page, "Read messages as they were given",
+                  query=messages.Page, answer=transcripts.Transcript),
         Operation("GET", f"{one}/messages/{{number:int}}", "read", messages.one, "Read one message",
                   query=records.Fresh, answer=messages.Single),
     ]  # fmt: skip
@@ -90,7 +105,13 @@ def _records(scope: Scope) -> list[Operation]:
     def line(method: str, path: str, right: Right, serve: OfScope, summary: str, **more: Any) -> Operation:
         return Operation(method, one + path, right, partial(serve, scope), f"{summary} of a {name}", **more)
 
-    found = [*_fields(line), *_past(line), *_whole(line)]
+    found = [
+        *_fields(line), *_past(line), *_whole(line),
+        line("POST", "/writes", "write", writes.write, "Make one write", body=writes.WholeWrite,
+             answer=writes.WholeWritten, headers=_WRITE),
+        line("POST", "/changes", "write", changes.change, "Change a field by what it holds", body=changes.FieldChange,
+             answer=changes.FieldChanged, headers=_WRITE),
+    ]  # fmt: skip
     if scope != "session":
         found.append(line("GET", "", "read", records.read, "Read the state",
                           query=records.Fresh, answer=records.Shown, headers=_READ))  # fmt: skip

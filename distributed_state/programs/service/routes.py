@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from distributed_state.programs.service.callers import Caller, Right
 from distributed_state.programs.service.limits import Limits
+from distributed_state.programs.service.quotas import Quota
 from distributed_state.store.asyncio import AsyncStateStore
 
 
@@ -26,6 +27,7 @@ class Asked:
     limits: Limits
     caller: Caller
     request: Request
+    quota: Quota | None = None
 
 
 Serve = Callable[[Asked], Coroutine[Any, Any, Response]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from starlette.responses import Response
 
 from distributed_state.programs.service import conditions, requests, writing
@@ -88,7 +88,7 @@ async def history(scope: Scope, asked: Asked) -> Response:
 def _change(change: Change) -> dict[str, Any]:
     items = []
     for (collection, key), item in change.items.items():
-        shown: dict[str, Any] = Field(default_factory=dict)
+        shown: dict[str, Any] = {}
         if item is not None:
             data = item.value
             shown = {"bytes": bytes_as_text.text_of(data)} if isinstance(data, bytes) else {"value": data}

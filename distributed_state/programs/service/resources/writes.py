@@ -1,0 +1,144 @@
+"""One write with all that a record's `write` takes. Law: it is one commit, and begins the record if that is not there.
+
+It is what the client of this package writes with; the operations beside it are the same by parts, and refuse to begin a
+conversation by mistake.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from distributed_state.errors import InvalidValue
+from distributed_state.programs.service import requests, writing
+from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.callers import serving
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.shapes import (
+    Body,
+    Encoded,
+    Id,
+    Label,
+    Messages,
+    Texts,
+    Values,
+    Written,
+    together,
+)
+from distributed_state.programs.service.routes import Asked
+from distributed_state.records import creation
+from distributed_state.records.access import VERSION
+from distributed_state.records.context import RecordContext, context_of
+from distributed_state.tiers.changes import Changes
+from distributed_state.values.model import INITIALIZED, PHASE, Scope
+from distributed_state.values.presence import ABSENT, PRESENT
+from distributed_state.warm.answers import Draft
+
+
+class WholeWrite(Body):
+    """What becomes of a record, in one commit of this `kind`, as its history shows it.
+
+    `user` owns it from its first write on. What `clear` lists goes first. A `phase` of null is none; a `label` names
+    the version. `expect`, `expect_absent` and `expect_present` are as for fields; `expect_phase` is the phase before.
+    With `revive` a deleted record begins again. `durability` is how hard the write is kept before it is answered.
+    """
+
+    kind: Literal["set", "delete", "write", "append", "clear", "transaction", "transition", "checkpoint"] = "write"
+    user: Id | None = None
+    clear: list[Literal["fields", "messages", "items"]] = Field(default_factory=list)
+    set: Values | None = None
+    bytes: Encoded | None = None
+    ttl: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
+    delete: list[str] = Field(default_factory=list)
+    increment: dict[str, int] = Field(default_factory=dict)
+    append: Messages | None = None
+    phase: str | None = None
+    label: Label | None = None
+    tag: Texts = Field(default_factory=dict)
+    untag: Texts = Field(default_factory=dict)
+    expect: Values | None = None
+    expect_absent: list[str] = Field(default_factory=list)
+    expect_present: list[str] = Field(default_factory=list)
+    expect_phase: str | None = None
+    revive: bool = False
+    durability: str | None = None
+
+    def build(self, changes: Changes) -> None:
+        """Put it into a change."""
+        if self.clear:
+            changes.clear(messages="messages" in self.clear, items="items" in self.clear)
+            changes.reserved(INITIALIZED, None)
+            changes.emit("conversation.cleared", {"messages": "messages" in self.clear})
+        for key in self.delete:
+            changes.delete(key)
+        changes.set_many(together(self.set, self.bytes), ttl=self.ttl)
+        for key, by in self.increment.items():
+            changes.increment(key, by)
+        for message in self.append or ():
+            changes.append(message)
+        if "phase" in self.model_fields_set:
+            changes.phase(self.phase)
+        if self.tag or self.untag:
+            changes.put_tags(self.tag, self.untag)
+        if self.label is not None:
+            changes.label(self.label)
+            changes.emit("session.checkpoint", {"label": self.label})
+
+    def draft(self, context: RecordContext, changes: Changes) -> Draft:
+        """The change as it is sent."""
+        draft = creation.revival(changes) if self.revive else changes.draft(self.kind)
+        draft.kind = self.kind
+        if "expect_phase" in self.model_fields_set:
+            expected = None if self.expect_phase is None else self.expect_phase.encode("utf-8", "surrogatepass")
+            draft.expectations.append((PHASE, expected))
+        return draft
+
+    def expected(self) -> dict[str, Any]:
+        """What fields are to hold before. Raises InvalidValue."""
+        found = dict(self.expect or {})
+        for names, word in (self.expect_absent, ABSENT), (self.expect_present, PRESENT):
+            for name in names:
+                if name in found:
+                    raise InvalidValue(f"{name!r:.80}: two things are expected of it")
+                found[name] = word
+        return found
+
+
+class WholeWritten(Written):
+    """The new version, the sums of what was incremented, and the number of the first message that was added."""
+
+    results: dict[str, int]
+    first_message: int | None
+
+
+async def write(scope: Scope, asked: Asked) -> Response:
+    """Change a record in one commit."""
+    given = requests.body(asked.request, asked.limits, WholeWrite)
+    record = await owned(asked, scope, given.user)
+    context = context_of(record)
+    if given.ttl is not None:
+        await context.tiers.clock.know()
+    change = writing.Write(given.kind, given.build, given.expected(), given.draft)
+    with context.durable(given.durability):
+        done = await writing.write(asked, record, change)
+    found = {
+        "version": done.version, "repeated": done.repeated, "results": done.results,
+        "first_message": done.first_message,
+    }  # fmt: skip
+    return answer(found, version=done.version)
+
+
+async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
+    """The record that the path names; if it begins, it is this user's. Raises AccessDenied and InvalidValue."""
+    id = records.made(records.id_of(asked))
+    if user is not None:
+        records.within(asked, user)
+    if scope == "session":
+        session = asked.store.session(id, user=user)
+        if asked.quota is not None and (await context_of(session).read(field=VERSION)).version == 0:
+            with serving(None):  # as the service's own work: who may write need not be one who may list
+                await asked.quota.ask(asked.store, asked.caller)
+        return session
+    return asked.store.user(id) if scope == "user" else asked.store.task(id, user=user)
