@@ -62,6 +62,11 @@ from distributed_state.records.record_view import RecordView
 from distributed_state.records.schema import Schema
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.remote.blocking import RemoteRecord, RemoteSession, RemoteStore
+from distributed_state.remote.record import AsyncRemoteRecord
+from distributed_state.remote.session import AsyncRemoteSession
+from distributed_state.remote.store import AsyncRemoteStore
+from distributed_state.remote.transaction import RemoteTransaction
 from distributed_state.settings import Settings
 from distributed_state.store import metrics as metrics
 from distributed_state.store.asyncio import AsyncStateStore
@@ -115,6 +120,9 @@ __all__ = [
     "AsyncLease",
     "AsyncItems",
     "AsyncRecord",
+    "AsyncRemoteRecord",
+    "AsyncRemoteSession",
+    "AsyncRemoteStore",
     "AsyncSession",
     "AsyncStateStore",
     "AsyncTurn",
@@ -161,6 +169,10 @@ __all__ = [
     "Items",
     "Record",
     "RecordView",
+    "RemoteRecord",
+    "RemoteSession",
+    "RemoteStore",
+    "RemoteTransaction",
     "RecoveryInProgress",
     "Reencrypted",
     "Repaired",

@@ -90,6 +90,18 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
 ''',
     ),
     File(
+        "remote.blocking",
+        "A store behind its HTTP service, for blocking code. Law: no logic here.",
+        (
+            "remote.leases:AsyncRemoteLease",
+            "remote.transaction:AsyncRemoteTransactionBody",
+            "remote.record:AsyncRemoteRecord",
+            "remote.session:AsyncRemoteSession",
+            "remote.events:AsyncRemoteEvents",
+            "remote.store:AsyncRemoteStore",
+        ),
+    ),
+    File(
         "agents.blocking_deleted_state",
         "The last state of a deleted conversation, on the blocking face. Law: no logic here.",
         ("agents.deleted_state:AsyncLastState",),
@@ -112,6 +124,13 @@ IMPORTS = {
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
     "as_session": f"from {PACKAGE}.store.blocking_records import as_session",
+    "BlockingHttp": f"from {PACKAGE}.port.http import BlockingHttp",
+    "RETRY_FOR": f"from {PACKAGE}.remote.store import RETRY_FOR",
+    "TIMEOUT": f"from {PACKAGE}.remote.store import TIMEOUT",
+    "checked": f"from {PACKAGE}.remote.store import checked",
+    "opened_remotely": f"from {PACKAGE}.store.remotely import opened_remotely",
+    "RemoteStore": f"from {PACKAGE}.remote.blocking import RemoteStore",
+    "cast": "from typing import cast",
     "as_record": f"from {PACKAGE}.store.blocking_records import as_record",
 }
 # A handle of a schema is of another class, and only the object knows.
@@ -125,6 +144,8 @@ INNER = {
     "AsyncEdit": {"finish"},
     "AsyncTurn": {"suspends"},
     "AsyncEvents": {"asks", "end", "join", "leave"},
+    "AsyncRemoteEvents": {"join"},
+    "AsyncRemoteStore": {"__await__"},
     "AsyncHost": {
         "close",
         "current_run",
@@ -182,6 +203,11 @@ def blocking(self) -> StateStore:
     """This store, as `store.aio.blocking` is it."""
     return self
 ''',
+    # So does a remote one.
+    ("AsyncRemoteStore", "__init__"): """
+def __init__(self, twin: AsyncRemoteStore) -> None:
+    self._twin = twin
+""",
     # So does a host, of agents of its own face.
     ("AsyncHost", "__init__"): """
 def __init__(self, *agents: Agent) -> None:
@@ -216,8 +242,32 @@ return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_stalen
     ("AsyncRecord", "__repr__"): 'return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"',
     # `on` takes any record as Any, so that its type does not say that it has a twin.
     ("AsyncBatch", "on"): "return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)",
+    ("AsyncRemoteStore", "open"): """
+place = checked(url, token, retry_for, timeout)
+store = cls(AsyncRemoteStore(place, BlockingHttp(place.place()), retry_for=retry_for, timeout=timeout))
+finish(store._twin.__aenter__())
+return store
+""",
+    ("AsyncRemoteStore", "__aenter__"): "return self",
+    # The name of this class, not of the twin's; and the twin says why a name is not there.
+    ("AsyncRemoteStore", "__repr__"): 'return repr(self._twin).replace("Async", "", 1)',
+    ("AsyncRemoteRecord", "__repr__"): 'return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"',
+    **{
+        (name, "__getattr__"): """
+if name.startswith("_"):
+    raise AttributeError(name)
+return getattr(self._twin, name)
+"""
+        for name in ("AsyncRemoteStore", "AsyncRemoteRecord", "AsyncRemoteSession")
+    },
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """
+remote = opened_remotely(
+    RemoteStore.open, url, settings, archive=archive, namespace=namespace, encryption=encryption, access=access,
+    clean=clean, clean_messages=clean_messages, credentials=credentials, search=search,
+)
+if remote is not None:
+    return cast(Self, remote)  # it has the same names
 store = cls(
     resolve(url=url, archive=archive, namespace=namespace, **settings),
     encryption=encryption,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from distributed_state.cold.values import Wanted
 from distributed_state.conversation.agent_state import AgentState
@@ -32,6 +32,7 @@ from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import AsyncTypedRecord
+from distributed_state.remote.store import AsyncRemoteStore
 from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
@@ -40,6 +41,7 @@ from distributed_state.store.fleet import Fleet
 from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.remotely import opened_remotely
 from distributed_state.store.repair import Repaired
 from distributed_state.store.twins import face_of
 from distributed_state.store.upcasting import Upcast, upcast_many
@@ -124,6 +126,8 @@ class AsyncStateStore:
         throwaway use) and `namespace`: redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
         redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
         `credentials()` returns user and password anew for each connection, where they are tokens that end.
+        With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
+        `remote`): an AsyncRemoteStore, which has the names of this class that make sense there.
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
@@ -131,6 +135,12 @@ class AsyncStateStore:
         Search), lets `search` find what records say; without a `url` it does so from the first search on, unless False.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
+        remote = opened_remotely(
+            AsyncRemoteStore.open, url, settings, archive=archive, namespace=namespace, encryption=encryption,
+            access=access, clean=clean, clean_messages=clean_messages, credentials=credentials, search=search,
+        )  # fmt: skip
+        if remote is not None:
+            return cast(Self, remote)  # it has the same names
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
         store = cls(given, encryption=encryption, access=access, credentials=credentials, search=search)
         store.hook(clean, clean_messages)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
 from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
@@ -24,6 +24,7 @@ from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.records.schema import M, Schema
+from distributed_state.remote.blocking import RemoteStore
 from distributed_state.settings import Settings
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
@@ -32,6 +33,7 @@ from distributed_state.store.blocking_records import Record, Session, TypedRecor
 from distributed_state.store.doctor import Finding
 from distributed_state.store.lifecycle import resolve
 from distributed_state.store.reencryption import Reencrypted
+from distributed_state.store.remotely import opened_remotely
 from distributed_state.store.repair import Repaired
 from distributed_state.store.twins import twin_of
 from distributed_state.store.upcasting import Upcast
@@ -143,6 +145,8 @@ class StateStore:
         throwaway use) and `namespace`: redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
         redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
         `credentials()` returns user and password anew for each connection, where they are tokens that end.
+        With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
+        `remote`): an RemoteStore, which has the names of this class that make sense there.
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
@@ -150,6 +154,21 @@ class StateStore:
         Search), lets `search` find what records say; without a `url` it does so from the first search on, unless False.
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
+        remote = opened_remotely(
+            RemoteStore.open,
+            url,
+            settings,
+            archive=archive,
+            namespace=namespace,
+            encryption=encryption,
+            access=access,
+            clean=clean,
+            clean_messages=clean_messages,
+            credentials=credentials,
+            search=search,
+        )
+        if remote is not None:
+            return cast(Self, remote)  # it has the same names
         store = cls(
             resolve(url=url, archive=archive, namespace=namespace, **settings),
             encryption=encryption,

@@ -30,6 +30,7 @@ FLOORS = [
     {"tiers"},
     {"records"},
     {"conversation", "events", "search"},
+    {"remote"},
     {"store"},
     {"agents"},
     {"__init__"},
@@ -42,7 +43,7 @@ HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 # Each driver has one door, or two: the folder that may import it. `programs` are run by themselves, and use what they
 # like; adapters read by them what frameworks have of their own.
 DOORS = {
-    "redis": ("port", "adapters"), "hiredis": "port", "fakeredis": "port",
+    "httpx": "port", "redis": ("port", "adapters"), "hiredis": "port", "fakeredis": "port",
     "sqlalchemy": ("cold", "adapters"), "sqlite3": ("cold", "adapters"),
     "alembic": "cold", "psycopg": "cold", "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",

@@ -1,0 +1,82 @@
+"""What a remote store has not. Law: a name that is not there says so, and what to do instead.
+
+Design: section 26.
+"""
+
+from __future__ import annotations
+
+from distributed_state.errors import ConfigurationError
+
+_DIRECT = "open the store by its Redis URL for that"
+_TOGETHER = "it reads and commits many times, which a service has no one request for: " + _DIRECT
+_MEMORY = "there is no memory of this process's behind a service"
+_WORKERS = "workers do that, beside the service: " + _DIRECT
+_OPERATOR = "an operator does that, with the program distributed-state"
+RECORD = {
+    "ephemeral": _MEMORY,
+    "invalidate": "nothing is cached, each read is a request",
+    "unreadable": _DIRECT,
+    "view": "read get_all(), or use a transaction",
+    "items": "a service has no items yet: " + _DIRECT,
+    "confirm": "give durability= with the write",
+    "initialize": "use write(set=..., expect={...: ABSENT})",
+    "create": "use write(set=..., expect_exists=False)",
+    "export_state": _OPERATOR,
+    "restore_state": _OPERATOR,
+    "cleanup": _DIRECT,
+}
+SESSION = RECORD | {
+    "turn": "use lock() and one write(); or POST /v1/conversations/{id}/turns",
+    "window": _TOGETHER,
+    "context": _TOGETHER,
+    "load_state": _TOGETHER,
+    "save_state": _TOGETHER,
+    "call": _TOGETHER,
+    "switch": _DIRECT,
+    "lifetime": _DIRECT,
+    "set_lifetime": _DIRECT,
+}
+STORE = {
+    "app": "a service has sessions, users and tasks: " + _DIRECT,
+    "batch": _TOGETHER,
+    "get_many": _TOGETHER,
+    "run": _WORKERS,
+    "on": "use events()",
+    "off": "use events()",
+    "ready": _WORKERS,
+    "reload_config": _WORKERS,
+    "emit": _WORKERS,
+    "activate_agent": _WORKERS,
+    "change_directory": _WORKERS,
+    "announce": _WORKERS,
+    "acting_as": "history shows whose the token is",
+    "durable": "give durability= with the write",
+    "invalidate": "nothing is cached, each read is a request",
+    "tiers": _MEMORY,
+    "replica": _MEMORY,
+    "settings": "they are the service's",
+    "keys": _MEMORY,
+    "ephemeral": _MEMORY,
+    "aio": "open an AsyncStateStore at the same URL",
+    "blocking": "open a StateStore at the same URL",
+    "time": _DIRECT,
+    "audit": _OPERATOR,
+    "export": _OPERATOR,
+    "import_": _OPERATOR,
+    "reencrypt": _OPERATOR,
+    "repair": _OPERATOR,
+    "upcast": _OPERATOR,
+    "archive": _OPERATOR,
+    "doctor": _OPERATOR,
+    "stats": _OPERATOR,
+    "update_index": _OPERATOR,
+    "remove_index": _OPERATOR,
+}
+
+
+def refuse(kind: str, name: str, absent: dict[str, str]) -> Exception:
+    """The error for a name that a remote object has not."""
+    why = absent.get(name)
+    if why is None:
+        return AttributeError(f"{kind!r} object has no attribute {name!r}")
+    return ConfigurationError(f"{name} is not there on a remote store: {why}")

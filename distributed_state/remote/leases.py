@@ -1,0 +1,109 @@
+"""A lock on a record of a service. Law: what is written inside `with` carries the lease, and nothing else does.
+
+The service keeps nothing of it but the lock. It is renewed in the background; a lease that has ended is noticed by the
+next write under it, which raises Fenced.
+
+Design: section 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from contextvars import ContextVar
+from types import TracebackType
+from typing import Any, Self
+
+from distributed_state.errors import Locked, LockTimeout, StateError, Unavailable
+from distributed_state.remote.requests import Requests
+
+# What the running task, or this thread, holds: by service and path of the record. Tasks begun inside inherit it.
+_held: ContextVar[Mapping[tuple[int, str], AsyncRemoteLease]] = ContextVar("distributed_state_remote_leases")
+_ONCE = 5.0  # seconds of waiting in one request: less than a worker lets anybody wait
+HEADER = "Lease"
+
+
+def carried(requests: Requests, path: str) -> dict[str, str]:
+    """The header for a write of this record: the lease that is held here, if there is one."""
+    lease = _held.get({}).get((id(requests), path))
+    return {} if lease is None or not lease.lease else {HEADER: lease.lease}
+
+
+class AsyncRemoteLease:
+    """A record held alone, from `record.lock()`.
+
+    Example::
+
+        async with record.lock(wait=5.0) as lease:
+            await record.set("seat", "12A")
+    """
+
+    def __init__(self, requests: Requests, path: str, *, wait: float, ttl: float) -> None:
+        self._requests = requests
+        self._path = path
+        self._wait = wait
+        self._ttl = ttl
+        self._stop: Callable[[], None] | None = None
+        self._outer: AsyncRemoteLease | None = None
+        self.lease = ""
+        self._token = 0
+        self._lost = False
+
+    @property
+    def token(self) -> int:
+        """The fencing token, greater for every later holder."""
+        return self._token
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to have ended; writes under it raise Fenced."""
+        return self._lost
+
+    async def renew(self) -> bool:
+        """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
+        try:
+            await self._requests.order(
+                "PUT", self._path + "/lease", {"ttl": self._ttl}, headers={HEADER: self.lease}, repeatable=True
+            )
+        except Unavailable:
+            return True  # nothing is known: the next time, or the next write, tells
+        except StateError:
+            self._lost = True
+            return False
+        return True
+
+    async def __aenter__(self) -> Self:
+        self._outer = _held.get({}).get((id(self._requests), self._path))
+        if self._outer is not None:
+            self.lease, self._token = self._outer.lease, self._outer.token  # who holds it may nest
+            return self
+        found = await self._taken()
+        self.lease = found["lease"]
+        self._token = found["token"]
+        self._stop = self._requests.http.every(self._ttl / 3, self.renew)
+        _held.set({**_held.get({}), (id(self._requests), self._path): self})
+        return self
+
+    async def _taken(self) -> Any:
+        clock = self._requests.http.monotonic
+        end = clock() + self._wait
+        while True:
+            wait = max(0.0, min(_ONCE, end - clock()))
+            try:
+                body = {"wait": wait, "ttl": self._ttl}
+                return (await self._requests.order("POST", self._path + "/lease", body, patience=wait)).value
+            except Locked as error:
+                if clock() >= end:
+                    raise LockTimeout(f"{error}; waited {self._wait:g} s") from error
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._outer is not None:
+            return
+        if self._stop is not None:
+            self._stop()
+        _held.set({name: each for name, each in _held.get({}).items() if each is not self})
+        with suppress(Unavailable):  # it ends with its time
+            headers = {HEADER: self.lease}
+            await self._requests.order("DELETE", self._path + "/lease", headers=headers, repeatable=True)

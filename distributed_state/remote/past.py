@@ -1,0 +1,88 @@
+"""The past of a record behind a service. Law: the past is read, or made present by a new version; never rewritten.
+
+Design: section 26.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distributed_state.errors import InvalidValue
+from distributed_state.remote import values
+from distributed_state.remote.place import RecordPlace
+from distributed_state.remote.requests import part
+from distributed_state.values.model import Ref
+from distributed_state.values.results import Branch, Change, Checkpoint, Snapshot
+
+_PAGE = 500
+
+
+class Past:
+    """The methods of a record that are about what it was."""
+
+    _place: RecordPlace
+
+    async def history(
+        self, *, after: int = 0, before: int | None = None, limit: int | None = None, branch: str | None = None
+    ) -> list[Change]:
+        """Read the changes between two versions (exclusive), oldest first: who, when, what.
+
+        One request for each 500.
+        """
+        found: list[Change] = []
+        while limit is None or len(found) < limit:
+            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            query = {"after": after, "before": before, "limit": size, "branch": branch}
+            page = (await self._read("/versions", query))["versions"]
+            found += [values.change(each, self._place.ref) for each in page]
+            if len(page) < size:
+                break
+            after = page[-1]["version"]
+        return found
+
+    async def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
+        """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
+        if version is None:
+            raise InvalidValue("a remote store reads a version, also of a branch: give version=")
+        return values.snapshot(await self._read(f"/versions/{int(version)}", {"branch": branch}))
+
+    async def branches(self) -> list[Branch]:
+        """Read which commits were acknowledged and are not continued by the record, by branch."""
+        return [values.branch(each) for each in (await self._read("/branches", {}))["branches"]]
+
+    async def drop_branch(self, branch: str) -> int:
+        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
+        return int((await self._place.order("DELETE", f"/branches/{part(branch)}")).value["commits"])
+
+    async def checkpoint(self, label: str) -> int:
+        """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
+
+        A name is text of 1 to 500 characters, else InvalidValue; the last checkpoint of a name counts.
+        """
+        return int((await self._place.write({"kind": "checkpoint", "label": label}))["version"])
+
+    async def checkpoints(self) -> list[Checkpoint]:
+        """Read the named versions, oldest first."""
+        return [Checkpoint(**each) for each in (await self._read("/checkpoints", {}))["checkpoints"]]
+
+    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
+        """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
+
+        It is not sent again when its answer was lost: then Unavailable is raised, and it may have been done.
+        """
+        given = {"steps": steps, "label": label, "version": version}
+        body = {name: each for name, each in given.items() if each is not None}
+        return int((await self._place.order("POST", "/rollback", body)).value["version"])
+
+    async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
+        """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
+
+        It is not sent again when its answer was lost: then Unavailable is raised, and it may have been done.
+        """
+        part(Ref(self._place.ref.scope, new_id).id)
+        given = {"id": new_id, "version": version, "branch": branch}
+        body = {name: each for name, each in given.items() if each is not None}
+        return int((await self._place.requests.order("POST", self._place.path + "/forks", body)).value["version"])
+
+    async def _read(self, path: str, query: dict[str, Any]) -> Any:
+        return (await self._place.requests.read(self._place.path + path, query)).value

@@ -1,0 +1,106 @@
+"""A record of a service: where it is, how it is read as a whole, how it is written. Law: one request each.
+
+What is not there reads as empty, as on the direct store; what may not be read, or cannot be reached, never does.
+
+Design: section 26.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound
+from distributed_state.remote import leases, values
+from distributed_state.remote.requests import Found, Requests, part
+from distributed_state.values.model import Ref
+
+_KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
+_ATTEMPTS = 50  # of a change that nobody gave a condition, while others are faster
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A record as it was read: version 0 if it is not there. `deleted` ones have no fields."""
+
+    version: int = 0
+    fields: dict[str, Any] = field(default_factory=dict)
+    phase: str | None = None
+    deleted: bool = False
+
+
+class RecordPlace:
+    """A record behind a service, and whose it is if it begins."""
+
+    def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
+        self.requests = requests
+        self.ref = ref
+        self.user = None if user is None else Ref("user", user).id
+        self.path = path_of(ref)
+
+    async def state(self, *, fresh: bool = False) -> State:
+        """Read it as a whole."""
+        query: dict[str, Any] = {"fresh": fresh or None}
+        if self.ref.scope == "session":
+            query["last"] = 0
+        try:
+            found = await self.requests.read(self.path, query)
+        except NotFound:
+            return State()
+        except Deleted:
+            return State(deleted=True)
+        said = found.value
+        return State(said["version"], values.shown(said), said.get("phase"))
+
+    async def write(
+        self,
+        given: Mapping[str, Any],
+        durability: str | None = None,
+        *,
+        expect_version: int | None = None,
+        expect_exists: bool | None = None,
+        to: str = "/writes",
+        method: str = "POST",
+        owned: bool = True,
+    ) -> Any:
+        """Make one commit, and return what the service says of it."""
+        headers = values.conditions(expect_version, expect_exists) | self.carried()
+        more = {"user": self.user if owned else None, "durability": durability}
+        sent = {**given, **{name: each for name, each in more.items() if each is not None}}
+        free = not headers.keys() & {"If-Match", "If-None-Match"} and not any(
+            each.startswith("expect") for each in sent
+        )
+        for attempt in range(_ATTEMPTS):
+            try:
+                body = None if method == "DELETE" else sent
+                return (await self.requests.write(method, self.path + to, body, headers=headers)).value
+            except Conflict:
+                # A write without a condition has none that could fail: others were faster, at each of its attempts.
+                if not free or attempt == _ATTEMPTS - 1:
+                    raise
+            await self.pause(attempt)
+        raise AssertionError  # not reached
+
+    async def pause(self, attempt: int) -> None:
+        """Let the others go first, longer each time."""
+        await self.requests.http.sleep(secrets.randbelow(1000) / 1000 * min(0.1, 0.002 * 2**attempt))
+
+    async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Found:
+        """Have something done that takes no key, under the lease that is held here."""
+        return await self.requests.order(method, self.path + path, body, headers=self.carried(), **options)
+
+    def carried(self) -> dict[str, str]:
+        """The header for a write: the lease that is held here."""
+        return leases.carried(self.requests, self.path)
+
+
+def path_of(ref: Ref) -> str:
+    """Where a record is. Raises InvalidValue for an id that no path can name."""
+    kind = _KINDS.get(ref.scope)
+    if kind is None:
+        raise ConfigurationError(f"{ref.scope}: a remote store has sessions, users and tasks; use a direct store")
+    if not ref.id:
+        raise InvalidValue("an id is a text of at least one character")
+    return f"/v1/{kind}/{part(ref.id)}"

@@ -1,0 +1,259 @@
+"""Records behind a service, asyncio face. Law: every method is one request or says how many; handles hold no state.
+
+The names, options and errors are those of the direct store's `AsyncRecord`, whose docstrings say more.
+
+Design: section 26.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from distributed_state.errors import Conflict, Deleted, InvalidValue, NotFound
+from distributed_state.remote import absent, values
+from distributed_state.remote.leases import AsyncRemoteLease
+from distributed_state.remote.past import Past
+from distributed_state.remote.place import RecordPlace
+from distributed_state.remote.requests import Requests
+from distributed_state.remote.transaction import AsyncRemoteTransactionBody, RemoteTransaction, commit
+from distributed_state.values import codec
+from distributed_state.values.model import Message, Ref
+from distributed_state.values.results import Written
+
+T = TypeVar("T")
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a name that every proxy leaves as it is in a path
+_ATTEMPTS = 50
+_ABSENT: Any = object()
+
+
+class AsyncRemoteRecord(Past):
+    """The state of a user or a task behind a service, from `store.user(id)` or `store.task(id)`.
+
+    Example::
+
+        user = store.user("u1")
+        await user.set("language", "nb")
+        visits = await user.increment("visits")
+        assert await user.get_all() == {"language": "nb", "visits": visits}
+
+    Each read asks the service, whatever `fresh` says: with it the service asks Redis, too. Each write is sent again
+    while its answer is lost, and applied once.
+    """
+
+    def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
+        self._place = RecordPlace(requests, ref, user)
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent.refuse(type(self).__name__, name, absent.RECORD)
+
+    @property
+    def ref(self) -> Ref:
+        """What the record is called: its scope and id."""
+        return self._place.ref
+
+    @property
+    def id(self) -> str:
+        """The record's id within its scope; for a new session the one that was generated."""
+        return self._place.ref.id
+
+    # Reading
+
+    async def get(
+        self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None
+    ) -> Any:
+        """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
+        codec.encode_key(key)
+        query = {"fresh": fresh or max_staleness is not None or None}
+        if not _PLAIN.fullmatch(key):
+            # It could be read as another path on its way.
+            return (await self.get_all(fresh=fresh, max_staleness=max_staleness)).get(key, default)
+        try:
+            found = await self._place.requests.read(f"{self._place.path}/fields/{key}", query)
+        except (NotFound, Deleted):
+            return default
+        return values.value(found.value, key)
+
+    async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
+        """Tell whether a field is there."""
+        return await self.get(key, _ABSENT, fresh=fresh, max_staleness=max_staleness) is not _ABSENT
+
+    async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
+        """Read all fields, as a dict of the caller's own; {} for a record never written."""
+        return (await self._place.state(fresh=fresh or max_staleness is not None)).fields
+
+    async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
+        """Read the version: how many commits the record has had, 0 if it was never written or was deleted."""
+        return (await self._place.state(fresh=fresh or max_staleness is not None)).version
+
+    async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
+        """Tell whether the record was written and not deleted since."""
+        return (await self._place.state(fresh=fresh or max_staleness is not None)).version > 0
+
+    async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
+        """Read the tags, texts by key in order; {} if it has none."""
+        query = {"fresh": fresh or max_staleness is not None or None}
+        try:
+            found = await self._place.requests.read(f"{self._place.path}/tags", query)
+        except (NotFound, Deleted):
+            return {}
+        return {key: tuple(texts) for key, texts in found.value["tags"].items()}
+
+    # Changing
+
+    async def set(
+        self,
+        key: str,
+        value: Any,
+        *,
+        ttl: float | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_version: int | None = None,
+        durability: str | None = None,
+    ) -> int:
+        """Set one field and return the record's new version."""
+        body = {"kind": "set", **values.fields({key: value}), **values.expectations(expect)}
+        return await self._written(body if ttl is None else body | {"ttl": ttl}, durability, expect_version)
+
+    async def set_many(
+        self,
+        values: Mapping[str, Any],
+        *,
+        ttl: float | None = None,
+        expect_version: int | None = None,
+        durability: str | None = None,
+    ) -> int:
+        """Set several fields in one commit and return the new version."""
+        body = {"kind": "set", **_fields(values)}
+        return await self._written(body if ttl is None else body | {"ttl": ttl}, durability, expect_version)
+
+    async def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
+        """Delete one field and return the new version. A field that is not there is no error."""
+        codec.encode_key(key)
+        return await self._written({"kind": "delete", "delete": [key]}, durability, expect_version)
+
+    async def clear(self, *, messages: bool = False, items: bool = False, durability: str | None = None) -> int:
+        """Delete all fields, and messages and items if asked; return the new version. History stays."""
+        what = ["fields", *(["messages"] if messages else []), *(["items"] if items else [])]
+        return await self._written({"kind": "clear", "clear": what}, durability)
+
+    async def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
+        """Merge `values` into the object stored at `key`, one level deep, and return the new version."""
+        if not isinstance(values, Mapping):
+            raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
+        codec.encode_key(key)
+        codec.encode(dict(values), key)
+        return int((await self._place.write({"key": key, "merge": dict(values)}, durability, to="/changes"))["version"])
+
+    async def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
+        """Add items to the list stored at `key`, atomically, and return the new version. Creates the list."""
+        codec.encode_key(key)
+        codec.encode([*items], key)
+        return int((await self._place.write({"key": key, "extend": [*items]}, durability, to="/changes"))["version"])
+
+    async def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
+        """Add to a number, atomically, and return the sum. A field that is not there counts as 0."""
+        codec.encode_key(key)
+        if isinstance(by, bool) or not isinstance(by, (int, float)):
+            raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
+        codec.encode(by, key)
+        found: int | float = (await self._place.write({"key": key, "add": by}, durability, to="/changes"))["sum"]
+        return found
+
+    async def write(
+        self,
+        *,
+        set: Mapping[str, Any] | None = None,
+        delete: Iterable[str] = (),
+        increment: Mapping[str, int] | None = None,
+        append: Iterable[Message | dict[str, Any]] = (),
+        phase: str | None = None,
+        tag: Mapping[str, str | Iterable[str]] | None = None,
+        untag: Mapping[str, str | Iterable[str]] | None = None,
+        expect: Mapping[str, Any] | None = None,
+        expect_exists: bool | None = None,
+        expect_version: int | None = None,
+        expect_phase: str | None = None,
+        revive: bool = False,
+        durability: str | None = None,
+    ) -> Written:
+        """Change fields, counters, messages, phase and tags in one atomic commit of one request.
+
+        Example::
+
+            written = await session.write(
+                set={"city": "Oslo"}, increment={"questions": 1}, append=[{"role": "user", "content": "And Bergen?"}]
+            )
+            print(written.version, written.results["questions"])
+
+        Of `expect_version` and `expect_exists` one can be given.
+        """
+        if isinstance(delete, str):
+            raise InvalidValue(f"delete takes several names, as [{delete!r}]")
+        given = {
+            "delete": [*delete], "increment": dict(increment or {}), "append": values.messages(append), "phase": phase,
+            "expect_phase": expect_phase, "revive": revive,
+        }  # fmt: skip
+        body = {name: each for name, each in given.items() if each} | values.fields(set or {})
+        body |= values.tags(tag, untag) | values.expectations(expect)
+        done = await self._place.write(body, durability, expect_version=expect_version, expect_exists=expect_exists)
+        return Written(done["version"], done["results"], done["first_message"])
+
+    async def _written(self, body: dict[str, Any], durability: str | None, expect_version: int | None = None) -> int:
+        return int((await self._place.write(body, durability, expect_version=expect_version))["version"])
+
+    def transaction(self, *, durability: str | None = None) -> AsyncRemoteTransactionBody:
+        """Change several fields by what they hold: read at the beginning, one commit at the end, or Conflict.
+
+        Example::
+
+            async with record.transaction() as tx:
+                tx["total"] = tx["price"] * tx["guests"]
+
+        Two requests.
+        """
+        return AsyncRemoteTransactionBody(self._place, durability)
+
+    async def apply(
+        self, change: Callable[[RemoteTransaction], T | Awaitable[T]], *, durability: str | None = None
+    ) -> T:
+        """Do the same in a function, which is called again while others are faster; return what it returns."""
+        for attempt in range(_ATTEMPTS):
+            view = RemoteTransaction(await self._place.state(fresh=True))
+            found = change(view)
+            result: T = await found if inspect.isawaitable(found) else found
+            try:
+                await commit(self._place, view, durability)
+                return result
+            except Conflict:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            await self._place.pause(attempt)
+        raise AssertionError  # not reached
+
+    def lock(self, *, wait: float = 5.0, ttl: float = 30.0) -> AsyncRemoteLease:
+        """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
+
+        Example::
+
+            async with record.lock(wait=5.0) as lease:
+                await record.set("seat", "12A")
+
+        Writes inside carry the lease, others' raise Locked. It is renewed in the background until it is released, and
+        ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the body goes on
+        until then.
+        """
+        return AsyncRemoteLease(self._place.requests, self._place.path, wait=wait, ttl=ttl)
+
+    async def erase(self) -> bool:
+        """Remove the record for good: fields, messages, history, in every tier; False if there was nothing."""
+        return bool((await self._place.order("DELETE", "/everything", repeatable=True)).value["erased"])
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._place.ref.text[:200]}>"
+
+
+def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    return values.fields(given)

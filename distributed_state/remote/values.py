@@ -1,0 +1,148 @@
+"""Values as bodies of requests, and answers as the values of the package. Law: what comes out equals what went in.
+
+What the direct store refuses is refused here, by the same look at it, before anything is sent.
+
+Design: section 26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from distributed_state.errors import InvalidValue
+from distributed_state.values import bytes_as_text, codec
+from distributed_state.values.items import Item
+from distributed_state.values.model import Message, Ref
+from distributed_state.values.presence import ABSENT, Presence
+from distributed_state.values.results import Branch, Change, Event, Snapshot
+from distributed_state.values.tags import tag_texts
+
+
+def fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`set` and `bytes` of a body. Raises InvalidValue."""
+    if not isinstance(values, Mapping):
+        raise InvalidValue(f"fields must come as a mapping, not as {type(values).__name__}")
+    for key, value in values.items():
+        codec.encode_key(key)
+        codec.encode_value(value, key)
+    found = bytes_as_text.apart(values)
+    body: dict[str, Any] = {"set": found["fields"]} if found["fields"] else {}
+    return body | ({"bytes": found["bytes"]} if "bytes" in found else {})
+
+
+def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
+    """`expect` and what goes with it in a body. Raises InvalidValue."""
+    body: dict[str, Any] = {}
+    for key, value in (expect or {}).items():
+        codec.encode_key(key)
+        if isinstance(value, Presence):
+            body.setdefault("expect_absent" if value is ABSENT else "expect_present", []).append(key)
+        elif isinstance(value, bytes):
+            raise InvalidValue(f"{key!r:.80}: a remote store can expect no bytes; expect the version")
+        else:
+            codec.encode(value, key)
+            body.setdefault("expect", {})[key] = value
+    return body
+
+
+def conditions(expect_version: int | None, expect_exists: bool | None = None) -> dict[str, str]:
+    """The headers that say at which version a write is to meet the record. Raises InvalidValue."""
+    if expect_version is not None:
+        if type(expect_version) is not int or expect_version < 0:
+            raise InvalidValue(f"expect_version is an int from 0 on, not {expect_version!r}")
+        if expect_exists is not None:
+            raise InvalidValue("a remote store takes expect_version or expect_exists, not both")
+        return {"If-Match": f'"{expect_version}"'}
+    if expect_exists is None:
+        return {}
+    return {"If-Match": "*"} if expect_exists else {"If-None-Match": "*"}
+
+
+def messages(given: Iterable[Message | dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a body has them. Raises InvalidValue."""
+    found = []
+    for each in given:
+        said = (each if isinstance(each, Message) else codec.as_message(each)).to_dict()
+        codec.encode(said, "message")
+        found.append(said)
+    return found
+
+
+def tags(tag: Mapping[str, str | Iterable[str]] | None, untag: Mapping[str, str | Iterable[str]] | None) -> Any:
+    """`tag` and `untag` of a body. Raises InvalidValue."""
+    body: dict[str, dict[str, list[str]]] = {}
+    for name, given in ("tag", tag), ("untag", untag):
+        tag_texts(given or {}, name)
+        if given:
+            body[name] = {key: [texts] if isinstance(texts, str) else [*texts] for key, texts in given.items()}
+    return body
+
+
+# Answers
+
+
+def shown(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an answer, bytes among them."""
+    return bytes_as_text.together(found["fields"], found.get("bytes") or {})
+
+
+def value(found: Mapping[str, Any], name: str) -> Any:
+    """A value of an answer, which has `value` or `bytes`."""
+    return bytes_as_text.bytes_of(found["bytes"], name) if found.get("bytes") is not None else found.get("value")
+
+
+def message(said: dict[str, Any], number: int | None, time: float | None) -> Message:
+    """A message that was read: what was said, its number, and when it was committed."""
+    return Message.unread(lambda data, number: (said, time), [b""], [number])[0].looked_at()
+
+
+def _numbered(found: Mapping[str, Any]) -> Message:
+    said = dict(found)
+    return message(said, said.pop("number", None), None)
+
+
+def snapshot(found: Mapping[str, Any]) -> Snapshot:
+    """A record as it was."""
+    return Snapshot(
+        version=found["version"], fields=shown(found), messages=tuple(map(_numbered, found["messages"])),
+        phase=found["phase"], deleted=found["deleted"],
+        tags={key: tuple(texts) for key, texts in found["tags"].items()},
+    )  # fmt: skip
+
+
+def change(found: Mapping[str, Any], ref: Ref) -> Change:
+    """An entry of a history."""
+    items = {
+        (each["collection"], each["key"]): None
+        if each["deleted"]
+        else Item(each["collection"], each["key"], value(each, each["key"]), found["version"], ref.text, "")
+        for each in found["items"]
+    }
+    return Change(
+        version=found["version"], time=found["time"], kind=found["kind"], actor=found["actor"], token=found["token"],
+        set=shown(found), deleted=tuple(found["deleted"]), appended=tuple(map(_numbered, found["messages"])),
+        phase=found["phase"], label=found["label"], items=items, tagged=_pairs(found["tagged"]),
+        untagged=_pairs(found["untagged"]),
+    )  # fmt: skip
+
+
+def _pairs(found: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
+    return tuple((key, text) for key, text in found)
+
+
+def branch(found: Mapping[str, Any]) -> Branch:
+    """A branch of a record."""
+    missing = tuple((first, last) for first, last in found["missing"])
+    return Branch(**{**found, "missing": missing, "actors": tuple(found["actors"])})
+
+
+def event(found: Mapping[str, Any]) -> Event:
+    """An event, from its attributes as CloudEvents have them."""
+    return Event(
+        id=found["id"], type=found["type"], subject=found.get("subject", ""),
+        time=datetime.fromisoformat(found["time"]).timestamp(), data=found["data"], source=found["source"],
+        sequence=found["sequence"], epoch=found["epoch"], partition=found["partition"], version=found["version"],
+        actor=found["actor"],
+    )  # fmt: skip

@@ -1,0 +1,558 @@
+"""The remote store: the same code on a direct store and behind a real worker, and what happens when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
+from contextvars import Context
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from below import until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from remotely import Line, Serving
+
+from distributed_state import (
+    ABSENT,
+    DEFAULT,
+    PRESENT,
+    AccessDenied,
+    AsyncRecord,
+    AsyncRemoteRecord,
+    AsyncRemoteSession,
+    AsyncRemoteStore,
+    AsyncSession,
+    AsyncStateStore,
+    ConfigurationError,
+    Conflict,
+    Deleted,
+    Fenced,
+    InvalidTransition,
+    InvalidValue,
+    Locked,
+    LockTimeout,
+    Message,
+    NotFound,
+    RemoteStore,
+    StateStore,
+    Unauthenticated,
+    Unavailable,
+)
+from distributed_state.port.http import BlockingHttp
+from distributed_state.remote import absent
+from distributed_state.remote.requests import KEY
+from distributed_state.values import access_tokens
+
+README = Path(__file__).parents[2].joinpath("README.md").read_text()
+USE = next(each for each in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "ABSENT, PRESENT" in each)
+
+
+@pytest.fixture(scope="module")
+def place(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Where the state of this file's tests is."""
+    folder = tmp_path_factory.mktemp("remote")
+    archive = f"sqlite:///{folder}/archive.db"
+    return {"url": servers.redis("valkey").url, "archive": archive, "namespace": f"r{uuid.uuid4().hex[:12]}"}
+
+
+@pytest.fixture(scope="module")
+def workers(place: dict[str, str]) -> Iterator[tuple[Serving, Serving]]:
+    """Two workers of one store."""
+    with Serving(place) as one, Serving(place) as other:
+        yield one, other
+
+
+Opens = Callable[[], AbstractAsyncContextManager[Any]]
+
+
+@pytest.fixture(params=["direct", "remote"])
+def opens(request: pytest.FixtureRequest, place: dict[str, str], workers: tuple[Serving, Serving]) -> Opens:
+    """What opens the same state: directly, or through a worker."""
+    if request.param == "direct":
+        return lambda: AsyncStateStore.open(place["url"], archive=place["archive"], namespace=place["namespace"])
+    return lambda: AsyncStateStore.open(workers[0].url)
+
+
+@pytest.fixture
+def id() -> str:
+    return uuid.uuid4().hex
+
+
+HI = {"role": "user", "content": "hi"}
+
+
+# The same on both
+
+
+def test_the_first_example_runs_on_all_three(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: dict[str, str], workers: Any, namespace: str
+) -> None:
+    """README's, where only the arguments of `open` differ."""
+    monkeypatch.chdir(tmp_path)
+    assert USE.count("StateStore.open()") == 1
+    direct = f'"{place["url"]}", archive="sqlite:///{tmp_path}/a.db", namespace="{namespace}"'
+    found = []
+    for place_given in ("", direct, f'"{workers[0].url}"'):
+        code = USE.replace("StateStore.open()", f"StateStore.open({place_given})")
+        code += "    seen = session.get_all(), [(m.get('role'), m.get('content')) for m in session.raw_messages()]\n"
+        code += "    seen += session.version(), [(each.version, each.kind) for each in session.history()]\n"
+        names: dict[str, Any] = {}
+        exec(compile(code, "README.md", "exec"), names)
+        found.append(names["seen"])
+        assert isinstance(names["store"], RemoteStore if "http" in place_given else StateStore)
+    assert found[0] == found[1] == found[2]
+
+
+async def test_fields(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id, user=f"u{id}")
+        assert (await session.get("city", "none"), await session.get_all(), await session.version()) == ("none", {}, 0)
+        assert await session.set("city", "Oslo") == 1
+        assert await session.set_many({"a": [1, {"b": None}], "odd / name?": b"\x00\xff", "..": 2}) == 2
+        assert await session.get("odd / name?") == b"\x00\xff"
+        assert await session.get("..") == 2
+        assert await session.has("a")
+        assert not await session.has("none")
+        assert await session.delete("..") == 3
+        assert await session.get_all() == {"city": "Oslo", "a": [1, {"b": None}], "odd / name?": b"\x00\xff"}
+        assert await session.set("city", "Rome", expect={"city": "Oslo", "x": ABSENT, "a": PRESENT}) == 4
+        with pytest.raises(Conflict) as refused:
+            await session.set("city", "Bern", expect={"city": "Oslo"})
+        assert refused.value.version == 4
+        with pytest.raises(Conflict):
+            await session.set("city", "Bern", expect_version=3)
+        with pytest.raises(Conflict):
+            await session.write(set={"city": "Bern"}, expect_exists=False)
+        assert await session.set("city", "Bern", expect_version=4) == 5
+        assert await session.set("soon", 1, ttl=0.01) == 6
+        await until(lambda: _gone(session, "soon"), every=0.02)
+        assert (await session.clear(), await session.get_all()) == (7, {})
+        for bad in ({1: 2}, (1, 2), float("nan"), [b"x"]):
+            with pytest.raises(InvalidValue):
+                await session.set("bad", bad)
+        assert [each.id for each in await store.sessions(user=f"u{id}", fresh=True)] == [id]
+
+
+async def _gone(record: Any, key: str) -> bool:
+    return not await record.has(key, fresh=True)
+
+
+async def test_what_depends_on_what_a_field_holds(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        user = store.user(id)
+        assert [await user.increment("n"), await user.increment("n", -3), await user.increment("n", 0.5)] == [
+            1,
+            -2,
+            -1.5,
+        ]
+        assert await user.increment("large", 10**30) == 10**30
+        assert await user.append_to("list", 1, {"a": 2}) == 5
+        assert await user.append_to("list", "x") == 6
+        assert await user.update("map", {"a": 1, "b": {"c": 2}}) == 7
+        assert await user.update("map", {"a": None}) == 8
+        found = {"n": -1.5, "large": 10**30, "list": [1, {"a": 2}, "x"], "map": {"a": None, "b": {"c": 2}}}
+        assert await user.get_all() == found
+        for call in (user.increment("list"), user.update("list", {}), user.append_to("map", 1)):
+            with pytest.raises(InvalidValue):
+                await call
+        assert [each.kind for each in await user.history(after=3)] == [
+            "increment",
+            "append_to",
+            "append_to",
+            *["update"] * 2,
+        ]
+
+
+async def test_messages(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        assert await session.messages() == []
+        odd = {"role": "user", "content": [{"type": "text", "text": "x"}], "number": 7, "timestamp": 1.5, "own": None}
+        assert (
+            await session.append(HI, Message(role="assistant", content="yes"), {"type": "reasoning", "summary": []})
+            == 1
+        )
+        assert await session.append(odd) == 2
+        found = await session.messages()
+        assert [each.number for each in found] == [0, 1, 2, 3]
+        assert [each.to_dict() for each in found][::3] == [HI, odd]
+        assert found[0].timestamp is not None
+        assert [each.number for each in await session.messages(last=2)] == [2, 3]
+        assert [each.number for each in await session.messages(limit=2, order="desc", before=3)] == [2, 1]
+        assert [each.number for each in await session.messages(limit=2, after=0)] == [1, 2]
+        assert (await session.message(1)).content == "yes"
+        with pytest.raises(NotFound):
+            await session.message(9)
+        popped = await session.pop_message()
+        assert (popped.number, popped.to_dict()) == (3, odd)
+        assert await session.replace_messages([{"role": "user", "content": "no"}], after=1, expect_last=2) == 4
+        with pytest.raises(Conflict):
+            await session.replace_messages([], after=3)
+        raw = await session.raw_messages()
+        assert [(each["number"], each.get("content")) for each in raw] == [(0, "hi"), (1, "yes"), (4, "no")]
+        assert all(each["timestamp"] > 1e9 for each in raw)
+        assert await session.replace_messages([]) == 5
+        assert await session.pop_message() is None
+
+
+async def test_writes_transactions_and_phases(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        done = await session.write(
+            set={"a": 1, "list": [1]}, increment={"n": 2}, append=[HI], tag={"run": ["r1", "r2"]}
+        )
+        assert (done.version, done.results, done.first_message) == (1, {"n": 2}, 0)
+        assert (await session.write(untag={"run": "r1"}, delete=["n"])).version == 2
+        assert await session.tags() == {"run": ("r2",)}
+        async with session.transaction() as tx:
+            assert (tx.version, sorted(tx)) == (2, ["a", "list"])
+            tx["b"] = tx["a"] + 1
+            tx["list"].append(2)
+            tx.append({"role": "assistant", "content": "done"})
+            del tx["a"]
+        assert await session.get_all() == {"b": 2, "list": [1, 2]}
+        with pytest.raises(Conflict):
+            async with session.transaction() as tx:
+                tx["b"] = 3
+                await session.set("c", 1)
+        assert await session.apply(lambda tx: tx.update(d=tx["b"]) or tx["b"]) == 2
+        assert (await session.get("d"), len(await session.messages())) == (2, 2)
+        assert await session.phase() is None
+        with pytest.raises(InvalidTransition) as refused:
+            await session.transition("no such event")
+        assert refused.value.event == "no such event"
+        event = DEFAULT.events(DEFAULT.initial)[0]
+        following = await session.transition(event, set={"moved": True})
+        assert (await session.phase(), await session.get("moved")) == (following, True)
+        with pytest.raises(Conflict):
+            await session.write(set={"x": 1}, expect_phase="elsewhere")
+
+
+async def test_the_past(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        await session.set("a", 1)
+        await session.checkpoint("one")
+        await session.set("a", b"two")
+        await session.append(HI)
+        assert [(each.label, each.version) for each in await session.checkpoints()] == [("one", 2)]
+        assert [(each.version, each.kind, each.set) for each in await session.history(after=1, limit=2)] == [
+            (2, "checkpoint", {}), (3, "set", {"a": b"two"})
+        ]  # fmt: skip
+        then = await session.at(version=4)
+        assert (then.fields, [each.to_dict() for each in then.messages], then.phase) == ({"a": b"two"}, [HI], None)
+        assert await session.rollback(label="one") == 5
+        assert await session.get("a") == 1
+        assert await session.fork(f"{id}-b", version=4) >= 1
+        assert await store.session(f"{id}-b").get("a") == b"two"
+        with pytest.raises(Conflict):
+            await session.fork(f"{id}-b")
+        with pytest.raises(NotFound):
+            await session.at(version=99)
+        assert await session.branches() == []
+        await store.delete(id)
+        with pytest.raises(Deleted):
+            await session.set("a", 2)
+        assert (await session.exists(), await session.get("a")) == (False, None)
+        assert await session.rollback(version=1) == 7
+        assert (await session.erase(), await session.exists()) == (True, False)
+
+
+async def test_a_lock_keeps_others_away(opens: Opens, id: str) -> None:
+    async with opens() as store, opens() as other:
+        session = store.session(id)
+        async with session.lock(ttl=30) as lease:
+            assert lease.token > 0
+            async with session.lock():
+                assert await session.set("a", 1) == 1
+            assert await session.append(HI) == 2
+            # In a task of another context, as another caller is.
+            with pytest.raises(Locked):
+                await asyncio.create_task(other.session(id).set("a", 2), context=Context())
+            with pytest.raises(LockTimeout):
+                await asyncio.create_task(_locked(other.session(id)), context=Context())
+        assert await other.session(id).set("a", 3) == 3
+        assert [each.token for each in await session.history()] == [lease.token, lease.token, 0]
+
+
+async def _locked(record: Any) -> None:
+    async with record.lock(wait=0.05):
+        pass
+
+
+async def test_events_come_and_none_is_missed(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        async with store.events("session.*") as events:
+            await session.checkpoint("first")
+            event = await _next(events, session)
+            assert (event.type, event.conversation_id, event.data) == ("session.checkpoint", id, {"label": "first"})
+            assert await events.next(timeout=0.01) is None
+            position = events.position
+            await session.checkpoint("second")
+            assert (await _next(events, session)).data == {"label": "second"}
+        async with store.events("session.*", since=position) as again:
+            assert (await _next(again, session)).data == {"label": "second"}
+
+
+async def _next(events: Any, session: Any) -> Any:
+    """The next event of this session: other tests have theirs."""
+    while True:
+        event = await events.next(timeout=10.0)
+        assert event is not None
+        if event.conversation_id == session.id:
+            return event
+
+
+# Faults
+
+
+def test_increments_through_two_workers_are_all_counted(workers: tuple[Serving, Serving], id: str) -> None:
+    def add(url: str) -> None:
+        with StateStore.open(url) as store:
+            for _ in range(10):
+                store.user(id).increment("n")
+
+    threads = [threading.Thread(target=add, args=(each.url,)) for each in workers * 2]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    with StateStore.open(workers[0].url) as store:
+        assert store.user(id).get("n", fresh=True) == 40
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "append": lambda session: session.append({"role": "user", "content": "again"}),
+    "increment": lambda session: session.increment("n"),
+    "append_to": lambda session: session.append_to("list", 1),
+    "write": lambda session: session.write(increment={"n": 1}, append=[HI]),
+    "pop_message": lambda session: session.pop_message(),
+    "checkpoint": lambda session: session.checkpoint("x"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_write_whose_answer_is_lost_is_applied_once(workers: tuple[Serving, Serving], id: str, name: str) -> None:
+    """It comes again, to another worker, under its key."""
+    assert _versions_of(workers, id, name) == [2, 3, 4]
+
+
+def test_without_its_key_it_would_be_applied_twice(
+    workers: tuple[Serving, Serving], id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    send = BlockingHttp.send
+
+    async def keyless(self: Any, method: str, path: str, headers: Any, body: Any, timeout: float) -> Any:
+        given = {name: value for name, value in headers.items() if name != KEY}
+        return await send(self, method, path, given, body, timeout)
+
+    monkeypatch.setattr(BlockingHttp, "send", keyless)
+    assert len(_versions_of(workers, id, "append")) == 5
+
+
+def test_a_key_of_another_request_is_refused(workers: tuple[Serving, Serving], id: str) -> None:
+    with httpx.Client(base_url=f"{workers[0].url}/v1/users/{id}", headers={KEY: "k"}) as http:
+        asked = [http.post("/changes", json={"key": "n", "add": by}).json() for by in (1, 1, 2)]
+    assert [each.get("sum") for each in asked] == [1, 1, None]
+    assert [each.get("repeated") for each in asked] == [False, True, None]
+    assert asked[2]["status"] == 422
+
+
+def _versions_of(workers: tuple[Serving, Serving], id: str, name: str) -> list[int]:
+    """What the history shows behind the first version of a change that was made three times, losing two answers."""
+    with Line(workers[0].url) as line, StateStore.open(line.url) as store:
+        session = store.session(id)
+        session.append(*[HI] * 9)
+
+        def to_the_other() -> None:
+            line.to = workers[1].url
+
+        for count in (1, 1, 0):
+            line.lose(count, to_the_other)
+            CHANGES[name](session)
+        assert line.lost == 2
+        return [each.version for each in session.history(after=1)]
+
+
+@pytest.mark.wide
+def test_messages_that_are_too_much_for_one_answer_come_in_several(workers: tuple[Serving, Serving], id: str) -> None:
+    with StateStore.open(workers[0].url) as store:
+        session = store.session(id)
+        for number in range(20):
+            session.append({"role": "user", "content": str(number) + "x" * 900_000})
+        found = [each["content"].rstrip("x") for each in session.raw_messages()]
+        assert found == [str(number) for number in range(20)]
+
+
+def test_a_worker_that_is_killed_in_the_middle_is_replaced_by_another(
+    place: dict[str, str], workers: Any, id: str
+) -> None:
+    with Serving(place) as dying, Line(dying.url) as line, StateStore.open(line.url) as store:
+        session = store.session(id)
+        session.set("a", 1)
+
+        def die() -> None:
+            dying.kill()
+            line.to = workers[0].url
+
+        line.lose(1, die)
+        assert session.increment("n") == 1
+        assert (session.get("n"), session.version(), line.lost) == (1, 2, 1)
+
+
+async def test_events_go_on_behind_a_broken_line(workers: tuple[Serving, Serving], id: str) -> None:
+    with Line(workers[0].url) as line:
+        async with AsyncStateStore.open(line.url) as store, store.events("session.*") as events:
+            session = store.session(id)
+            for label in "abc":
+                await session.checkpoint(label)
+            assert (await _next(events, session)).data == {"label": "a"}
+            line.to = workers[1].url
+            line.cut()
+            await session.checkpoint("d")
+            assert [(await _next(events, session)).data["label"] for _ in range(3)] == ["b", "c", "d"]
+
+
+@pytest.mark.wide
+def test_a_lease_that_ended_refuses_what_is_written_under_it(workers: tuple[Serving, Serving], id: str) -> None:
+    with StateStore.open(workers[0].url) as store, StateStore.open(workers[1].url) as other:
+        session = store.session(id)
+        session.set("a", 1)
+        with session.lock(ttl=1.0) as lease:
+            assert lease.renew()
+            lease._twin._stop()  # as if this process were frozen
+            with other.session(id).lock(wait=10.0), pytest.raises(Fenced):
+                session.set("a", 2)
+            assert not lease.renew()
+            assert lease.lost
+        assert session.get("a") == 1
+
+
+def test_a_token_says_who_asks_and_what_for(place: dict[str, str], id: str) -> None:
+    """A tenant's id is refused to others, and a stranger gets nothing, by the errors of the direct store."""
+    made = [access_tokens.make() for _ in range(3)]
+    with StateStore.open(**place) as direct:
+        tokens = direct.aio.tiers().cold.access_tokens
+        for (each, text), rights in zip(made, (("read", "write"), ("read",), ("write",)), strict=True):
+            tokens.add(each, access_tokens.digest(text), prefix=id, rights=rights, actor="ada", seconds=60)
+    (_, mine), (_, reader), (_, writer) = made
+    with Serving(place, "--tokens") as worker:
+        for stranger in (None, access_tokens.make()[1]):
+            with pytest.raises(Unauthenticated):
+                StateStore.open(worker.url, token=stranger)
+        with StateStore.open(worker.url, token=mine) as store:
+            session = store.session()
+            assert session.id.startswith(id)
+            assert session.set("a", 1) == 1
+            assert session.history()[0].actor == "ada"
+            for call in (
+                lambda: store.session("other").get("a"), lambda: store.session("other").set("a", 1),
+                lambda: store.session("other").increment("a"), lambda: store.session("other").pop_message(),
+                lambda: store.session("other").messages(), lambda: store.session("other").lock().__enter__(),
+                lambda: store.compact(), lambda: store.purge(), lambda: store.replicas(), lambda: session.erase(),
+            ):  # fmt: skip
+                with pytest.raises(AccessDenied):
+                    call()
+            with StateStore.open(worker.url, token=reader) as other:
+                assert other.session(session.id).get("a") == 1
+                with pytest.raises(AccessDenied):
+                    other.session(session.id).append(HI)
+            with StateStore.open(worker.url, token=writer) as other:
+                assert other.session(session.id).append(HI) == 2
+                for name in ("get", "increment"):
+                    with pytest.raises(AccessDenied):
+                        getattr(other.session(session.id), name)("a")
+
+
+def test_nobody_there_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with pytest.raises(Unavailable):
+        StateStore.open(url, retry_for=0.1)
+
+
+def test_a_path_that_nobody_serves_is_no_missing_record(workers: tuple[Serving, Serving]) -> None:
+    with pytest.raises(ConfigurationError):
+        StateStore.open(f"{workers[0].url}/elsewhere")
+
+
+# Values
+
+_TEXT = st.text(max_size=20)
+_SCALAR = st.none() | st.booleans() | st.integers() | st.integers(-(10**60), 10**60) | _TEXT
+_JSON = st.recursive(
+    _SCALAR | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+_FIELDS = st.dictionaries(
+    st.text(min_size=1, max_size=20).filter(lambda name: name[0] != "#"),
+    _JSON | st.binary(max_size=50),
+    min_size=1,
+    max_size=4,
+)
+
+
+def test_values_come_back_as_they_went(workers: tuple[Serving, Serving], place: dict[str, str], id: str) -> None:
+    """Through the service they are what they are on the direct store, of the same types."""
+    written: list[dict[str, Any]] = []
+    with StateStore.open(workers[0].url) as remote:
+
+        @given(fields=_FIELDS)
+        @settings(max_examples=20, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+        def round_trip(fields: dict[str, Any]) -> None:
+            user = remote.user(f"{id}-{len(written)}")
+            written.append(fields)
+            user.set_many(fields)
+            assert _same(user.get_all(), fields)
+            for key, value in fields.items():
+                assert _same(user.get(key), value)
+
+        round_trip()
+    with StateStore.open(**place) as direct:
+        for number, fields in enumerate(written):
+            assert _same(direct.user(f"{id}-{number}").get_all(), fields)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other) if not isinstance(one, dict) else (
+        one.keys() == other.keys() and all(_same(value, other[key]) for key, value in one.items())
+    )  # fmt: skip
+
+
+# What is not there
+
+
+@pytest.mark.parametrize("kind", ["store", "session", "user"])
+def test_a_name_that_is_not_there_says_so(workers: tuple[Serving, Serving], kind: str) -> None:
+    with StateStore.open(workers[0].url) as store:
+        there = {"store": store, "session": store.session("x"), "user": store.user("x")}[kind]
+        names = {"store": absent.STORE, "session": absent.SESSION, "user": absent.RECORD}[kind]
+        for name in names:
+            with pytest.raises(ConfigurationError, match=f"{name} is not there on a remote store: "):
+                getattr(there, name)
+        with pytest.raises(AttributeError):
+            there.no_such_name
+
+
+def test_every_name_of_the_direct_store_is_there_or_says_why(workers: tuple[Serving, Serving]) -> None:
+    for direct, remote, names in (
+        (AsyncStateStore, AsyncRemoteStore, absent.STORE),
+        (AsyncSession, AsyncRemoteSession, absent.SESSION),
+        (AsyncRecord, AsyncRemoteRecord, absent.RECORD),
+    ):
+        inner = {"tiers_in_use", "after_fork", "hook", "wrap"}
+        public = {name for name in dir(direct) if not name.startswith("_")} - inner
+        has = {name for name in dir(remote) if not name.startswith("_")}
+        assert public - has <= names.keys()
+        assert not has & names.keys()

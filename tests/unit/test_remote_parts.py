@@ -1,0 +1,260 @@
+"""What the remote store does by itself: what it repeats, what it makes of an answer, who is shown a token."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distributed_state import (
+    AccessDenied,
+    AsyncStateStore,
+    Backpressure,
+    ConfigurationError,
+    Conflict,
+    DurabilityUnknown,
+    Fenced,
+    InvalidValue,
+    NotFound,
+    StateError,
+    StateStore,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    WarmUnavailable,
+)
+from distributed_state.port.http import AsyncHttp, BlockingHttp, HttpAnswer, Unanswered
+from distributed_state.remote import values
+from distributed_state.remote.addresses import TOKEN, TOKEN_FILE, address
+from distributed_state.remote.blocking import RemoteStore
+from distributed_state.remote.refusals import refusal
+from distributed_state.remote.requests import KEY, Requests, part
+from distributed_state.remote.store import AsyncRemoteStore
+
+SECRET = "dst_a-very-secret-word"
+DONE = HttpAnswer(200, {"etag": '"7"'}, b"{}")
+
+
+def refused(status: int, error: str = "", after: str = "", detail: str = "why", **more: Any) -> HttpAnswer:
+    headers = {"content-type": "application/problem+json"} | ({"retry-after": after} if after else {})
+    return HttpAnswer(status, headers, json.dumps({"error": error, "detail": detail, **more}).encode())
+
+
+class Scripted:
+    """A transport that answers as it is told, and keeps what it was sent and how long it slept."""
+
+    def __init__(self, *answers: HttpAnswer | Unanswered) -> None:
+        self.answers = [*answers]
+        self.sent: list[tuple[str, str, Mapping[str, str]]] = []
+        self.slept: list[float] = []
+
+    async def send(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, timeout: float
+    ) -> HttpAnswer:
+        self.sent.append((method, path, headers))
+        found = self.answers.pop(0)
+        if isinstance(found, Unanswered):
+            raise found
+        return found
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+    async def lines(self, path: str, headers: Mapping[str, str], timeout: float) -> Any:
+        raise NotImplementedError
+
+    def every(self, seconds: float, work: Callable[[], Any]) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def monotonic(self) -> float:
+        return sum(self.slept)
+
+    async def close(self) -> None: ...
+
+
+def asking(*answers: HttpAnswer | Unanswered, retry_for: float = 60.0) -> tuple[Requests, Scripted]:
+    http = Scripted(*answers)
+    return Requests(http, retry_for=retry_for, timeout=1.0), http
+
+
+LOST = Unanswered("ReadError: broken", sent=True)
+UNSENT = Unanswered("ConnectError: refused", sent=False)
+
+
+async def test_a_write_is_sent_again_under_the_same_key() -> None:
+    requests, http = asking(LOST, UNSENT, refused(502), refused(503, "WarmUnavailable"), DONE)
+    assert (await requests.write("POST", "/x", {})).version == 7
+    assert len({headers[KEY] for _, _, headers in http.sent}) == 1
+    await asking_again_is_another_request(requests, http)
+
+
+async def asking_again_is_another_request(requests: Requests, http: Scripted) -> None:
+    http.answers.append(DONE)
+    await requests.write("POST", "/x", {})
+    assert len({headers[KEY] for _, _, headers in http.sent}) == 2
+
+
+async def test_what_has_no_key_is_sent_again_only_if_it_did_not_arrive() -> None:
+    requests, http = asking(UNSENT, refused(429, "Backpressure"), LOST)
+    with pytest.raises(Unavailable, match="it may have been done, or not"):
+        await requests.order("POST", "/x", {})
+    assert len(http.sent) == 3
+    requests, http = asking(refused(503, "WarmUnavailable"))
+    with pytest.raises(WarmUnavailable):
+        await requests.order("POST", "/x", {})
+
+
+async def test_it_waits_as_long_as_the_service_says_and_no_longer_than_it_may() -> None:
+    requests, http = asking(refused(429, "Backpressure", "3"), refused(503, "Unavailable", "2"), DONE)
+    await requests.read("/x")
+    assert [3 <= http.slept[0] <= 3.4, 2 <= http.slept[1] <= 2.3] == [True, True]
+    requests, http = asking(refused(429, "Backpressure", "30"), retry_for=10.0)
+    with pytest.raises(Backpressure):
+        await requests.read("/x")
+    assert http.slept == []
+
+
+async def test_what_is_refused_for_good_is_not_asked_again() -> None:
+    for answer in (refused(404, "NotFound"), refused(409, "Conflict"), refused(503, "DurabilityUnknown")):
+        requests, http = asking(answer)
+        with pytest.raises(StateError):
+            await requests.write("POST", "/x", {})
+        assert len(http.sent) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refused(401, "Unauthenticated"), Unauthenticated),
+        (HttpAnswer(401, {}, b""), Unauthenticated),
+        (refused(403, "AccessDenied"), AccessDenied),
+        (refused(404, "NotFound"), NotFound),
+        (refused(404, "NotFound", detail="Not Found"), ConfigurationError),
+        (HttpAnswer(404, {"content-type": "text/html"}, b"<h1>none</h1>"), ConfigurationError),
+        (refused(405, "MethodNotAllowed"), ConfigurationError),
+        (HttpAnswer(302, {"location": "https://elsewhere"}, b""), ConfigurationError),
+        (refused(412, "Fenced"), Fenced),
+        (HttpAnswer(413, {}, b""), TooLarge),
+        (refused(429, "Backpressure"), Backpressure),
+        (HttpAnswer(502, {}, b"bad gateway"), Unavailable),
+        (refused(500, "InternalError"), StateError),
+        (refused(500, "open"), StateError),
+        (refused(500, "Any"), StateError),
+    ],
+)
+def test_a_refusal_is_the_error_of_the_direct_store(answer: HttpAnswer, kind: type[StateError]) -> None:
+    assert type(refusal(answer)) is kind
+
+
+def test_errors_come_with_their_fields() -> None:
+    conflict = refusal(refused(412, "Conflict", version=5))
+    assert isinstance(conflict, Conflict)
+    assert conflict.version == 5
+    unknown = refusal(refused(503, "DurabilityUnknown", version=3, request_id="r"))
+    assert isinstance(unknown, DurabilityUnknown)
+    assert (unknown.version, unknown.request_id) == (3, "r")
+    odd = refusal(refused(412, "Conflict", version="5"))
+    assert isinstance(odd, Conflict)
+    assert odd.version == 0
+
+
+# The token
+
+
+def test_a_token_is_given_or_in_the_environment_or_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert address("https://a.example").token is None
+    (tmp_path / "token").write_text(f"{SECRET}\n")
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
+    assert address("https://a.example").place().headers["Authorization"] == f"Bearer {SECRET}"
+    monkeypatch.setenv(TOKEN, "from-the-environment")
+    assert address("https://a.example").token == "from-the-environment"
+    assert address("https://a.example", "given").token == "given"
+    monkeypatch.delenv(TOKEN)
+    monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match=TOKEN_FILE):
+        address("https://a.example")
+
+
+async def test_a_token_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    place = address("http://127.0.0.1:1", SECRET)
+    texts = [repr(place), repr(place.place()), str(place.place())]
+    store = AsyncRemoteStore(place, AsyncHttp(place.place()), retry_for=0.0)
+    texts.append(repr(store))
+    with pytest.raises(Unavailable) as error:
+        await store.session("c1").get("a")
+    texts += [repr(error.value), repr(error.value.__cause__)]
+    await store.close()
+    with pytest.raises(Unavailable) as error:
+        RemoteStore.open("http://127.0.0.1:1", token=SECRET, retry_for=0.0)
+    for bad in (SECRET + "\n" + SECRET, f"{SECRET} {SECRET}", f"{SECRET}é", ""):
+        with pytest.raises(ConfigurationError) as refusal:
+            address("https://a.example", bad)
+        texts.append(repr(refusal.value))
+    assert SECRET not in " ".join([*texts, repr(error.value), caplog.text])
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://8.8.8.8", "http://[2001:4860:4860::8888]:80", "https://user:word@a.example", "https://", "http://a:b",
+        "https://a.example?x=1", "https://a.example/#x", "http://[::1",
+    ],
+)  # fmt: skip
+def test_a_url_that_a_token_must_not_go_to_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        address(url, SECRET)
+    assert "word" not in str(refused.value).replace("password", "")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:80", "http://10.0.0.7", "http://state.svc:80/base/", "https://8.8.8.8"]
+)
+def test_private_networks_and_tls_are_fine(url: str) -> None:
+    assert address(url, SECRET).url == url.rstrip("/")
+
+
+def test_what_the_service_sets_is_refused_at_open() -> None:
+    for given in ({"archive": "memory"}, {"namespace": "a"}, {"recent_messages": 5}, {"search": True}):
+        with pytest.raises(ConfigurationError, match=next(iter(given))):
+            StateStore.open("http://127.0.0.1:1", **given)
+        with pytest.raises(ConfigurationError):
+            AsyncStateStore.open("http://127.0.0.1:1", **given)
+    with pytest.raises(ConfigurationError, match="token"):
+        StateStore.open(archive="memory", token=SECRET)
+    with pytest.raises(ConfigurationError, match="retry_for"):
+        StateStore.open("http://127.0.0.1:1", retry_for=-1)
+
+
+def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "httpx", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'distributed-state\[remote\]'"):
+        StateStore.open("http://127.0.0.1:1")
+    with pytest.raises(ConfigurationError):
+        BlockingHttp(address("http://127.0.0.1:1").place())
+
+
+# Names and values
+
+
+@pytest.mark.parametrize("text", ["a/b", ".", "..", "\ud800"])
+def test_an_id_that_no_path_can_name_is_refused_here(text: str) -> None:
+    with pytest.raises(InvalidValue):
+        part(text)
+
+
+def test_odd_ids_are_one_part_of_a_path() -> None:
+    assert part("a b?c#d%e:é") == "a%20b%3Fc%23d%25e%3A%C3%A9"
+
+
+def test_conditions_are_headers() -> None:
+    assert values.conditions(7) == {"If-Match": '"7"'}
+    assert values.conditions(None, True) == {"If-Match": "*"}
+    assert values.conditions(None, False) == {"If-None-Match": "*"}
+    for bad in ((-1, None), (True, None), (1, True)):
+        with pytest.raises(InvalidValue):
+            values.conditions(*bad)
