@@ -45,7 +45,7 @@ HEIGHT = {name: height for height, floor in enumerate(FLOORS) for name in floor}
 DOORS = {
     "httpx": "port", "redis": ("port", "adapters"), "hiredis": "port", "fakeredis": "port",
     "sqlalchemy": ("cold", "adapters"), "sqlite3": ("cold", "adapters"),
-    "alembic": "cold", "psycopg": "cold", "filelock": "cold",
+    "alembic": "cold", "psycopg": ("cold", "adapters"), "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "conversation", "langchain_core": ("conversation", "adapters"), "agents": "adapters",
     "google": "adapters", "agno": "adapters",
@@ -161,7 +161,11 @@ def test_an_adapter_uses_public_names_only(module: Path) -> None:
     if place_of(name) == "adapters":
         assert own_imports(module) - others <= {"__init__"}, "imports more than the package's public names"
         framework = name.removesuffix("_adopting").split(".")[:2]
-        shared = {"adapters.adopting"}  # the frame of those that copy
+        shared = {
+            "adapters.adopting",
+            "adapters.databases",
+            "adapters.stores",
+        }  # the frame of those that copy, what is given
         known = [other.split(".")[:2] for other in others - shared]
         assert all(each == framework for each in known), "adapters do not know one another"
     elif others:

@@ -9,15 +9,14 @@ Design: section 22.
 from __future__ import annotations
 
 import hashlib
-import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from langgraph.checkpoint.base import WRITES_IDX_MAP, BaseCheckpointSaver, CheckpointTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from distributed_state import AsyncStateStore, InvalidValue, StateStore
+from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.adopting import (
     DELETED,
     EQUAL,
@@ -27,21 +26,13 @@ from distributed_state.adapters.adopting import (
     opened,
     removed,
     removed_item,
-    sqlite_path,
 )
-from distributed_state.adapters.databases import demand_in_file, demand_in_postgresql, read_only
+from distributed_state.adapters.langgraph.databases import saver_of
 from distributed_state.adapters.langgraph.frames import CHECKPOINTS
 from distributed_state.adapters.langgraph.saver import DistributedStateSaver
 
 _PAGE = 1000
 _PLAIN = JsonPlusSerializer(pickle_fallback=True)  # to compare by, whatever the savers store with
-_NAMED = ("thread_id", "checkpoint_ns", "checkpoint_id")
-_SQLITE = {"checkpoints": (*_NAMED, "metadata"), "writes": (*_NAMED, "task_id", "idx")}
-_POSTGRES = {
-    "checkpoints": (*_NAMED, "metadata"),
-    "checkpoint_blobs": ("thread_id", "checkpoint_ns", "channel", "version"),
-    "checkpoint_writes": (*_NAMED, "task_id", "task_path"),
-}
 Key = tuple[str, str]  # namespace, checkpoint id
 
 
@@ -53,32 +44,8 @@ async def threads(
     into: Callable[[Any], DistributedStateSaver] = DistributedStateSaver,
 ) -> Threads:
     """The threads of a saver, or of a URL of PostgreSQL or SQLite, and those of ours."""
-    saver = await opened(stack, _of_url(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
+    saver = await opened(stack, saver_of(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
     return Threads(store.aio, await Source.of(saver), into(store))
-
-
-def _of_url(url: str) -> Any:
-    path = sqlite_path(url)
-    if path is not None:
-        demand_in_file(path, "LangGraph", _SQLITE)
-        return _sqlite_saver(path)
-    if url.startswith(("postgres://", "postgresql")):
-        from langgraph.checkpoint.postgres import PostgresSaver
-
-        url = "postgresql://" + url.partition("://")[2]
-        demand_in_postgresql(url, "LangGraph", _POSTGRES)
-        return PostgresSaver.from_conn_string(url)
-    raise InvalidValue(f"{url.partition('://')[0]}:// is none of postgresql, sqlite; name a saver as module:NAME")
-
-
-@contextmanager
-def _sqlite_saver(path: str) -> Iterator[BaseCheckpointSaver[Any]]:
-    from langgraph.checkpoint.sqlite import SqliteSaver
-
-    with closing(sqlite3.connect(read_only(path), uri=True, check_same_thread=False)) as connection:
-        saver = SqliteSaver(connection)
-        saver.is_setup = True  # it would make its tables and another journal before it reads
-        yield saver
 
 
 class Source:

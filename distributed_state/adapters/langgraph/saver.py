@@ -21,10 +21,11 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from distributed_state import AsyncStateStore, InvalidValue, StateStore
+from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.langgraph import keeping, listing
 from distributed_state.adapters.langgraph.configs import id_of, namespace_of, thread_of
 from distributed_state.adapters.langgraph.faces import Faces, Opening
+from distributed_state.adapters.langgraph.owners import demand_owner, owner_of
 from distributed_state.adapters.langgraph.recent import Addressed, Recent
 from distributed_state.adapters.langgraph.steps import Steps, run, run_async
 from distributed_state.adapters.langgraph.threads import Thread
@@ -194,7 +195,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Steps[RunnableConfig]:
         if self.exclusive:
             demand(self._record_id(thread.id))
-        self._demand_owner(thread, config)
+        demand_owner(thread, config, self.user)
         namespace = namespace_of(config)
         yield from thread.put(config, namespace, id_of(config), checkpoint, metadata, new_versions)
         named = {"thread_id": thread.id, "checkpoint_ns": namespace, "checkpoint_id": Addressed(checkpoint["id"])}
@@ -217,7 +218,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     ) -> Steps[None]:
         if self.exclusive:
             demand(self._record_id(thread.id))
-        self._demand_owner(thread, config)
+        demand_owner(thread, config, self.user)
         checkpoint_id = config["configurable"]["checkpoint_id"]
         return thread.put_writes(namespace_of(config), checkpoint_id, writes, task_id, path)
 
@@ -275,24 +276,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
 
     def _record(self, face: str, thread_id: str, config: RunnableConfig | None = None) -> Any:
         """The session of a thread."""
-        return self._faces.session(face, self._record_id(thread_id), self._owner(config), *self._lives)
-
-    def _owner(self, config: RunnableConfig | None) -> str | None:
-        owner = (config or {}).get("configurable", {}).get(self.user) if self.user else None
-        return None if owner is None else str(owner)
-
-    def _demand_owner(self, thread: Thread, config: RunnableConfig) -> None:
-        """Refuse to begin a thread that nobody would own. One that is there is owned by who began it.
-
-        Configs that LangGraph hands out, of a state or of its history, name a thread and no owner.
-        """
-        if self.user is None or self._owner(config) is not None:
-            return
-        if thread.known.head is None if thread.known.known else id_of(config) is None:
-            raise InvalidValue(
-                f"thread {thread.id!r:.80} would begin without an owner: with user={self.user!r}, "
-                f'a run says in config["configurable"][{self.user!r}] whose thread it is'
-            )
+        return self._faces.session(face, self._record_id(thread_id), owner_of(config, self.user), *self._lives)
 
     def _named(self, thread_id: str, face: str, config: RunnableConfig | None = None) -> Thread:
         return Thread(self._record(face, str(thread_id), config), str(thread_id), self.serde, self._recent)

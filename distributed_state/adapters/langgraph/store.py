@@ -24,7 +24,8 @@ from langgraph.store.base import (
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore
 from distributed_state.adapters.langgraph.faces import Faces, Opening
-from distributed_state.adapters.langgraph.memories import Memories, Memory, Namespace, compare, matches, shown
+from distributed_state.adapters.langgraph.filters import compare, matches
+from distributed_state.adapters.langgraph.memories import Memories, Memory, Namespace, shown
 from distributed_state.adapters.langgraph.steps import Steps, run, run_async
 
 _LOOKED = 50
