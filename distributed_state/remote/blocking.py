@@ -227,6 +227,7 @@ class RemoteRecord:
 
         Example::
 
+            record.set_many({"price": 120, "guests": 2})
             with record.transaction() as tx:
                 tx["total"] = tx["price"] * tx["guests"]
 
@@ -477,7 +478,7 @@ class RemoteStore:
 
     Example::
 
-        with RemoteStore.open("http://127.0.0.1:8000") as store:
+        with RemoteStore.open("http://127.0.0.1:8080") as store:
             session = store.session("c1", user="u1")
             session.append({"role": "user", "content": "A weekend in Oslo, please"})
             session.set("city", "Oslo")

@@ -209,6 +209,7 @@ class AsyncRemoteRecord(Past):
 
         Example::
 
+            await record.set_many({"price": 120, "guests": 2})
             async with record.transaction() as tx:
                 tx["total"] = tx["price"] * tx["guests"]
 

@@ -33,7 +33,7 @@ class AsyncRemoteStore:
 
     Example::
 
-        async with AsyncRemoteStore.open("http://127.0.0.1:8000") as store:
+        async with AsyncRemoteStore.open("http://127.0.0.1:8080") as store:
             session = store.session("c1", user="u1")
             await session.append({"role": "user", "content": "A weekend in Oslo, please"})
             await session.set("city", "Oslo")

@@ -23,5 +23,8 @@ def opened_remotely(opens: Callable[..., Any], url: str | None, settings: Mappin
         return None
     theirs = [name for name, value in {**others, **settings}.items() if value is not None and name not in _OWN]
     if theirs:
-        raise ConfigurationError(f"{', '.join(theirs)}: of a store behind a service that is set there, by `serve`")
+        raise ConfigurationError(
+            f"{', '.join(theirs)}: of a store behind a service, as at http://, that is set there, by `serve`; "
+            "a Redis is at redis://"
+        )
     return opens(found, **settings)

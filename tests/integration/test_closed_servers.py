@@ -146,7 +146,7 @@ def by_another_nobody(server: PostgresServer) -> None:
 
     def reads(as_group: int) -> bool:
         asked: dict[str, Any] = {"user": "nobody", "group": as_group, "extra_groups": []}
-        command = ["cat", str(server.directory / "data" / "PG_VERSION")]
+        command = ["/bin/cat", str(server.directory / "data" / "PG_VERSION")]
         return not subprocess.run(command, capture_output=True, check=False, cwd="/", **asked).returncode
 
     assert not reads(pwd.getpwnam("nobody").pw_gid)

@@ -1,4 +1,7 @@
-"""The examples in the docstrings of the public names, on both faces, against the embedded store: each is true."""
+"""The examples in the docstrings of the public names, on both faces: each is true.
+
+Against the embedded store; those of the remote store against a service, which is where they say.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,11 @@ import pytest
 from docstrings import compiled, examples
 from public_names import PUBLIC, VALUES, members
 from pydantic import BaseModel
+from remotely import Serving
 
 from distributed_state import AsyncStateStore, StateStore
+
+SERVED = "http://127.0.0.1:8080"  # in the examples
 
 
 def found() -> Iterator[Any]:
@@ -25,11 +31,11 @@ def found() -> Iterator[Any]:
         described = [(name, kind), *(members(kind) if isinstance(kind, type) else ())]
         for member, each in described:
             for number, example in enumerate(examples(each)):
-                of_asyncio = name.startswith("Async")
-                if (example, member, of_asyncio) not in seen:
-                    seen.add((example, member, of_asyncio))
+                of_asyncio, remote = name.startswith("Async"), "Remote" in name
+                if (example, member, of_asyncio, remote) not in seen:
+                    seen.add((example, member, of_asyncio, remote))
                     where = name if each is kind else f"{name}.{member}"
-                    yield pytest.param(example, of_asyncio, id=f"{where}-{number}")
+                    yield pytest.param(example, of_asyncio, remote, id=f"{where}-{number}")
 
 
 def names(store: Any) -> dict[str, Any]:
@@ -43,16 +49,24 @@ def test_there_are_examples_of_both_faces() -> None:
     assert faces.count(True) == faces.count(False) >= 30, "each is generated for the other face"
 
 
-@pytest.mark.parametrize(("example", "of_asyncio"), list(found()))
+@pytest.fixture(scope="module")
+def service() -> Iterator[Serving]:
+    """Started when it is asked for."""
+    with Serving({"archive": "memory"}) as serving:
+        yield serving
+
+
+@pytest.mark.parametrize(("example", "of_asyncio", "remote"), list(found()))
 def test_examples_are_true(
-    example: str, of_asyncio: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: str, of_asyncio: bool, remote: bool, service: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each runs as it stands, on its face, against an embedded store, and what it asserts holds."""
+    """Each runs as it stands, on its face, and what it asserts holds."""
     monkeypatch.chdir(tmp_path)
-    code = compiled(example)
+    code = compiled(example.replace(SERVED, service.url) if remote else example)
+    place: dict[str, Any] = {"url": service.url} if remote else {"archive": "memory"}
 
     async def on_asyncio() -> None:
-        async with AsyncStateStore.open(archive="memory") as store:
+        async with AsyncStateStore.open(**place) as store:
             waiting = eval(code, names(store))
             if waiting is not None:
                 await waiting
@@ -61,5 +75,5 @@ def test_examples_are_true(
         asyncio.run(on_asyncio())
     else:
         assert not code.co_flags & inspect.CO_COROUTINE, "an example of the blocking face awaits nothing"
-        with StateStore.open(archive="memory") as store:
+        with StateStore.open(**place) as store:
             eval(code, names(store))
