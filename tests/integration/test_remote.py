@@ -315,6 +315,7 @@ async def _next(events: Any, session: Any) -> Any:
 # Faults
 
 
+@pytest.mark.wide
 def test_increments_through_two_workers_are_all_counted(workers: tuple[Serving, Serving], id: str) -> None:
     def add(url: str) -> None:
         with StateStore.open(url) as store:
@@ -394,6 +395,7 @@ def test_messages_that_are_too_much_for_one_answer_come_in_several(workers: tupl
         assert found == [str(number) for number in range(20)]
 
 
+@pytest.mark.wide
 def test_a_worker_that_is_killed_in_the_middle_is_replaced_by_another(
     place: dict[str, str], workers: Any, id: str
 ) -> None:
@@ -438,6 +440,7 @@ def test_a_lease_that_ended_refuses_what_is_written_under_it(workers: tuple[Serv
         assert session.get("a") == 1
 
 
+@pytest.mark.wide
 def test_a_token_says_who_asks_and_what_for(place: dict[str, str], id: str) -> None:
     """A tenant's id is refused to others, and a stranger gets nothing, by the errors of the direct store."""
     made = [access_tokens.make() for _ in range(3)]

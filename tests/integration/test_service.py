@@ -352,7 +352,15 @@ def test_a_turn_whose_users_part_is_missing_is_to_be_repeated(options: tuple[str
         assert (store.user("u1").get("visits"), store.session("c").version(fresh=True)) == (1, 1)
 
 
-@pytest.mark.parametrize("outcome", [None, "Booked", 7, [1], {"city": "Oslo"}, {"version": "two"}], ids=repr)
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        None,
+        {"version": "two"},
+        *(pytest.param(each, marks=pytest.mark.wide) for each in ("Booked", 7, [1], {"city": "Oslo"})),
+    ],
+    ids=repr,
+)
 def test_a_request_that_the_library_answered_has_the_outcome_it_left(options: tuple[str, ...], outcome: Any) -> None:
     """Which need not be as the service's own are."""
     with Worker(*options).ready() as worker, store_of(options) as store:
@@ -829,6 +837,7 @@ def _empty(server: RedisServer) -> None:
 # Who is let in
 
 
+@pytest.mark.wide
 def test_a_worker_with_tokens_has_health_and_metrics_on_a_port_of_their_own(options: tuple[str, ...]) -> None:
     made = CliRunner().invoke(shell.app, [*options, "token", "create", "--tenant", "acme", "--rights", "read,write"])
     with Worker(*options, "--tokens", "--ops-port", "0", "--host", "0.0.0.0", "--notice", "0.05").ready() as worker:
@@ -843,6 +852,7 @@ def test_a_worker_with_tokens_has_health_and_metrics_on_a_port_of_their_own(opti
         assert worker.end() == 0
 
 
+@pytest.mark.wide
 def test_a_worker_for_everybody_has_to_be_asked_for_and_says_so(options: tuple[str, ...]) -> None:
     with Worker(*options, "--host", "0.0.0.0") as refused:
         said = refused.process.communicate(timeout=60)[1]
