@@ -1,5 +1,7 @@
 """Workers as written with Starlette and redis-py alone. Law: they send what ours send, and keep no promise.
 
+The server is ours, with its limits, and a request needs the generator's token, where it has one.
+
 No lease decides who serves, nothing is repeated once only, nothing reaches SQL, and nobody is told of a change.
 """
 
@@ -7,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import json
 import multiprocessing
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from hmac import compare_digest
 from http.client import HTTPConnection, HTTPException
 from itertools import count
 from uuid import uuid4
@@ -27,7 +31,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from deploy.load.baseline import Commands, Trip, rounds_of
+from deploy.load.client import headers
 from distributed_state.programs.servers import free_port
+from distributed_state.programs.service import Limits
+from distributed_state.programs.service.connections import Connections
+from distributed_state.programs.service.running import server_config
 
 _START = 30.0
 
@@ -41,6 +49,8 @@ class Worker:
         self._commands = commands
         self._shas = dict[str, str]()
         self._versions = count(2)
+        given = headers().get("Authorization")
+        self._token = given and _digest(given)
         routes = [Route("/v1/conversations", self._create, methods=["POST"])]
         routes += [
             Route("/v1/conversations/{id}/turns", self._turn, methods=["POST"]),
@@ -54,16 +64,23 @@ class Worker:
             self._shas[trip.script] = await self._client.script_load(trip.script)
 
     async def _create(self, request: Request) -> Response:
+        if not self._recognizes(request):
+            return Response(status_code=401)
         json.loads(await request.body())
         id = uuid4().hex
         await self._send(id, self._commands.create)
         return Response(orjson.dumps({"id": id, "version": 1}), 201, media_type="application/json")
 
     async def _turn(self, request: Request) -> Response:
+        if not self._recognizes(request):
+            return Response(status_code=401)
         json.loads(await request.body())
         await self._send(request.path_params["id"], self._commands.turn)
         answer = {"version": next(self._versions), "repeated": False, "outcome": None}
         return Response(orjson.dumps(answer), media_type="application/json")
+
+    def _recognizes(self, request: Request) -> bool:
+        return not self._token or compare_digest(self._token, _digest(request.headers.get("authorization", "")))
 
     async def _send(self, id: str, trips: list[Trip]) -> None:
         for together in rounds_of(trips):
@@ -76,6 +93,10 @@ class Worker:
         return Response(b"")
 
 
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
 def _serve(url: str, commands: Commands, port: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the parent, who then ends us
 
@@ -84,11 +105,10 @@ def _serve(url: str, commands: Commands, port: int) -> None:
         await worker.begin()
         gc.collect()
         gc.freeze()
-        config = uvicorn.Config(
-            worker.app, port=port, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
-            proxy_headers=False,
-        )  # fmt: skip
-        await uvicorn.Server(config).serve()
+        connections = Connections(Limits())
+        config = server_config(worker.app, connections)
+        config.port = port
+        await asyncio.gather(uvicorn.Server(config).serve(), connections.watch())
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve())

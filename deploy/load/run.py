@@ -21,6 +21,7 @@ from deploy.load.reporting import Report
 from deploy.load.verifying import Source
 
 _STEP = 4.0
+_HALF = 10.0
 _SETTLE = 0.5
 _AFTER = 1.0
 
@@ -65,7 +66,11 @@ class Run:
             for each in zip_longest(*(search for search, _ in searches)):
                 for step, (_, steps) in zip(each, searches, strict=True):
                     steps += [step] if step else []
-        self.report.figures += figures.at_knees(ours, bare, count, commands)
+            at_half = []
+            if ours.best is not None:
+                halves = [each.run(scenario, ours.best.rate / 2, _HALF, patience=2.0) for each in (self.crew, crew)]
+                at_half = [figures.at_half(*halves)]
+        self.report.figures += [*figures.at_knees(ours, bare, count, commands), *at_half]
         return self._at_the_knee(ours)
 
     def _at_the_knee(self, knee: Knee) -> float | None:
