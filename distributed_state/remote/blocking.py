@@ -609,7 +609,7 @@ class RemoteStore:
         Example::
 
             with store.events("conversation.*") as events:
-                event = events.next(timeout=5.0)
+                event = events.next(timeout=1.0)
 
         `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
         """

@@ -186,7 +186,7 @@ class AsyncRemoteStore:
         Example::
 
             async with store.events("conversation.*") as events:
-                event = await events.next(timeout=5.0)
+                event = await events.next(timeout=1.0)
 
         `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
         """

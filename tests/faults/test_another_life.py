@@ -334,6 +334,7 @@ FIRSTS: dict[str, Callable[[Any], object]] = {
 }
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("first", FIRSTS)
 def test_a_swap_is_noticed_by_whatever_comes_first(first: str, archive: str) -> None:
     noticed_by_the_first(FIRSTS[first], archive)
@@ -404,6 +405,7 @@ def noticed_by_the_probe(archive: str) -> None:
         assert session.set("n", 20) == 21
 
 
+@pytest.mark.wide
 def test_a_link_notices_a_server_that_was_made_a_replica_and_promoted_again(archive: str) -> None:
     noticed_by_the_probe(archive)
 

@@ -184,6 +184,7 @@ def test_a_fork_that_waited_for_no_transaction_would_leave_the_child_a_locked_da
         written_in_a_child(tmp_path / "a.db")
 
 
+@pytest.mark.wide
 def test_parent_and_children_write_at_once_on_connections_of_their_own(tmp_path: Path) -> None:
     """Forked from threads under load, again and again: answers never reach the wrong process."""
     with redis_server() as server, StateStore.open(server.url, archive=f"sqlite:///{tmp_path}/a.db") as store:

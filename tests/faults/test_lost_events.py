@@ -172,6 +172,7 @@ async def restarted(server: Any, how: str) -> None:
     server.start()
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.timeout(180)
 async def test_a_restart_that_keeps_the_data_misses_nothing(opener: Any) -> None:
@@ -192,6 +193,7 @@ async def test_a_restart_that_keeps_the_data_misses_nothing(opener: Any) -> None
         assert all(by_partition(each.told()) == expected for each in listeners)
 
 
+@pytest.mark.wide
 @single
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("how", ["flush", "restart"])

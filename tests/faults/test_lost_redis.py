@@ -179,6 +179,7 @@ def drained(store: StateStore) -> Any:
         return error
 
 
+@pytest.mark.wide
 async def test_sql_down_is_felt_only_where_sql_is_needed(server: RedisServer) -> None:
     """Writes and warm reads go on up to the journal's limit; cold ones say so; all is archived afterwards."""
     with postgres_server() as postgres:

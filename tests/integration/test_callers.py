@@ -78,6 +78,7 @@ BODIES: dict[str, Any] = {
 QUERIES = {"Other": "?to=1"}
 
 
+@pytest.mark.wide
 async def test_each_operation_is_for_those_who_have_its_right_in_its_tenant() -> None:
     """A row for each operation: without a token, without its right, of another tenant, of its own, of all tenants."""
     async with opened() as store:
@@ -251,6 +252,7 @@ async def test_a_store_without_the_policy_is_not_served(access: Any) -> None:
 # Events
 
 
+@pytest.mark.wide
 async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_token() -> None:
     async with opened() as store:
         served = Served(store, Access(tokens=True))

@@ -263,6 +263,7 @@ def test_an_exported_file_is_its_owners_alone_unless_it_was_there(run: Run, tmp_
         os.umask(before)
 
 
+@pytest.mark.wide
 def test_all_records_move_with_one_file(run: Run, tmp_path: Path) -> None:
     for number in range(3):
         run("set", f"s{number}", "a", str(number))

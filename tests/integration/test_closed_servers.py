@@ -236,6 +236,7 @@ def test_one_that_is_there_keeps_its_mode(tmp_path: Path, careless: None) -> Non
         assert {f"{path.stat().st_mode & 0o777:o}" for path in tmp_path.iterdir()} == {"640"}
 
 
+@pytest.mark.wide
 def test_what_a_link_names_and_a_url_of_a_file_too(tmp_path: Path, careless: None) -> None:
     tmp_path.chmod(0o700)
     (tmp_path / "link.db").symlink_to("target.db")

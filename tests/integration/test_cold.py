@@ -99,6 +99,7 @@ def test_a_database_without_tables_is_not_given_any_unasked(tmp_path: Path, post
             ColdStore.open(url, "n", migrate=False)
 
 
+@pytest.mark.wide
 def test_a_database_at_head_is_opened_without_alembic(tmp_path: Path, postgres_url: str, opened: Opener) -> None:
     """Only the revision is read; importing Alembic would cost more than all of the rest."""
     for url in (f"sqlite:///{tmp_path}/head.db", postgres_url):

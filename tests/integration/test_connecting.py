@@ -214,6 +214,7 @@ async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception,
     assert caught.value.__cause__ is raised
 
 
+@pytest.mark.wide
 @FACE
 async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(face: str, place: Any) -> None:
     """Archiver, link and renewals ask for another connection, and get whatever the user's function raises."""
@@ -281,6 +282,7 @@ async def test_a_unix_socket(face: str, place: Any, tmp_path: Path) -> None:
         await works(face, f"unix://:secret@{path}?db=4", **place | {"namespace": "four"})
 
 
+@pytest.mark.wide
 @FACE
 async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str, place: Any) -> None:
     with (

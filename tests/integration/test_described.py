@@ -67,6 +67,7 @@ def ask_all(described: Any, examples: int) -> int:
     return asked
 
 
+@pytest.mark.wide
 def test_every_operation_answers_as_it_is_described(described: Any) -> None:
     assert ask_all(described, 2) > 70
 

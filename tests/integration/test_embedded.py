@@ -58,6 +58,7 @@ async def test_a_start_is_no_loss(face: str, tmp_path: Path, caplog: pytest.LogC
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.wide
 @faces
 async def test_what_is_not_archived_yet_is_archived_when_the_store_is_closed(face: str, tmp_path: Path) -> None:
     path = tmp_path / "state.db"
@@ -227,6 +228,7 @@ async def test_memory_needs_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("archive", ["memory", "file"])
 def test_ctrl_c_never_leaves_half_a_commit(tmp_path: Path, archive: str) -> None:
     """Scripts of the embedded server run in this process; an interrupt in one of them would be half a commit."""

@@ -395,6 +395,7 @@ async def everything(store: Any) -> Any:
     return read
 
 
+@pytest.mark.wide
 async def test_a_key_can_be_replaced_and_thrown_away(opener: Any) -> None:
     store = await opener(encryption=Encryption(OLD), snapshot_every=3)
     await tell_secrets(store)

@@ -65,6 +65,7 @@ def traces(store: Any, opener: Any, mark: str = MARK, *, sql: bool = True) -> li
 # Forks on the way
 
 
+@pytest.mark.wide
 @pytest.mark.timeout(60)
 async def test_forks_that_are_made_while_a_person_is_forgotten_are_forgotten_too(opener: Any) -> None:
     """Forks of forks included, whether they were committed before `forget` returned or after."""

@@ -665,6 +665,7 @@ async def test_large_events_wait_in_the_stream_not_in_memory(opener: Any, monkey
 # Groups
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_a_groups_members_share_the_events(opener: Any) -> None:
     replicas = [await opener(partitions=16) for _ in range(3)]

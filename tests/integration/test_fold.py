@@ -99,6 +99,7 @@ async def run(store: Any, seed: int, steps: int = 60) -> None:
     assert [m.content for m in await session.messages(fresh=True)] == plain.messages
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("seed", range(4))
 async def test_every_version_reads_as_it_was(opener: Any, seed: int) -> None:
     """Fields, messages and phase, whatever was done, with snapshots and a small window of recent messages."""

@@ -307,6 +307,7 @@ GUARDS: dict[str, tuple[str, str, str] | Callable[[pytest.MonkeyPatch, Any], Non
 }
 
 
+@pytest.mark.wide
 @pytest.mark.brief("embedded")
 @pytest.mark.parametrize("guard", GUARDS)
 async def test_without_a_guard_a_schedule_goes_wrong(opener: Any, guard: str, monkeypatch: pytest.MonkeyPatch) -> None:

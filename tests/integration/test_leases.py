@@ -622,6 +622,7 @@ async def test_a_killed_holder_is_followed_after_its_ttl(opener: Any) -> None:
             await session.set("a", 1)
 
 
+@pytest.mark.wide
 @pytest.mark.only(face="blocking", warm="valkey", cold="postgres")
 async def test_a_killed_waiter_does_not_block_the_queue_for_long(opener: Any) -> None:
     store = await opener()
@@ -649,6 +650,7 @@ def dead_waiters(client: Any, keys: Any, count: int) -> None:
         client.zadd(keys.wait, {f"{int(time.time() * 1000) + 600_000}:dead{number}": number + 1})
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("ended", ["released", "expired"])
 async def test_dead_waiters_hold_the_next_one_up_for_a_moment_each(store: Any, ended: str) -> None:
     """They have said that they come back within ten minutes."""

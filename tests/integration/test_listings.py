@@ -86,6 +86,7 @@ async def test_a_page_of_ids_goes_on_behind_its_last_row_whatever_is_archived_me
         assert found == every
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 @pytest.mark.parametrize("wanted", [{}, {"prefix": ""}, {"tags": {"k": "v"}}])
 async def test_while_others_archive_no_record_is_missing_and_none_is_twice(opener: Any, wanted: Any) -> None:

@@ -112,6 +112,7 @@ def forgetful(times: dict[int, int]) -> Iterator[str]:
 SHORT = ("--seconds", "1", "--rate", "40", "--processes", "1")
 
 
+@pytest.mark.wide
 def test_what_is_there_once_passes() -> None:
     with forgetful({}) as url:
         code, output = load("--url", url, *SHORT)
@@ -119,6 +120,7 @@ def test_what_is_there_once_passes() -> None:
     assert "every one is there once" in output
 
 
+@pytest.mark.wide
 def test_a_lost_and_a_doubled_turn_are_found() -> None:
     with forgetful({3: 0, 9: 2}) as url:
         code, output = load("--url", url, *SHORT)
@@ -141,6 +143,7 @@ def test_a_missed_threshold_and_a_fleet_that_is_not_there_fail() -> None:
     assert "100.00% failed" in output
 
 
+@pytest.mark.wide
 def test_an_interrupted_run_tells_what_it_measured() -> None:
     with forgetful({}) as url:
         line, environment = command("--url", url, "--seconds", "60", "--rate", "40", "--processes", "1")

@@ -395,6 +395,7 @@ async def test_a_process_without_a_server_serves_its_metrics(store: Any) -> None
         await asyncio.to_thread(read, port)
 
 
+@pytest.mark.wide
 def test_the_archiver_serves_its_metrics(servers: Any, tmp_path: Any, namespace: str) -> None:
     port, archive = free_port(), f"sqlite:///{tmp_path}/archive.db"
     words, urls = hidden("--url", servers.redis("valkey").url, "--archive", archive, "--namespace", namespace)
@@ -554,6 +555,7 @@ with StateStore.open(archive="memory", traces=True) as store:
 """
 
 
+@pytest.mark.wide
 def test_without_the_packages_there_are_no_spans_and_no_errors() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", WITHOUT], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

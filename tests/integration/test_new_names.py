@@ -435,6 +435,7 @@ async def test_redis_and_python_write_names_alike(store: Any) -> None:
     assert found == expected
 
 
+@pytest.mark.wide
 @control
 async def test_where_there_is_no_room_sql_is_asked(opener: Any) -> None:
     """A list that is full may lack names, so it is none."""

@@ -334,6 +334,7 @@ async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
         assert "Traceback" not in daemon.errors()
 
 
+@pytest.mark.wide
 @pytest.mark.brief("servers")
 @pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
 @pytest.mark.parametrize("agent", ["Missing", "sys"])

@@ -59,6 +59,7 @@ def test_all_that_changed_lately_is_found_although_its_place_in_listings_is_olde
     assert cold.changed_since(journal.partition, 160_000).records == []
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("listed_ms", [60_000, 0], ids=["once a minute", "control"])
 def test_an_update_leaves_the_indexes_alone(
     postgres_url: str, opened: Callable[..., ColdStore], monkeypatch: pytest.MonkeyPatch, listed_ms: int

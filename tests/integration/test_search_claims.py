@@ -181,6 +181,7 @@ async def test_a_record_of_which_only_its_last_state_was_imported_is_found(opene
 # Removed, or made otherwise
 
 
+@pytest.mark.wide
 @files
 @pytest.mark.replicas
 async def test_a_worker_notices_that_its_index_was_removed_and_what_it_was_replaced_by(opener: Any) -> None:

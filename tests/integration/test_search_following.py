@@ -231,6 +231,7 @@ async def test_an_index_that_is_switched_on_later_has_what_was_there_before(open
     assert len(await places(plain, MARK)) == 31
 
 
+@pytest.mark.wide
 @pytest.mark.only(cold=("sqlite", "postgres"))
 async def test_a_follower_that_dies_anywhere_leaves_nothing_out_and_nothing_twice(
     opener: Any, monkeypatch: Any

@@ -60,6 +60,7 @@ with redis_server(binary=sys.argv[1]) as server, postgres_server() as database:
 """
 
 
+@pytest.mark.wide
 def test_who_is_killed_leaves_no_server_and_no_files(binary: str) -> None:
     """Not even while a child that it forked lives on."""
     with subprocess.Popen([sys.executable, "-c", _KILLED, binary], stdout=subprocess.PIPE, text=True) as killed:
@@ -190,6 +191,7 @@ def held(cluster: RedisCluster) -> list[str]:
     return sorted(key for node in cluster.primaries() for key in node.ask("KEYS", "*"))
 
 
+@pytest.mark.wide
 def test_a_cluster_is_formed_of_primaries_with_replicas(binary: str) -> None:
     with redis_cluster(binary=binary) as cluster:
         places = ",".join(f"127.0.0.1:{node.port}" for node in cluster.nodes)

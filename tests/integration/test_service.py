@@ -390,6 +390,7 @@ def test_who_acts_is_in_the_history_and_the_request_in_the_log(options: tuple[st
     ]
 
 
+@pytest.mark.wide
 def test_requests_are_logged_only_if_asked_for(options: tuple[str, ...]) -> None:
     """A level of logging does not ask for it: a line of it costs as much as a turn."""
     with Worker(*options, LOG_LEVEL="info").ready() as worker:
@@ -438,6 +439,7 @@ def test_figures_are_told(worker: Worker) -> None:
 # Beginning and end
 
 
+@pytest.mark.wide
 def test_a_conversation_whose_worker_died_mid_turn_is_free_soon(options: tuple[str, ...]) -> None:
     with Proxy(options[1]) as proxy, Worker("--url", proxy.url, *options[2:]).ready() as worker:
         worker.post("/v1/conversations", id="c")
@@ -497,6 +499,7 @@ def test_what_is_acknowledged_is_archived_at_the_end(options: tuple[str, ...]) -
         assert store.stats()["unarchived"] == 0
 
 
+@pytest.mark.wide
 def test_a_second_signal_ends_it_at_once(options: tuple[str, ...]) -> None:
     with Worker(*options, "--notice", "30").ready() as worker:
         worker.process.send_signal(signal.SIGTERM)
@@ -546,6 +549,7 @@ def _free() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("words", "environment", "expected"),
     [
@@ -579,6 +583,7 @@ def test_an_address_that_is_taken_is_one_line_of_error(options: tuple[str, ...],
 # Servers that are away
 
 
+@pytest.mark.wide
 def test_without_redis_it_says_so_and_comes_back(tmp_path: Path) -> None:
     with redis_server() as server, Worker(*_options(server.url, f"sqlite:///{tmp_path}/a.db", "n")).ready() as worker:
         worker.post("/v1/conversations", id="c")

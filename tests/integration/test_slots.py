@@ -111,6 +111,7 @@ async def everything(opener: Any, **settings: Any) -> None:
     await other.close()
 
 
+@pytest.mark.wide
 @pytest.mark.only(warm="valkey")
 async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> None:
     """Everything a store does, on a server that refuses a script whose keys lie in two slots."""
@@ -119,6 +120,7 @@ async def test_no_script_crosses_slots(opener: Any, cluster: RedisServer) -> Non
     await everything(opener, url=cluster.url)
 
 
+@pytest.mark.wide
 @pytest.mark.replicas
 async def test_each_command_names_keys_and_all_of_one_slot(opener: Any, monkeypatch: Any) -> None:
     """The keys say to which server it goes. What names none is asked of each server by itself."""

@@ -81,6 +81,7 @@ def asked(opened: Opener, tmp_path: Path, question: str) -> tuple[int, int]:
     return steps(few.store, lambda: QUESTIONS[question](few)), steps(many.store, lambda: QUESTIONS[question](many))
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_question_about_one_record_costs_the_same_among_many(opened: Opener, tmp_path: Path, question: str) -> None:
     few, many = asked(opened, tmp_path, question)

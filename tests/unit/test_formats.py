@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import cache
 from typing import Any
 
 import langchain_core.messages as core
 import pytest
-from anthropic.types import MessageParam
-from anthropic.types import TextBlock as AnthropicText
-from anthropic.types import ToolUseBlock as AnthropicUse
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletionMessage, ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
 from distributed_state import (
@@ -30,8 +27,30 @@ from distributed_state import (
 from distributed_state.conversation.formats import BEGINNING
 from distributed_state.conversation.tool_pairing import NO_RESULT
 
-OPENAI = TypeAdapter(list[ChatCompletionMessageParam])
-ANTHROPIC = TypeAdapter(list[MessageParam])
+
+# Imported where they are used: every process of a run collects this file, and they take it three seconds.
+@cache
+def openai_types() -> Any:
+    from openai.types import chat
+
+    return chat
+
+
+@cache
+def anthropic_types() -> Any:
+    from anthropic import types
+
+    return types
+
+
+@cache
+def of_openai() -> TypeAdapter[Any]:
+    return TypeAdapter(list[openai_types().ChatCompletionMessageParam])
+
+
+@cache
+def of_anthropic() -> TypeAdapter[Any]:
+    return TypeAdapter(list[anthropic_types().MessageParam])
 
 
 def call(id: str, name: str = "search", **arguments: Any) -> dict[str, Any]:
@@ -60,7 +79,7 @@ TRIP = [SYSTEM, user("to Oslo"), calling("a", "b", content="I look."), answer("a
 
 def openai_law(made: list[dict[str, Any]]) -> None:
     """As its API checks: every call is answered directly behind it, and nothing else is."""
-    OPENAI.validate_python(made, strict=False)
+    of_openai().validate_python(made, strict=False)
     json.dumps(made)
     waiting: list[str] = []
     for each in made:
@@ -74,7 +93,7 @@ def openai_law(made: list[dict[str, Any]]) -> None:
 
 def anthropic_law(made: list[dict[str, Any]]) -> None:
     """As its API checks: a user begins, roles alternate, results stand first and answer what was just called."""
-    ANTHROPIC.validate_python(made)
+    of_anthropic().validate_python(made)
     json.dumps(made)
     assert [each["role"] for each in made] == [["user", "assistant"][n % 2] for n in range(len(made))]
     waiting: list[str] = []
@@ -216,7 +235,9 @@ def test_openai_messages_hold_what_its_api_knows() -> None:
     ]
     noted = Message(role="user", content="hi", name="ann", timestamp=1.0, metadata={"a": 1}, internal="x")  # type: ignore[call-arg]  # unknown fields are kept
     assert to_openai([noted]) == [{"role": "user", "content": "hi", "name": "ann"}]
-    returned = ChatCompletionMessage.model_validate({"role": "assistant", "content": None, "tool_calls": [call("a")]})
+    returned = openai_types().ChatCompletionMessage.model_validate(
+        {"role": "assistant", "content": None, "tool_calls": [call("a")]}
+    )
     (message,) = from_openai([returned])
     assert message.tool_calls == [call("a")]
     for bad in ({"role": "robot", "content": "x"}, {"content": "x"}, "x", None):
@@ -266,8 +287,8 @@ def test_anthropic_gets_its_system_apart_and_roles_in_turn() -> None:
     assert to_anthropic([said("hello"), user()])[1][0] == {"role": "user", "content": BEGINNING}
     assert [m.role for m in from_anthropic(*to_anthropic([said("hello"), user()]))] == ["assistant", "user"]
     blocks = [
-        AnthropicText(type="text", text="I look."),
-        AnthropicUse(type="tool_use", id="a", name="f", input={"q": 1}),
+        anthropic_types().TextBlock(type="text", text="I look."),
+        anthropic_types().ToolUseBlock(type="tool_use", id="a", name="f", input={"q": 1}),
     ]
     answered = {"role": "assistant", "content": blocks}
     failed = {"type": "tool_result", "tool_use_id": "a", "content": "no", "is_error": True}
