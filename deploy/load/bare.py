@@ -35,7 +35,7 @@ from deploy.load.client import headers
 from distributed_state.programs.servers import free_port
 from distributed_state.programs.service import Limits
 from distributed_state.programs.service.connections import Connections
-from distributed_state.programs.service.running import server_config
+from distributed_state.programs.service.running import config_of
 
 _START = 30.0
 
@@ -106,7 +106,7 @@ def _serve(url: str, commands: Commands, port: int) -> None:
         gc.collect()
         gc.freeze()
         connections = Connections(Limits())
-        config = server_config(worker.app, connections)
+        config = config_of(worker.app, connections)
         config.port = port
         await asyncio.gather(uvicorn.Server(config).serve(), connections.watch())
 

@@ -66,11 +66,10 @@ class Run:
             for each in zip_longest(*(search for search, _ in searches)):
                 for step, (_, steps) in zip(each, searches, strict=True):
                     steps += [step] if step else []
-            at_half = []
+            self.report.figures += figures.at_knees(ours, bare, count, commands)
             if ours.best is not None:
                 halves = [each.run(scenario, ours.best.rate / 2, _HALF, patience=2.0) for each in (self.crew, crew)]
-                at_half = [figures.at_half(*halves)]
-        self.report.figures += [*figures.at_knees(ours, bare, count, commands), *at_half]
+                self.report.figures.append(figures.at_half(*halves))
         return self._at_the_knee(ours)
 
     def _at_the_knee(self, knee: Knee) -> float | None:

@@ -118,8 +118,7 @@ async def _run(
     }
     with _stopping_on_signals(stopping):
         servers = {
-            listener: Server(server_config(application, connections[listener]))
-            for listener, application in places.items()
+            listener: Server(config_of(application, connections[listener])) for listener, application in places.items()
         }
         serving = asyncio.gather(*(server.serve(sockets=[listener]) for listener, server in servers.items()))
         watching = [asyncio.create_task(each.watch()) for each in connections.values()]
@@ -150,7 +149,7 @@ async def _run(
     return closed
 
 
-def server_config(application: Starlette, connections: Connections) -> uvicorn.Config:
+def config_of(application: Starlette, connections: Connections) -> uvicorn.Config:
     """Make uvicorn serve an application with our connections; their `watch` runs beside it."""
     protocol: Any = partial(Protocol, connections)  # uvicorn calls what it is given, though its types say a class
     limits = connections.limits
