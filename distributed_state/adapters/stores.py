@@ -10,6 +10,12 @@ from distributed_state import AsyncStateStore, ConfigurationError, InvalidValue,
 def open_store(given: Any) -> StateStore | AsyncStateStore:
     """The store, if it is one; else raise ConfigurationError."""
     if not isinstance(given, StateStore | AsyncStateStore):
+        from distributed_state import AsyncRemoteStore, RemoteStore
+
+        if isinstance(given, AsyncRemoteStore | RemoteStore):
+            raise ConfigurationError(
+                "adapters work on Redis and SQL themselves, not through a service: open the store at its redis:// URL"
+            )
         # Not what it is: a URL may hold a password.
         raise ConfigurationError(f"give an open StateStore or AsyncStateStore, not a {type(given).__name__}")
     return given

@@ -43,8 +43,7 @@ class Request:
     A turn takes the lock, and who repeats its request gets its outcome. `id` is None where many records are meant:
     a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `prefix` is what
     the ids of a listing begin with, if it was asked for so. `import_` is admin of the record, with the `user` whose it
-    will be. A test holds the whole table, a row for each public
-    method.
+    will be. A test holds the whole table, a row for each public method.
     """
 
     actor: str

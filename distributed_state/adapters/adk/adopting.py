@@ -64,9 +64,8 @@ async def _of_url(stack: AsyncExitStack, url: str) -> Any:
     if path is not None:
         url = read_only_url(path, "sqlite+aiosqlite")
     elif url.startswith("postgresql:"):
-        url = (
-            "postgresql+psycopg" + url[len("postgresql") :]
-        )  # it serves asyncio too; by default another driver is meant
+        # It serves asyncio, too; by default another driver is meant.
+        url = "postgresql+psycopg" + url[len("postgresql") :]
     return await opened_service(stack, url)
 
 
