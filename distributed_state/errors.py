@@ -88,7 +88,14 @@ class NotFound(StateError):
 
 
 class Deleted(StateError):
-    """The record was deleted. `create()` starts it again, `rollback(version=)` brings an older state back."""
+    """The record was deleted. `create()` starts it again, `rollback(version=)` brings an older state back.
+
+    `version` is what the deletion made of it, 0 where that was not looked up.
+    """
+
+    def __init__(self, message: str, *, version: int = 0) -> None:
+        super().__init__(message)
+        self.version = version
 
 
 class InvalidTransition(StateError, ValueError):

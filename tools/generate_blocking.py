@@ -124,12 +124,11 @@ IMPORTS = {
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
     "as_session": f"from {PACKAGE}.store.blocking_records import as_session",
-    "BlockingHttp": f"from {PACKAGE}.port.http import BlockingHttp",
+    "BlockingHttp": f"from {PACKAGE}.port.http_clients import BlockingHttp",
     "RETRY_FOR": f"from {PACKAGE}.remote.store import RETRY_FOR",
     "TIMEOUT": f"from {PACKAGE}.remote.store import TIMEOUT",
     "checked": f"from {PACKAGE}.remote.store import checked",
     "opened_remotely": f"from {PACKAGE}.store.remotely import opened_remotely",
-    "RemoteStore": f"from {PACKAGE}.remote.blocking import RemoteStore",
     "cast": "from typing import cast",
     "as_record": f"from {PACKAGE}.store.blocking_records import as_record",
 }
@@ -244,7 +243,7 @@ return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_stalen
     ("AsyncBatch", "on"): "return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)",
     ("AsyncRemoteStore", "open"): """
 place = checked(url, token, retry_for, timeout)
-store = cls(AsyncRemoteStore(place, BlockingHttp(place.place()), retry_for=retry_for, timeout=timeout))
+store = cls(AsyncRemoteStore(place.url, BlockingHttp(place), retry_for=retry_for, timeout=timeout))
 finish(store._twin.__aenter__())
 return store
 """,
@@ -263,8 +262,8 @@ return getattr(self._twin, name)
     # There is nothing to await, so a store is open when this returns ...
     ("AsyncStateStore", "open"): """
 remote = opened_remotely(
-    RemoteStore.open, url, settings, archive=archive, namespace=namespace, encryption=encryption, access=access,
-    clean=clean, clean_messages=clean_messages, credentials=credentials, search=search,
+    "remote.blocking.RemoteStore", url, settings, archive=archive, namespace=namespace, encryption=encryption,
+    access=access, clean=clean, clean_messages=clean_messages, credentials=credentials, search=search,
 )
 if remote is not None:
     return cast(Self, remote)  # it has the same names

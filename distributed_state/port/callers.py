@@ -35,6 +35,12 @@ def held_up() -> asyncio.AbstractEventLoop | None:
     return found if found is _here.held_up else None
 
 
+def owner() -> object:
+    """The running task or thread. A task is its own also where it calls a blocking method."""
+    found = running()
+    return (None if found is None else asyncio.current_task(found)) or threading.current_thread()
+
+
 @contextmanager
 def blocking() -> Iterator[None]:
     """Inside, this thread is blocking code, whatever loop runs in it."""

@@ -138,9 +138,7 @@ class SharedPort(BlockingPort):
         self._when_ended.append(call)
 
     def owner(self) -> object:
-        # A task is its own also where it calls a blocking method.
-        loop = callers.running()
-        return (None if loop is None else asyncio.current_task(loop)) or threading.current_thread()
+        return callers.owner()
 
     def exchange_with(self, node: str, commands: Sequence[Words]) -> Coroutine[Any, Any, list[Any]]:
         tasks = self._tasks()

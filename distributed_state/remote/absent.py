@@ -5,6 +5,8 @@ Design: section 26.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from distributed_state.errors import ConfigurationError
 
 _DIRECT = "open the store by its Redis URL for that"
@@ -26,7 +28,7 @@ RECORD = {
     "cleanup": _DIRECT,
 }
 SESSION = RECORD | {
-    "turn": "use lock() and one write(); or POST /v1/conversations/{id}/turns",
+    "turn": "hold lock() around a transaction(): one commit at its end, under the lease",
     "window": _TOGETHER,
     "context": _TOGETHER,
     "load_state": _TOGETHER,
@@ -72,6 +74,33 @@ STORE = {
     "update_index": _OPERATOR,
     "remove_index": _OPERATOR,
 }
+TRANSACTION = {
+    "put_item": "a service has no items yet: " + _DIRECT,
+    "delete_item": "a service has no items yet: " + _DIRECT,
+}
+OPTIONS = {
+    "merge": "without it the function runs again on the newest state",
+    "advisory": "without it others' writes are refused, too",
+    "items": "a service has no items yet: " + _DIRECT,
+    "schema": "read and write fields, and validate them by your model",
+    "actor": "history shows whose the token is",
+    "idle": _DIRECT,
+    "lifetime": _DIRECT,
+    "on_invalid": _DIRECT,
+    "clean": "clean values before they are given, or where the service opens its store",
+    "clean_messages": "clean messages before they are given, or where the service opens its store",
+    "group": "keep the position, and give it as since=",
+    "progress": _DIRECT,
+}
+"""Of methods that are there."""
+
+
+def refuse_options(method: str, given: Iterable[str]) -> None:
+    """Raise ConfigurationError for an option that the direct store alone has, TypeError for one that nobody has."""
+    for name in given:
+        if name not in OPTIONS:
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+        raise ConfigurationError(f"{name}= of {method}() is not there on a remote store: {OPTIONS[name]}")
 
 
 def refuse(kind: str, name: str, absent: dict[str, str]) -> Exception:

@@ -10,46 +10,29 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from distributed_state.errors import ConfigurationError
 from distributed_state.port.http import HttpPlace
 
-_SCHEMES = ("http://", "https://")
 _TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")
 URL, TOKEN, TOKEN_FILE = (f"DISTRIBUTED_STATE_{name}" for name in ("URL", "TOKEN", "TOKEN_FILE"))
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A service: its URL, and what is sent along with each request."""
+def address(url: str | None, token: str | None = None) -> HttpPlace:
+    """Where a service is, as given or in the environment, and what each request carries.
 
-    url: str
-    token: str | None = field(default=None, repr=False)
-
-    def place(self) -> HttpPlace:
-        """The same, as a transport takes it."""
-        headers = {"Accept": "application/json", "User-Agent": "distributed-state"}
-        if self.token is not None:
-            headers["Authorization"] = f"Bearer {self.token}"
-        return HttpPlace(self.url, headers)
-
-
-def service(url: str | None) -> str | None:
-    """The URL of a service, given or from the environment; None if the store is no remote one."""
-    found = os.environ.get(URL) if url is None else url
-    return found if isinstance(found, str) and found.lower().startswith(_SCHEMES) else None
-
-
-def address(url: str, token: str | None = None) -> Address:
-    """The address of a service. Raises ConfigurationError for one that cannot be, or must not be shown a token."""
+    Raises ConfigurationError for a URL that cannot be, or that must not be shown a token.
+    """
+    url = os.environ.get(URL, "") if url is None else url
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise ConfigurationError("url: cannot be read; it is as https://state.example.com") from error
+    if parts.scheme not in ("http", "https"):
+        raise ConfigurationError("url: a remote store has an http:// or https:// one")
     if not host:
         raise ConfigurationError("url: names no host; it is as https://state.example.com")
     if "@" in parts.netloc:
@@ -57,9 +40,12 @@ def address(url: str, token: str | None = None) -> Address:
     if parts.query or parts.fragment:
         raise ConfigurationError("url: ends before ? and #; it is as https://state.example.com")
     found = _token(token)
-    if found is not None and parts.scheme.lower() == "http" and _public(host):
+    if found is not None and parts.scheme == "http" and _public(host):
         raise ConfigurationError(f"url: a token is sent to {host} over https:// alone")
-    return Address(url.rstrip("/"), found)
+    headers = {"Accept": "application/json", "User-Agent": "distributed-state"}
+    if found is not None:
+        headers["Authorization"] = f"Bearer {found}"
+    return HttpPlace(url.rstrip("/"), headers)
 
 
 def _public(host: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Never, Self, TypeVar
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.port.blocking import finish
-from distributed_state.port.http import BlockingHttp
+from distributed_state.port.http_clients import BlockingHttp
 from distributed_state.remote.events import AsyncRemoteEvents
 from distributed_state.remote.leases import AsyncRemoteLease
 from distributed_state.remote.record import AsyncRemoteRecord
@@ -48,6 +48,15 @@ class RemoteLease:
     def renew(self) -> bool:
         """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
         return finish(self._twin.renew())
+
+    def acquire(self) -> Self:
+        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        finish(self._twin.acquire())
+        return self
+
+    def release(self) -> None:
+        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        finish(self._twin.release())
 
     def __enter__(self) -> Self:
         finish(self._twin.__aenter__())
@@ -119,7 +128,7 @@ class RemoteRecord:
         return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
 
     def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
-        """Read the version: how many commits the record has had, 0 if it was never written or was deleted."""
+        """Read the version: how many commits the record has had, 0 if it was never written."""
         return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
@@ -192,6 +201,7 @@ class RemoteRecord:
         expect_phase: str | None = None,
         revive: bool = False,
         durability: str | None = None,
+        **others: Never,
     ) -> Written:
         """Change fields, counters, messages, phase and tags in one atomic commit of one request.
 
@@ -219,6 +229,7 @@ class RemoteRecord:
                 expect_phase=expect_phase,
                 revive=revive,
                 durability=durability,
+                **others,
             )
         )
 
@@ -235,11 +246,11 @@ class RemoteRecord:
         """
         return RemoteTransactionBody(self._twin.transaction(durability=durability))
 
-    def apply(self, change: Callable[[RemoteTransaction], T], *, durability: str | None = None) -> T:
+    def apply(self, change: Callable[[RemoteTransaction], T], *, durability: str | None = None, **others: Never) -> T:
         """Do the same in a function, which is called again while others are faster; return what it returns."""
-        return finish(self._twin.apply(change, durability=durability))
+        return finish(self._twin.apply(change, durability=durability, **others))
 
-    def lock(self, *, wait: float = 5.0, ttl: float = 30.0) -> RemoteLease:
+    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, **others: Never) -> RemoteLease:
         """Hold the record alone inside `with`, or raise LockTimeout after `wait` seconds.
 
         Example::
@@ -251,7 +262,7 @@ class RemoteRecord:
         ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the body goes on
         until then.
         """
-        return RemoteLease(self._twin.lock(wait=wait, ttl=ttl))
+        return RemoteLease(self._twin.lock(wait=wait, ttl=ttl, **others))
 
     def erase(self) -> bool:
         """Remove the record for good: fields, messages, history, in every tier; False if there was nothing."""
@@ -507,7 +518,7 @@ class RemoteStore:
         for a token that the service does not know, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
-        store = cls(AsyncRemoteStore(place, BlockingHttp(place.place()), retry_for=retry_for, timeout=timeout))
+        store = cls(AsyncRemoteStore(place.url, BlockingHttp(place), retry_for=retry_for, timeout=timeout))
         finish(store._twin.__aenter__())
         return store
 
@@ -523,17 +534,17 @@ class RemoteStore:
         """Drop the connections. Harmless when it is closed already."""
         finish(self._twin.close())
 
-    def session(self, id: str | None = None, *, user: str | None = None) -> RemoteSession:
+    def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> RemoteSession:
         """Return a conversation by its id, or a new one. No I/O. `user` owns it from its first write on."""
-        return RemoteSession(self._twin.session(id, user=user))
+        return RemoteSession(self._twin.session(id, user=user, **others))
 
-    def user(self, id: str) -> RemoteRecord:
+    def user(self, id: str, **others: Never) -> RemoteRecord:
         """Return the record of a user, across sessions. No I/O."""
-        return RemoteRecord(self._twin.user(id))
+        return RemoteRecord(self._twin.user(id, **others))
 
-    def task(self, id: str, *, user: str | None = None) -> RemoteRecord:
+    def task(self, id: str, *, user: str | None = None, **others: Never) -> RemoteRecord:
         """Return the record of a piece of work, which `user` owns. No I/O."""
-        return RemoteRecord(self._twin.task(id, user=user))
+        return RemoteRecord(self._twin.task(id, user=user, **others))
 
     def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record and return its last version; its history stays."""
@@ -555,13 +566,16 @@ class RemoteStore:
         tags: Mapping[str, str | Iterable[str]] | None = None,
         limit: int = 50,
         after: str | None = None,
+        scope: str = "session",
         fresh: bool = False,
     ) -> list[SessionInfo]:
-        """List conversations, the last archived change first; `after` is the `cursor` of a previous page's last row.
+        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
         With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`.
         """
-        return finish(self._twin.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, fresh=fresh))
+        return finish(
+            self._twin.sessions(user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh)
+        )
 
     def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """List the branches of all records: what was acknowledged and is not continued."""
@@ -603,7 +617,7 @@ class RemoteStore:
         """List the processes that have the store open."""
         return finish(self._twin.replicas())
 
-    def events(self, *types: str, since: str | None = None) -> RemoteEvents:
+    def events(self, *types: str, since: str | None = None, **others: Never) -> RemoteEvents:
         """Events as they come, for `for`; better inside `with`, which says when that is over.
 
         Example::
@@ -613,14 +627,14 @@ class RemoteStore:
 
         `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
         """
-        return RemoteEvents(self._twin.events(*types, since=since))
+        return RemoteEvents(self._twin.events(*types, since=since, **others))
 
-    def compact(self, *, older_than: float = 86400.0) -> dict[str, int]:
+    def compact(self, *, older_than: float = 86400.0, **others: Never) -> dict[str, int]:
         """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
 
         A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
         """
-        return finish(self._twin.compact(older_than=older_than))
+        return finish(self._twin.compact(older_than=older_than, **others))
 
     def purge(
         self,

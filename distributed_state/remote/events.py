@@ -11,7 +11,7 @@ import json
 from types import TracebackType
 from typing import Self
 
-from distributed_state.errors import InvalidValue, Unavailable
+from distributed_state.errors import InvalidValue, StateError, Unavailable
 from distributed_state.port.http import HttpAnswer, HttpLines, Unanswered
 from distributed_state.remote import values
 from distributed_state.remote.refusals import LATER, refusal
@@ -20,6 +20,7 @@ from distributed_state.values.results import Event
 
 _SILENT = 45.0  # seconds: a worker says something each 15, so this connection is dead
 _PAUSE = 0.2
+_EVENT_STREAM = {"Accept": "text/event-stream"}
 
 
 class AsyncRemoteEvents:
@@ -44,7 +45,7 @@ class AsyncRemoteEvents:
         self._joined = False
         self._closed = False
         self._heard: dict[str, str] = {}
-        self._last = 0.0  # when the service was heard, or last known to be there
+        self._failing: float | None = None  # since when it is tried in vain to hear the service
 
     @property
     def position(self) -> str:
@@ -59,52 +60,48 @@ class AsyncRemoteEvents:
             raise InvalidValue(f"timeout is a number of seconds or None, not {timeout!r:.80}")
         clock = self._requests.http.monotonic
         end = None if timeout is None else clock() + timeout
-        self._last = clock()
         while not self._closed:
-            left = _SILENT if end is None else end - clock()
-            if left <= 0:
-                return None
-            event = await self._heard_within(min(left, _SILENT))
+            line = await self._line(_SILENT if end is None else min(_SILENT, max(0.0, end - clock())))
+            event = None if line is None else self._taken(line)
             if event is not None:
                 return event
+            if line is None and end is not None and clock() >= end:
+                return None
         return None
 
-    async def _heard_within(self, seconds: float) -> Event | None:
-        """One line; an event if it ends one."""
+    async def _line(self, seconds: float) -> str | None:
+        """The next line; None if none came, within this time or over this connection."""
+        http = self._requests.http
+        if self._lines is None:
+            headers = {"Last-Event-ID": self._position} if self._position else {}
+            self._lines = http.lines(self._path, headers | _EVENT_STREAM, _SILENT)
         try:
-            if self._lines is None or self._lines.waits > seconds * 1.5 + 0.1:
-                await self._open(seconds)
-            assert self._lines is not None
-            line = await self._lines.line(seconds)
+            heard = await self._lines.line(seconds)
         except TimeoutError:
-            # What waits for a line cannot be left half way: the next one comes over another connection.
-            await self._leave()
             return None
         except Unanswered as error:
-            await self._leave()
-            if self._requests.http.monotonic() - self._last > self._requests.retry_for:
-                raise Unavailable(f"the service did not answer: {error}") from error
-            await self._requests.http.sleep(_PAUSE)
+            await self._broken(Unavailable(f"the service did not answer: {error}"))
             return None
-        self._last = self._requests.http.monotonic()
-        if line is None:
-            await self._leave()
-            await self._requests.http.sleep(_PAUSE)
+        if isinstance(heard, HttpAnswer):
+            await self._broken(refusal(heard), again=heard.status in LATER)
             return None
-        return self._taken(line)
+        self._failing = None
+        if heard is None:
+            await self._pause()
+        return heard
 
-    async def _open(self, seconds: float) -> None:
-        await self._leave()
-        headers = {"Last-Event-ID": self._position} if self._position else {}
-        lines = await self._requests.http.lines(self._path, {**headers, "Accept": "text/event-stream"}, seconds)
-        if lines.status != 200:
-            answer = HttpAnswer(lines.status, {"content-type": "application/problem+json"}, await lines.whole())
-            await lines.close()
-            error = refusal(answer)
-            if answer.status in LATER:
-                raise Unanswered(str(error), sent=True)
+    async def _broken(self, error: StateError, *, again: bool = True) -> None:
+        """Connect once more after a moment, unless that was tried for long enough, or is in vain."""
+        now = self._requests.http.monotonic()
+        self._failing = now if self._failing is None else self._failing
+        if not self._closed and (not again or now - self._failing >= self._requests.retry_for):
+            await self._leave()
             raise error
-        self._lines = lines
+        await self._pause()
+
+    async def _pause(self) -> None:
+        await self._leave()
+        await self._requests.http.sleep(_PAUSE)
 
     def _taken(self, line: str) -> Event | None:
         name, _, text = line.partition(":")
@@ -126,11 +123,12 @@ class AsyncRemoteEvents:
         """Begin to listen. Events from now on are not missed."""
         clock = self._requests.http.monotonic
         end = clock() + self._requests.timeout
-        self._last = clock()
         while not self._joined and not self._closed:
-            if clock() > end:
+            line = await self._line(max(0.0, end - clock()))
+            if line is not None:
+                self._taken(line)
+            elif clock() > end:
                 raise Unavailable("the service did not begin to send events")
-            await self._heard_within(_SILENT)
 
     async def close(self) -> None:
         """Stop listening."""

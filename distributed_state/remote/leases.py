@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from distributed_state.errors import Locked, LockTimeout, StateError, Unavailable
+from distributed_state.port import callers
 from distributed_state.remote.requests import Requests
 
 # What the running task, or this thread, holds: by service and path of the record. Tasks begun inside inherit it.
@@ -46,6 +47,7 @@ class AsyncRemoteLease:
         self._stop: Callable[[], None] | None = None
         self._outer: AsyncRemoteLease | None = None
         self.lease = ""
+        self.owner: object = None
         self._token = 0
         self._lost = False
 
@@ -57,7 +59,7 @@ class AsyncRemoteLease:
     @property
     def lost(self) -> bool:
         """Whether it is known to have ended; writes under it raise Fenced."""
-        return self._lost
+        return self._lost or (self._outer is not None and self._outer.lost)
 
     async def renew(self) -> bool:
         """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
@@ -72,14 +74,22 @@ class AsyncRemoteLease:
             return False
         return True
 
-    async def __aenter__(self) -> Self:
-        self._outer = _held.get({}).get((id(self._requests), self._path))
+    async def acquire(self) -> Self:
+        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        outer = _held.get({}).get((id(self._requests), self._path))
+        # A task started inside the body writes under the lease, but locks like anybody else.
+        nests = outer is not None and outer.owner == callers.owner()
+        self._outer = outer if nests else None
         if self._outer is not None:
-            self.lease, self._token = self._outer.lease, self._outer.token  # who holds it may nest
+            if self._outer is self:
+                raise Locked("held by this task already, by this very lease")
+            self.lease, self._token = self._outer.lease, self._outer.token
             return self
         found = await self._taken()
+        self._lost = False
         self.lease = found["lease"]
         self._token = found["token"]
+        self.owner = callers.owner()
         self._stop = self._requests.http.every(self._ttl / 3, self.renew)
         _held.set({**_held.get({}), (id(self._requests), self._path): self})
         return self
@@ -96,14 +106,22 @@ class AsyncRemoteLease:
                 if clock() >= end:
                     raise LockTimeout(f"{error}; waited {self._wait:g} s") from error
 
+    async def release(self) -> None:
+        """Give the record back. Harmless when the lease was lost: only its own holder can release it."""
+        if self._stop is None:  # it nests, or is not held
+            return
+        self._stop()
+        self._stop = None
+        _held.set({name: each for name, each in _held.get({}).items() if each is not self})
+        # What cannot be given back ends with its time; an error would stand in place of the body's.
+        with suppress(StateError):
+            headers = {HEADER: self.lease}
+            await self._requests.order("DELETE", self._path + "/lease", headers=headers, repeatable=True)
+
+    async def __aenter__(self) -> Self:
+        return await self.acquire()
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._outer is not None:
-            return
-        if self._stop is not None:
-            self._stop()
-        _held.set({name: each for name, each in _held.get({}).items() if each is not self})
-        with suppress(Unavailable):  # it ends with its time
-            headers = {HEADER: self.lease}
-            await self._requests.order("DELETE", self._path + "/lease", headers=headers, repeatable=True)
+        await self.release()

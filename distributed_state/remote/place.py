@@ -8,17 +8,19 @@ Design: section 26.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound
 from distributed_state.remote import leases, values
 from distributed_state.remote.requests import Found, Requests, part
 from distributed_state.values.model import Ref
 
+T = TypeVar("T")
 _KINDS = {"session": "conversations", "user": "users", "task": "tasks"}
-_ATTEMPTS = 50  # of a change that nobody gave a condition, while others are faster
+_ATTEMPTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,8 @@ class RecordPlace:
             found = await self.requests.read(self.path, query)
         except NotFound:
             return State()
-        except Deleted:
-            return State(deleted=True)
+        except Deleted as error:
+            return State(error.version, deleted=True)
         said = found.value
         return State(said["version"], values.shown(said), said.get("phase"))
 
@@ -72,20 +74,21 @@ class RecordPlace:
         free = not headers.keys() & {"If-Match", "If-None-Match"} and not any(
             each.startswith("expect") for each in sent
         )
-        for attempt in range(_ATTEMPTS):
-            try:
-                body = None if method == "DELETE" else sent
-                return (await self.requests.write(method, self.path + to, body, headers=headers)).value
-            except Conflict:
-                # A write without a condition has none that could fail: others were faster, at each of its attempts.
-                if not free or attempt == _ATTEMPTS - 1:
-                    raise
-            await self.pause(attempt)
-        raise AssertionError  # not reached
 
-    async def pause(self, attempt: int) -> None:
-        """Let the others go first, longer each time."""
-        await self.requests.http.sleep(secrets.randbelow(1000) / 1000 * min(0.1, 0.002 * 2**attempt))
+        async def once() -> Any:
+            body = None if method == "DELETE" else sent
+            return (await self.requests.write(method, self.path + to, body, headers=headers)).value
+
+        # A write without a condition has none that could fail: others were faster, at each attempt of the service's.
+        return await (self.until_no_conflict(once) if free else once())
+
+    async def until_no_conflict(self, once: Callable[[], Awaitable[T]]) -> T:
+        """Try again while others are faster, and let them go first, longer each time. Raises Conflict in the end."""
+        for attempt in range(_ATTEMPTS - 1):
+            with suppress(Conflict):
+                return await once()
+            await self.requests.http.sleep(secrets.randbelow(1000) / 1000 * min(0.1, 0.002 * 2**attempt))
+        return await once()
 
     async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Found:
         """Have something done that takes no key, under the lease that is held here."""
@@ -98,9 +101,13 @@ class RecordPlace:
 
 def path_of(ref: Ref) -> str:
     """Where a record is. Raises InvalidValue for an id that no path can name."""
-    kind = _KINDS.get(ref.scope)
-    if kind is None:
-        raise ConfigurationError(f"{ref.scope}: a remote store has sessions, users and tasks; use a direct store")
     if not ref.id:
         raise InvalidValue("an id is a text of at least one character")
-    return f"/v1/{kind}/{part(ref.id)}"
+    return f"/v1/{kind_of(ref.scope)}/{part(ref.id)}"
+
+
+def kind_of(scope: str) -> str:
+    """What the service calls records of a scope. Raises ConfigurationError for what it has not."""
+    if scope not in _KINDS:
+        raise ConfigurationError(f"{scope}: a remote store has sessions, users and tasks; use a direct store")
+    return _KINDS[scope]

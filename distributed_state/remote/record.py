@@ -10,9 +10,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Never, TypeVar
 
-from distributed_state.errors import Conflict, Deleted, InvalidValue, NotFound
+from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.remote import absent, values
 from distributed_state.remote.leases import AsyncRemoteLease
 from distributed_state.remote.past import Past
@@ -25,7 +25,6 @@ from distributed_state.values.results import Written
 
 T = TypeVar("T")
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a name that every proxy leaves as it is in a path
-_ATTEMPTS = 50
 _ABSENT: Any = object()
 
 
@@ -85,12 +84,13 @@ class AsyncRemoteRecord(Past):
         return (await self._place.state(fresh=fresh or max_staleness is not None)).fields
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
-        """Read the version: how many commits the record has had, 0 if it was never written or was deleted."""
+        """Read the version: how many commits the record has had, 0 if it was never written."""
         return (await self._place.state(fresh=fresh or max_staleness is not None)).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since."""
-        return (await self._place.state(fresh=fresh or max_staleness is not None)).version > 0
+        state = await self._place.state(fresh=fresh or max_staleness is not None)
+        return state.version > 0 and not state.deleted
 
     async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
         """Read the tags, texts by key in order; {} if it has none."""
@@ -178,6 +178,7 @@ class AsyncRemoteRecord(Past):
         expect_phase: str | None = None,
         revive: bool = False,
         durability: str | None = None,
+        **others: Never,
     ) -> Written:
         """Change fields, counters, messages, phase and tags in one atomic commit of one request.
 
@@ -190,6 +191,7 @@ class AsyncRemoteRecord(Past):
 
         Of `expect_version` and `expect_exists` one can be given.
         """
+        absent.refuse_options("write", others)
         if isinstance(delete, str):
             raise InvalidValue(f"delete takes several names, as [{delete!r}]")
         given = {
@@ -218,23 +220,25 @@ class AsyncRemoteRecord(Past):
         return AsyncRemoteTransactionBody(self._place, durability)
 
     async def apply(
-        self, change: Callable[[RemoteTransaction], T | Awaitable[T]], *, durability: str | None = None
+        self,
+        change: Callable[[RemoteTransaction], T | Awaitable[T]],
+        *,
+        durability: str | None = None,
+        **others: Never,
     ) -> T:
         """Do the same in a function, which is called again while others are faster; return what it returns."""
-        for attempt in range(_ATTEMPTS):
+        absent.refuse_options("apply", others)
+
+        async def once() -> T:
             view = RemoteTransaction(await self._place.state(fresh=True))
             found = change(view)
             result: T = await found if inspect.isawaitable(found) else found
-            try:
-                await commit(self._place, view, durability)
-                return result
-            except Conflict:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            await self._place.pause(attempt)
-        raise AssertionError  # not reached
+            await commit(self._place, view, durability)
+            return result
 
-    def lock(self, *, wait: float = 5.0, ttl: float = 30.0) -> AsyncRemoteLease:
+        return await self._place.until_no_conflict(once)
+
+    def lock(self, *, wait: float = 5.0, ttl: float = 30.0, **others: Never) -> AsyncRemoteLease:
         """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
 
         Example::
@@ -246,6 +250,7 @@ class AsyncRemoteRecord(Past):
         ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the body goes on
         until then.
         """
+        absent.refuse_options("lock", others)
         return AsyncRemoteLease(self._place.requests, self._place.path, wait=wait, ttl=ttl)
 
     async def erase(self) -> bool:

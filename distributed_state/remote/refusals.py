@@ -14,6 +14,7 @@ from distributed_state.errors import (
     AccessDenied,
     ConfigurationError,
     Conflict,
+    Deleted,
     DurabilityUnknown,
     InvalidTransition,
     StateError,
@@ -71,17 +72,12 @@ def _whole(problem: dict[str, Any], name: str) -> int:
     return found if type(found) is int else 0
 
 
-def _text(problem: dict[str, Any], name: str) -> str:
-    return str(problem.get(name) or "")
-
-
 _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]] = {
     Conflict: lambda text, problem: Conflict(text, version=_whole(problem, "version")),
-    DurabilityUnknown: lambda text, problem: DurabilityUnknown(
-        text, version=_whole(problem, "version"), request_id=_text(problem, "request_id") or None
-    ),
+    Deleted: lambda text, problem: Deleted(text, version=_whole(problem, "version")),
+    DurabilityUnknown: lambda text, problem: DurabilityUnknown(text, version=_whole(problem, "version")),
     InvalidTransition: lambda text, problem: InvalidTransition(
-        text, phase=_text(problem, "phase"), event=_text(problem, "event")
+        text, phase=str(problem.get("phase") or ""), event=str(problem.get("event") or "")
     ),
 }
 

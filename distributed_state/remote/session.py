@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
-from distributed_state.errors import Conflict, Deleted, InvalidValue, NotFound
+from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.records.messages import Page
 from distributed_state.remote import absent, values
 from distributed_state.remote.record import AsyncRemoteRecord
@@ -149,18 +149,14 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         if not isinstance(machine, StateMachine):
             raise InvalidValue(f"machine is a StateMachine, not {machine!r:.80}")
         more = {**values.fields(set or {}), "append": values.messages(append)}
-        for attempt in range(50):
+
+        async def once() -> str:
             before = (await self._place.state(fresh=True)).phase
             following = machine.next(machine.initial if before is None else before, event)
-            body = {**more, "kind": "transition", "phase": following, "expect_phase": before}
-            try:
-                await self._place.write(body)
-                return following
-            except Conflict:
-                if attempt == 49:
-                    raise
-            await self._place.pause(attempt)
-        raise AssertionError  # not reached
+            await self._place.write({**more, "kind": "transition", "phase": following, "expect_phase": before})
+            return following
+
+        return await self._place.until_no_conflict(once)
 
 
 def _raw(line: dict[str, Any]) -> dict[str, Any]:

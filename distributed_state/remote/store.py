@@ -9,14 +9,15 @@ import secrets
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Never, Self
 
 from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue
-from distributed_state.port.http import AsyncHttp, Http
+from distributed_state.port.http import Http, HttpPlace
+from distributed_state.port.http_clients import AsyncHttp
 from distributed_state.remote import absent, values
-from distributed_state.remote.addresses import Address, address, service
+from distributed_state.remote.addresses import address
 from distributed_state.remote.events import AsyncRemoteEvents
-from distributed_state.remote.place import path_of
+from distributed_state.remote.place import kind_of, path_of
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.requests import Requests, part
 from distributed_state.remote.session import AsyncRemoteSession
@@ -42,8 +43,8 @@ class AsyncRemoteStore:
     Each read is a request: nothing is cached here. A name of the direct store that is not there says why.
     """
 
-    def __init__(self, place: Address, http: Http, *, retry_for: float = RETRY_FOR, timeout: float = TIMEOUT) -> None:
-        self._place = place
+    def __init__(self, url: str, http: Http, *, retry_for: float = RETRY_FOR, timeout: float = TIMEOUT) -> None:
+        self._url = url
         self._requests = Requests(http, retry_for=retry_for, timeout=timeout)
         self._prefix = ""
 
@@ -67,7 +68,7 @@ class AsyncRemoteStore:
         for a token that the service does not know, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
-        return cls(place, AsyncHttp(place.place()), retry_for=retry_for, timeout=timeout)
+        return cls(place.url, AsyncHttp(place), retry_for=retry_for, timeout=timeout)
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
@@ -92,17 +93,20 @@ class AsyncRemoteStore:
 
     # Records
 
-    def session(self, id: str | None = None, *, user: str | None = None) -> AsyncRemoteSession:
+    def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> AsyncRemoteSession:
         """Return a conversation by its id, or a new one. No I/O. `user` owns it from its first write on."""
+        absent.refuse_options("session", others)
         found = self._prefix + secrets.token_hex(16) if id is None else id
         return AsyncRemoteSession(self._requests, Ref("session", found), user)
 
-    def user(self, id: str) -> AsyncRemoteRecord:
+    def user(self, id: str, **others: Never) -> AsyncRemoteRecord:
         """Return the record of a user, across sessions. No I/O."""
+        absent.refuse_options("user", others)
         return AsyncRemoteRecord(self._requests, Ref("user", id))
 
-    def task(self, id: str, *, user: str | None = None) -> AsyncRemoteRecord:
+    def task(self, id: str, *, user: str | None = None, **others: Never) -> AsyncRemoteRecord:
         """Return the record of a piece of work, which `user` owns. No I/O."""
+        absent.refuse_options("task", others)
         return AsyncRemoteRecord(self._requests, Ref("task", id), user)
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
@@ -130,9 +134,10 @@ class AsyncRemoteStore:
         tags: Mapping[str, str | Iterable[str]] | None = None,
         limit: int = 50,
         after: str | None = None,
+        scope: str = "session",
         fresh: bool = False,
     ) -> list[SessionInfo]:
-        """List conversations, the last archived change first; `after` is the `cursor` of a previous page's last row.
+        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
 
         With a `prefix` or `tags` in order of their ids. What is not archived yet is listed if `fresh`.
         """
@@ -143,8 +148,8 @@ class AsyncRemoteStore:
             "user": user, "prefix": prefix, "limit": limit, "after": after, "fresh": fresh or None,
             "tag": [f"{key}:{text}" for key, texts in wanted.items() for text in texts],
         }  # fmt: skip
-        found = (await self._requests.read("/v1/conversations", query)).value["conversations"]
-        return [SessionInfo(**each) for each in found]
+        kind = kind_of(scope)
+        return [SessionInfo(**each) for each in (await self._requests.read(f"/v1/{kind}", query)).value[kind]]
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """List the branches of all records: what was acknowledged and is not continued."""
@@ -180,7 +185,7 @@ class AsyncRemoteStore:
         """List the processes that have the store open."""
         return [Replica(**each) for each in (await self._requests.read("/v1/replicas")).value["replicas"]]
 
-    def events(self, *types: str, since: str | None = None) -> AsyncRemoteEvents:
+    def events(self, *types: str, since: str | None = None, **others: Never) -> AsyncRemoteEvents:
         """Events as they come, for `async for`; better inside `async with`, which says when that is over.
 
         Example::
@@ -190,15 +195,17 @@ class AsyncRemoteStore:
 
         `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
         """
+        absent.refuse_options("events", others)
         return AsyncRemoteEvents(self._requests, types, since)
 
     # Upkeep
 
-    async def compact(self, *, older_than: float = 86_400.0) -> dict[str, int]:
+    async def compact(self, *, older_than: float = 86_400.0, **others: Never) -> dict[str, int]:
         """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
 
         A service ends a request after its time (30 s): then Unavailable is raised, and called again it goes on.
         """
+        absent.refuse_options("compact", others)
         return await self._upkeep("compact", {"older_than": older_than})
 
     async def purge(
@@ -225,15 +232,12 @@ class AsyncRemoteStore:
         return found
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._place.url}>"
+        return f"<{type(self).__name__} {self._url}>"
 
 
-def checked(url: str | None, token: str | None, retry_for: float, timeout: float) -> Address:
+def checked(url: str | None, token: str | None, retry_for: float, timeout: float) -> HttpPlace:
     """The address, and times that can be. Raises ConfigurationError."""
-    found = service(url)
-    if found is None:
-        raise ConfigurationError("url: a remote store has an http:// or https:// one")
     for name, seconds in ("retry_for", retry_for), ("timeout", timeout):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e6:
             raise ConfigurationError(f"{name}: is a number of seconds, not {seconds!r:.80}")
-    return address(found, token)
+    return address(url, token)

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from distributed_state.errors import InvalidValue
-from distributed_state.remote import values
+from distributed_state.remote import absent, values
 from distributed_state.remote.place import RecordPlace, State
 from distributed_state.values import codec
 from distributed_state.values.model import Message
@@ -40,14 +40,12 @@ class RemoteTransaction(MutableMapping[str, Any]):
         return self._state.version
 
     @property
-    def deleted(self) -> bool:
-        """Whether the record was deleted; then it shows no fields, and the commit raises Deleted."""
-        return self._state.deleted
-
-    @property
     def phase(self) -> str | None:
         """The phase before this transaction."""
         return self._state.phase
+
+    def __getattr__(self, name: str) -> Any:
+        raise absent.refuse(type(self).__name__, name, absent.TRANSACTION)
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
@@ -138,5 +136,4 @@ async def commit(place: RecordPlace, view: RemoteTransaction, durability: str | 
     """Write what was changed, for the version that was seen. Raises Conflict."""
     body = view.body()
     if body is not None:
-        # Of a deleted record no version is shown: the service refuses the write for what it is.
-        await place.write(body, durability, expect_version=None if view.deleted else view.version)
+        await place.write(body, durability, expect_version=view.version)

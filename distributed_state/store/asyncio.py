@@ -32,7 +32,6 @@ from distributed_state.records.record import AsyncRecord
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions, sanitizer
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.remote.store import AsyncRemoteStore
 from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
@@ -127,7 +126,7 @@ class AsyncStateStore:
         redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
         `credentials()` returns user and password anew for each connection, where they are tokens that end.
         With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
-        `remote`): an AsyncRemoteStore, which has the names of this class that make sense there.
+        `remote`), with those names of this class that make sense there: see AsyncRemoteStore.
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
@@ -136,8 +135,9 @@ class AsyncStateStore:
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         remote = opened_remotely(
-            AsyncRemoteStore.open, url, settings, archive=archive, namespace=namespace, encryption=encryption,
-            access=access, clean=clean, clean_messages=clean_messages, credentials=credentials, search=search,
+            "remote.store.AsyncRemoteStore", url, settings, archive=archive, namespace=namespace,
+            encryption=encryption, access=access, clean=clean, clean_messages=clean_messages, credentials=credentials,
+            search=search,
         )  # fmt: skip
         if remote is not None:
             return cast(Self, remote)  # it has the same names

@@ -24,7 +24,6 @@ from distributed_state.records.access import Policy
 from distributed_state.records.batch import AsyncBatch
 from distributed_state.records.sanitizing import Clean, CleanMessage, Options, SessionOptions
 from distributed_state.records.schema import M, Schema
-from distributed_state.remote.blocking import RemoteStore
 from distributed_state.settings import Settings
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
@@ -146,7 +145,7 @@ class StateStore:
         redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
         `credentials()` returns user and password anew for each connection, where they are tokens that end.
         With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
-        `remote`): an RemoteStore, which has the names of this class that make sense there.
+        `remote`), with those names of this class that make sense there: see RemoteStore.
         More settings: see Settings.
         `encryption` says what is encrypted and with which keys (see Encryption; without it, from the environment);
         `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
@@ -155,7 +154,7 @@ class StateStore:
         Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         remote = opened_remotely(
-            RemoteStore.open,
+            "remote.blocking.RemoteStore",
             url,
             settings,
             archive=archive,

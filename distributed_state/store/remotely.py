@@ -1,23 +1,28 @@
 """What `open` does of a URL of a service. Law: what is the service's to say is refused, not ignored.
 
+Nothing of a remote store is imported before there is such a URL.
+
 Design: section 26.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import os
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal
 
 from distributed_state.errors import ConfigurationError
-from distributed_state.remote.addresses import service
 
+_SCHEMES = ("http://", "https://")
 _OWN = ("token", "retry_for", "timeout")
+Kind = Literal["remote.store.AsyncRemoteStore", "remote.blocking.RemoteStore"]
 
 
-def opened_remotely(opens: Callable[..., Any], url: str | None, settings: Mapping[str, Any], **others: object) -> Any:
-    """The remote store that `opens` opens, None if the URL is no service's. Raises ConfigurationError."""
-    found = service(url)
-    if found is None:
+def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **others: object) -> Any:
+    """A store of this kind at the URL, None if that is no service's. Raises ConfigurationError."""
+    found = os.environ.get("DISTRIBUTED_STATE_URL") if url is None else url
+    if not isinstance(found, str) or not found.lower().startswith(_SCHEMES):
         if "token" in settings:
             raise ConfigurationError("token: is for a store behind a service, at an http:// or https:// URL")
         return None
@@ -27,4 +32,5 @@ def opened_remotely(opens: Callable[..., Any], url: str | None, settings: Mappin
             f"{', '.join(theirs)}: of a store behind a service, as at http://, that is set there, by `serve`; "
             "a Redis is at redis://"
         )
-    return opens(found, **settings)
+    module, _, name = kind.rpartition(".")
+    return getattr(import_module(f"distributed_state.{module}"), name).open(found, **settings)

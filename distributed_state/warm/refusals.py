@@ -84,7 +84,7 @@ def refusal(names: RecordKeys, draft: Draft, answer: list[Any]) -> StateError:
     if word == "item":
         return Conflict(f"{record}: {_expected_item(draft, *rest)}")
     if word == "deleted":
-        return Deleted(f"{record}: deleted at version {int(rest[0])}")
+        return Deleted(f"{record}: deleted at version {int(rest[0])}", version=int(rest[0]))
     if word == "fenced":
         held = rest[0].decode(errors="replace")
         text = f"{record}: the lease {draft.lock_value[:40]} is not held any more, {held[:80] or 'nobody'} holds it"

@@ -46,7 +46,7 @@ from distributed_state import (
     Unauthenticated,
     Unavailable,
 )
-from distributed_state.port.http import BlockingHttp
+from distributed_state.port.http_clients import BlockingHttp
 from distributed_state.remote import absent
 from distributed_state.remote.requests import KEY
 from distributed_state.values import access_tokens
@@ -261,7 +261,11 @@ async def test_the_past(opens: Opens, id: str) -> None:
         await store.delete(id)
         with pytest.raises(Deleted):
             await session.set("a", 2)
-        assert (await session.exists(), await session.get("a")) == (False, None)
+        assert (await session.exists(), await session.get("a"), await session.version()) == (False, None, 6)
+        with pytest.raises(Deleted):
+            async with session.transaction() as tx:
+                assert (dict(tx), tx.version) == ({}, 6)
+                tx["a"] = 2
         assert await session.rollback(version=1) == 7
         assert (await session.erase(), await session.exists()) == (True, False)
 
@@ -301,6 +305,23 @@ async def test_events_come_and_none_is_missed(opens: Opens, id: str) -> None:
             assert (await _next(events, session)).data == {"label": "second"}
         async with store.events("session.*", since=position) as again:
             assert (await _next(again, session)).data == {"label": "second"}
+
+
+@pytest.mark.parametrize("close", ["events", "store"])
+def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: Any, id: str, close: str) -> None:
+    with StateStore.open(workers[0].url) as store:
+        events = store.events("session.*").__enter__()
+        stream = events._twin._lines
+        for label in "ab":
+            for _ in range(3):
+                assert events.next(timeout=0.005) is None
+            store.session(id).checkpoint(label)
+            event = events.next(timeout=10.0)
+            assert event is not None
+            assert event.data == {"label": label}
+        assert events._twin._lines is stream
+        {"events": events, "store": store}[close].close()
+        assert not stream._reader.is_alive()
 
 
 async def _next(events: Any, session: Any) -> Any:

@@ -43,6 +43,15 @@ def test_using_the_store_loads_what_it_needs_and_no_more() -> None:
     assert not {"fakeredis", "alembic", "typer", "distributed_state.agents"} & loaded
 
 
+def test_a_remote_store_is_loaded_where_its_url_is_opened_and_nowhere_else() -> None:
+    """A store of one's own loads none of it, on both faces; the second probe finds what there is."""
+    own_store = "from distributed_state import AsyncStateStore, StateStore; "
+    own_store += "StateStore.open(archive='memory').close(); AsyncStateStore.open(archive='memory')"
+    assert not [name for name in own(loaded_by(own_store)) if name.startswith("distributed_state.remote")]
+    at_a_url = "from distributed_state import AsyncStateStore; AsyncStateStore.open('http://127.0.0.1:1')"
+    assert {"httpx", "distributed_state.remote.store"} <= loaded_by(at_a_url)
+
+
 def test_an_error_costs_no_more_than_itself() -> None:
     loaded = loaded_by("from distributed_state import Conflict, Fenced")
     assert own(loaded) == {"distributed_state", "distributed_state.errors"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -12,13 +14,20 @@ import pytest
 
 from distributed_state import (
     AccessDenied,
+    AsyncRecord,
+    AsyncRemoteRecord,
+    AsyncRemoteSession,
+    AsyncSession,
     AsyncStateStore,
     Backpressure,
     ConfigurationError,
     Conflict,
+    Deleted,
     DurabilityUnknown,
     Fenced,
     InvalidValue,
+    Locked,
+    LockTimeout,
     NotFound,
     StateError,
     StateStore,
@@ -27,13 +36,20 @@ from distributed_state import (
     Unavailable,
     WarmUnavailable,
 )
-from distributed_state.port.http import AsyncHttp, BlockingHttp, HttpAnswer, Unanswered
-from distributed_state.remote import values
+from distributed_state.adapters.stores import open_store
+from distributed_state.port.http import HttpAnswer, HttpPlace, Unanswered
+from distributed_state.port.http_clients import AsyncHttp, BlockingHttp
+from distributed_state.records.sanitizing import SessionOptions
+from distributed_state.remote import absent, values
 from distributed_state.remote.addresses import TOKEN, TOKEN_FILE, address
 from distributed_state.remote.blocking import RemoteStore
+from distributed_state.remote.events import AsyncRemoteEvents
+from distributed_state.remote.place import State
 from distributed_state.remote.refusals import refusal
 from distributed_state.remote.requests import KEY, Requests, part
 from distributed_state.remote.store import AsyncRemoteStore
+from distributed_state.remote.transaction import RemoteTransaction
+from distributed_state.values.model import Ref
 
 SECRET = "dst_a-very-secret-word"
 DONE = HttpAnswer(200, {"etag": '"7"'}, b"{}")
@@ -44,12 +60,33 @@ def refused(status: int, error: str = "", after: str = "", detail: str = "why", 
     return HttpAnswer(status, headers, json.dumps({"error": error, "detail": detail, **more}).encode())
 
 
+class Lines:
+    """A stream of what was heard; where that ends, of nothing."""
+
+    def __init__(self, *heard: str | HttpAnswer | Unanswered | None) -> None:
+        self.heard = [*heard]
+        self.closed = False
+
+    async def line(self, timeout: float) -> str | HttpAnswer | None:
+        if not self.heard:
+            raise TimeoutError
+        found = self.heard.pop(0)
+        if isinstance(found, Unanswered):
+            raise found
+        return found
+
+    async def close(self) -> None:
+        self.closed = True
+
+
 class Scripted:
     """A transport that answers as it is told, and keeps what it was sent and how long it slept."""
 
     def __init__(self, *answers: HttpAnswer | Unanswered) -> None:
         self.answers = [*answers]
         self.sent: list[tuple[str, str, Mapping[str, str]]] = []
+        self.streams: list[Lines] = []
+        self.stopped = 0
         self.slept: list[float] = []
 
     async def send(
@@ -64,11 +101,15 @@ class Scripted:
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
 
-    async def lines(self, path: str, headers: Mapping[str, str], timeout: float) -> Any:
-        raise NotImplementedError
+    def lines(self, path: str, headers: Mapping[str, str], silent: float) -> Any:
+        self.sent.append(("GET", path, headers))
+        return self.streams.pop(0)
 
     def every(self, seconds: float, work: Callable[[], Any]) -> Callable[[], None]:
-        raise NotImplementedError
+        def stop() -> None:
+            self.stopped += 1
+
+        return stop
 
     def monotonic(self) -> float:
         return sum(self.slept)
@@ -154,25 +195,111 @@ def test_errors_come_with_their_fields() -> None:
     conflict = refusal(refused(412, "Conflict", version=5))
     assert isinstance(conflict, Conflict)
     assert conflict.version == 5
-    unknown = refusal(refused(503, "DurabilityUnknown", version=3, request_id="r"))
+    unknown = refusal(refused(503, "DurabilityUnknown", version=3))
     assert isinstance(unknown, DurabilityUnknown)
-    assert (unknown.version, unknown.request_id) == (3, "r")
+    assert unknown.version == 3
+    deleted = refusal(refused(410, "Deleted", version=4))
+    assert isinstance(deleted, Deleted)
+    assert deleted.version == 4
     odd = refusal(refused(412, "Conflict", version="5"))
     assert isinstance(odd, Conflict)
     assert odd.version == 0
 
 
+# Events
+
+
+def listening(*streams: Lines, retry_for: float = 10.0) -> tuple[AsyncRemoteEvents, Scripted]:
+    requests, http = asking(retry_for=retry_for)
+    http.streams = [*streams]
+    return AsyncRemoteEvents(requests, ("a.*",), None), http
+
+
+def sent(id: str) -> list[str]:
+    data = {
+        "id": id, "type": "a.b", "source": "r", "time": "2026-01-01T00:00:00+00:00", "data": {}, "sequence": 1,
+        "epoch": "1", "partition": 0, "version": 1, "actor": "",
+    }  # fmt: skip
+    return [f"id: {id}", "event: a.b", f"data: {json.dumps(data)}", ""]
+
+
+async def test_a_wait_that_ends_keeps_the_stream_and_what_was_heard_of_an_event() -> None:
+    lines = Lines("retry: 1000", "id: p0", "", *sent("p1")[:2])
+    events, http = listening(lines)
+    for _ in range(3):
+        assert await events.next(timeout=0.0) is None
+    assert events.position == "p0"
+    lines.heard += sent("p1")[2:]
+    event = await events.next(timeout=0.0)
+    assert event is not None
+    assert (event.id, events.position, len(http.sent), lines.closed) == ("p1", "p1", 1, False)
+
+
+async def test_a_stream_that_broke_goes_on_behind_the_last_event() -> None:
+    events, http = listening(Lines(*sent("p1"), "id: p2", LOST), Lines(refused(503, "Unavailable")), Lines(*sent("p2")))
+    found = [await events.next(), await events.next()]
+    assert [each and each.id for each in found] == ["p1", "p2"]
+    assert [headers.get("Last-Event-ID") for _, _, headers in http.sent] == [None, "p1", "p1"]
+
+
+async def test_who_asks_often_is_told_that_nobody_answers() -> None:
+    """A short wait does not begin the time anew for which it is tried."""
+    events, http = listening(*(Lines(UNSENT) for _ in range(99)), retry_for=3.0)
+    with pytest.raises(Unavailable, match="did not answer"):
+        for _ in range(99):
+            assert await events.next(timeout=0.1) is None
+    assert 3.0 <= http.monotonic() <= 3.5
+
+
+async def test_who_may_not_hear_is_told_at_once() -> None:
+    events, http = listening(Lines(refused(403, "AccessDenied")), Lines(refused(403, "AccessDenied")))
+    for _ in range(2):
+        with pytest.raises(AccessDenied):
+            await events.next()
+    assert http.slept == []
+
+
+# Leases
+
+
+async def test_a_lease_nests_in_its_task_and_not_in_itself() -> None:
+    taken = HttpAnswer(201, {}, b'{"lease": "x", "token": 5, "ttl": 30.0}')
+    requests, http = asking(taken)
+    record = AsyncRemoteRecord(requests, Ref("user", "u"))
+    outer = record.lock()
+    async with outer:
+        async with record.lock() as inner:
+            assert (inner.token, inner.lost) == (5, False)
+        with pytest.raises(Locked):
+            await outer.acquire()
+
+        async def another() -> None:
+            http.answers.append(refused(423, "Locked"))
+            async with record.lock(wait=0.0):
+                pass
+
+        with pytest.raises(LockTimeout):  # a task inside writes under it, and locks like anybody else
+            await asyncio.create_task(another())
+        http.answers.append(DONE)
+    assert [method for method, _, _ in http.sent] == ["POST", "POST", "DELETE"]
+    assert http.stopped == 1
+
+
 # The token
 
 
+def shown(place: HttpPlace) -> str | None:
+    return place.headers.get("Authorization")
+
+
 def test_a_token_is_given_or_in_the_environment_or_in_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert address("https://a.example").token is None
+    assert shown(address("https://a.example")) is None
     (tmp_path / "token").write_text(f"{SECRET}\n")
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "token"))
-    assert address("https://a.example").place().headers["Authorization"] == f"Bearer {SECRET}"
+    assert shown(address("https://a.example")) == f"Bearer {SECRET}"
     monkeypatch.setenv(TOKEN, "from-the-environment")
-    assert address("https://a.example").token == "from-the-environment"
-    assert address("https://a.example", "given").token == "given"
+    assert shown(address("https://a.example")) == "Bearer from-the-environment"
+    assert shown(address("https://a.example", "given")) == "Bearer given"
     monkeypatch.delenv(TOKEN)
     monkeypatch.setenv(TOKEN_FILE, str(tmp_path / "none"))
     with pytest.raises(ConfigurationError, match=TOKEN_FILE):
@@ -182,8 +309,8 @@ def test_a_token_is_given_or_in_the_environment_or_in_a_file(monkeypatch: pytest
 async def test_a_token_is_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     place = address("http://127.0.0.1:1", SECRET)
-    texts = [repr(place), repr(place.place()), str(place.place())]
-    store = AsyncRemoteStore(place, AsyncHttp(place.place()), retry_for=0.0)
+    texts = [repr(place), str(place)]
+    store = AsyncRemoteStore(place.url, AsyncHttp(place), retry_for=0.0)
     texts.append(repr(store))
     with pytest.raises(Unavailable) as error:
         await store.session("c1").get("a")
@@ -235,7 +362,7 @@ def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(ConfigurationError, match=r"pip install 'distributed-state\[remote\]'"):
         StateStore.open("http://127.0.0.1:1")
     with pytest.raises(ConfigurationError):
-        BlockingHttp(address("http://127.0.0.1:1").place())
+        BlockingHttp(address("http://127.0.0.1:1"))
 
 
 # Names and values
@@ -258,3 +385,48 @@ def test_conditions_are_headers() -> None:
     for bad in ((-1, None), (True, None), (1, True)):
         with pytest.raises(InvalidValue):
             values.conditions(*bad)
+
+
+# What is not there
+
+SAME = ((AsyncStateStore, AsyncRemoteStore), (AsyncSession, AsyncRemoteSession), (AsyncRecord, AsyncRemoteRecord))
+OWN = {("apply", "durability"), *(("open", name) for name in ("token", "retry_for", "timeout"))}
+
+
+@pytest.mark.parametrize(("direct", "remote"), SAME)
+def test_an_option_of_the_direct_store_is_there_or_in_the_list(direct: type, remote: type) -> None:
+    for name in {name for name in dir(direct) if name[0] != "_"} & {*dir(remote)} - {"open"}:
+        if inspect.isfunction(method := getattr(direct, name)):
+            options = {*inspect.signature(method).parameters} - {"options"}
+            options |= {*SessionOptions.__annotations__} if "schema" in options else set()
+            has = {*inspect.signature(getattr(remote, name)).parameters}
+            assert options - has <= absent.OPTIONS.keys(), name
+            assert options - has == set() or "others" in has, name
+            assert {(name, each) for each in has - options - {"others"}} <= OWN
+
+
+async def test_an_option_that_is_not_there_says_what_to_use() -> None:
+    http = Scripted()
+    store = AsyncRemoteStore("http://a", http)
+    session: Any = store.session("c")
+    for call in (
+        lambda: store.session("c", schema=dict), lambda: store.user("u", actor="a"), lambda: store.task("t", idle=1),
+        lambda: store.events(group="g"), lambda: session.lock(advisory=True),
+    ):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=r"= of .* is not there on a remote store: "):
+            call()
+    for work in (session.apply(dict, merge={}), session.write(items=[]), store.compact(progress=print)):
+        with pytest.raises(ConfigurationError):
+            await work
+    with pytest.raises(TypeError, match=r"lock.* got an unexpected keyword argument 'advisry'"):
+        session.lock(advisry=True)
+    with pytest.raises(ConfigurationError, match="put_item is not there"):
+        RemoteTransaction(State()).put_item("a", "b", 1)
+    assert http.sent == []
+
+
+def test_an_adapter_says_that_it_takes_no_remote_store() -> None:
+    store = RemoteStore(AsyncRemoteStore("http://a", Scripted()))
+    for given in (store, AsyncRemoteStore("http://a", Scripted())):
+        with pytest.raises(ConfigurationError, match="not through a service: open the store at its redis:// URL"):
+            open_store(given)

@@ -154,7 +154,7 @@ def _conditional(error: StateError, status: int, request: Request | None) -> int
 def _found(error: StateError) -> dict[str, Any]:
     """What a caller needs to go on: the version that was found, and the like."""
     names: tuple[str, ...] = ()
-    if isinstance(error, (Conflict, DurabilityUnknown)):
+    if isinstance(error, (Conflict, Deleted, DurabilityUnknown)):
         names = ("version",)
     elif isinstance(error, InvalidTransition):
         names = ("phase", "event")

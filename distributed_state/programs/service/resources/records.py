@@ -82,7 +82,7 @@ def written_by(asked: Asked, scope: Scope) -> Any:
 def there(entry: CachedRecord, scope: Scope, id: str) -> CachedRecord:
     """The record as it was read. Raises NotFound or Deleted if it is not there."""
     if entry.deleted:
-        raise Deleted(f"{NAMES[scope]} {id!r:.200} was deleted at version {entry.version}")
+        raise Deleted(f"{NAMES[scope]} {id!r:.200} was deleted at version {entry.version}", version=entry.version)
     if entry.version == 0:
         raise NotFound(f"there is no {NAMES[scope]} {id!r:.200}")
     return entry
