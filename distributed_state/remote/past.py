@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_state.errors import InvalidValue
+from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.records.messages import Page
 from distributed_state.remote import values
 from distributed_state.remote.place import RecordPlace
 from distributed_state.remote.requests import part
@@ -29,11 +30,17 @@ class Past:
 
         One request for each 500.
         """
+        Page(limit=limit).checked()
         found: list[Change] = []
         while limit is None or len(found) < limit:
             size = _PAGE if limit is None else min(_PAGE, limit - len(found))
             query = {"after": after, "before": before, "limit": size, "branch": branch}
-            page = (await self._read("/versions", query))["versions"]
+            try:
+                page = (await self._read("/versions", query))["versions"]
+            except (NotFound, Deleted):
+                if branch is not None:
+                    raise
+                break  # of a record that is not there
             found += [values.change(each, self._place.ref) for each in page]
             if len(page) < size:
                 break
@@ -42,9 +49,11 @@ class Past:
 
     async def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
         """Read the record as it was at a version, with messages and phase. Raises NotFound if it is none or purged."""
-        if version is None:
-            raise InvalidValue("a remote store reads a version, also of a branch: give version=")
-        return values.snapshot(await self._read(f"/versions/{int(version)}", {"branch": branch}))
+        if type(version) is not int or version < 1:
+            raise InvalidValue(
+                f"a remote store reads a version, also of a branch: an int from 1 on, not {version!r:.80}"
+            )
+        return values.snapshot(await self._read(f"/versions/{version}", {"branch": branch}))
 
     async def branches(self) -> list[Branch]:
         """Read which commits were acknowledged and are not continued by the record, by branch."""

@@ -22,6 +22,7 @@ from distributed_state.remote.transaction import AsyncRemoteTransactionBody, Rem
 from distributed_state.values import codec
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.results import Written
+from distributed_state.warm.lock import check_times
 
 T = TypeVar("T")
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")  # a name that every proxy leaves as it is in a path
@@ -65,7 +66,7 @@ class AsyncRemoteRecord(Past):
     ) -> Any:
         """Read one field, or `default` if it is not there. `max_staleness` below what the service has asks Redis."""
         codec.encode_key(key)
-        query = {"fresh": fresh or max_staleness is not None or None}
+        query = {"fresh": values.must_ask(fresh, max_staleness) or None}
         if not _PLAIN.fullmatch(key):
             # It could be read as another path on its way.
             return (await self.get_all(fresh=fresh, max_staleness=max_staleness)).get(key, default)
@@ -81,20 +82,20 @@ class AsyncRemoteRecord(Past):
 
     async def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields, as a dict of the caller's own; {} for a record never written."""
-        return (await self._place.state(fresh=fresh or max_staleness is not None)).fields
+        return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).fields
 
     async def version(self, *, fresh: bool = False, max_staleness: float | None = None) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written."""
-        return (await self._place.state(fresh=fresh or max_staleness is not None)).version
+        return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).version
 
     async def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether the record was written and not deleted since."""
-        state = await self._place.state(fresh=fresh or max_staleness is not None)
+        state = await self._place.state(fresh=values.must_ask(fresh, max_staleness))
         return state.version > 0 and not state.deleted
 
     async def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
         """Read the tags, texts by key in order; {} if it has none."""
-        query = {"fresh": fresh or max_staleness is not None or None}
+        query = {"fresh": values.must_ask(fresh, max_staleness) or None}
         try:
             found = await self._place.requests.read(f"{self._place.path}/tags", query)
         except (NotFound, Deleted):
@@ -115,7 +116,7 @@ class AsyncRemoteRecord(Past):
     ) -> int:
         """Set one field and return the record's new version."""
         body = {"kind": "set", **values.fields({key: value}), **values.expectations(expect)}
-        return await self._written(body if ttl is None else body | {"ttl": ttl}, durability, expect_version)
+        return await self._written(values.lasting(body, ttl), durability, expect_version)
 
     async def set_many(
         self,
@@ -126,8 +127,7 @@ class AsyncRemoteRecord(Past):
         durability: str | None = None,
     ) -> int:
         """Set several fields in one commit and return the new version."""
-        body = {"kind": "set", **_fields(values)}
-        return await self._written(body if ttl is None else body | {"ttl": ttl}, durability, expect_version)
+        return await self._written(_fields(values, ttl), durability, expect_version)
 
     async def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
         """Delete one field and return the new version. A field that is not there is no error."""
@@ -251,6 +251,7 @@ class AsyncRemoteRecord(Past):
         until then.
         """
         absent.refuse_options("lock", others)
+        check_times(wait, ttl, None)
         return AsyncRemoteLease(self._place.requests, self._place.path, wait=wait, ttl=ttl)
 
     async def erase(self) -> bool:
@@ -261,5 +262,6 @@ class AsyncRemoteRecord(Past):
         return f"<{type(self).__name__} {self._place.ref.text[:200]}>"
 
 
-def _fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    return values.fields(given)
+def _fields(given: Mapping[str, Any], ttl: float | None) -> dict[str, Any]:
+    # Where a parameter is called `values`.
+    return values.lasting({"kind": "set", **values.fields(given)}, ttl)

@@ -53,7 +53,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         how many from the beginning, which with `order="desc"` is the newest.
         """
         page = Page(last=last, limit=limit, before=before, after=after, order=order).checked()
-        lines = await self._lines(page, fresh or max_staleness is not None)
+        lines = await self._lines(page, values.must_ask(fresh, max_staleness))
         return [values.message(each["message"], each["number"], each["time"]) for each in lines]
 
     async def raw_messages(
@@ -69,7 +69,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
     ) -> list[dict[str, Any]]:
         """Read messages as `messages` does, as dicts, the caller's own, with `number` and `timestamp`."""
         page = Page(last=last, limit=limit, before=before, after=after, order=order).checked()
-        lines = await self._lines(page, fresh or max_staleness is not None)
+        lines = await self._lines(page, values.must_ask(fresh, max_staleness))
         return [_raw(each) for each in lines]
 
     async def _lines(self, page: Page, fresh: bool) -> list[dict[str, Any]]:
@@ -102,7 +102,9 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         """Read one message by its number. Raises NotFound if there is none, or the conversation shows it no more."""
         if type(number) is not int or number < 0:
             raise InvalidValue(f"a message has a number from 0 on, not {number!r:.80}")
-        found = await self.messages(limit=1, after=number - 1 if number else None, fresh=fresh)
+        found = await self.messages(
+            limit=1, after=number - 1 if number else None, fresh=fresh, max_staleness=max_staleness
+        )
         if not found or found[0].number != number:
             raise NotFound(f"{self.ref.text[:200]}: shows no message {number}")
         return found[0]
@@ -132,7 +134,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
 
     async def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if it has none."""
-        return (await self._place.state(fresh=fresh or max_staleness is not None)).phase
+        return (await self._place.state(fresh=values.must_ask(fresh, max_staleness))).phase
 
     async def transition(
         self,

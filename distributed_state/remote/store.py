@@ -17,13 +17,14 @@ from distributed_state.port.http_clients import AsyncHttp
 from distributed_state.remote import absent, values
 from distributed_state.remote.addresses import address
 from distributed_state.remote.events import AsyncRemoteEvents
-from distributed_state.remote.place import kind_of, path_of
+from distributed_state.remote.place import RecordPlace, kind_of
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.requests import Requests, part
 from distributed_state.remote.session import AsyncRemoteSession
 from distributed_state.values.model import Ref
 from distributed_state.values.results import Branch, Replica, SessionInfo
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
+from distributed_state.warm.consumer import pattern
 
 RETRY_FOR = 10.0
 TIMEOUT = 35.0  # a worker answers within 30
@@ -111,13 +112,11 @@ class AsyncRemoteStore:
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record and return its last version; its history stays."""
-        path = path_of(Ref(scope, id))
-        return int((await self._requests.order("DELETE", path)).value["version"])
+        return int((await RecordPlace(self._requests, Ref(scope, id)).order("DELETE", "")).value["version"])
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record for good, with its history; False if there was nothing."""
-        path = path_of(Ref(scope, id)) + "/everything"
-        return bool((await self._requests.order("DELETE", path, repeatable=True)).value["erased"])
+        return await AsyncRemoteRecord(self._requests, Ref(scope, id)).erase()
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: records, sessions and tasks, their forks and history. Returns how many."""
@@ -148,7 +147,7 @@ class AsyncRemoteStore:
             "user": user, "prefix": prefix, "limit": limit, "after": after, "fresh": fresh or None,
             "tag": [f"{key}:{text}" for key, texts in wanted.items() for text in texts],
         }  # fmt: skip
-        kind = kind_of(scope)
+        kind = kind_of(Ref(scope, "any").scope)
         return [SessionInfo(**each) for each in (await self._requests.read(f"/v1/{kind}", query)).value[kind]]
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
@@ -196,6 +195,8 @@ class AsyncRemoteStore:
         `types` are names or patterns as "mail.*"; `since` is the `position` of others, or where these go on.
         """
         absent.refuse_options("events", others)
+        for each in types:
+            pattern(each)
         return AsyncRemoteEvents(self._requests, types, since)
 
     # Upkeep

@@ -30,7 +30,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._now: dict[str, Any] = {}
         self._more: dict[str, Any] = {}
         self._messages: list[dict[str, Any]] = []
-        self._tags: dict[str, dict[str, list[str]]] = {"tag": {}, "untag": {}}
+        self._tags: dict[tuple[str, str], str] = {}  # what becomes of a tag: "tag" or "untag"
         self._set: set[str] = set()
         self._over = False
 
@@ -49,8 +49,9 @@ class RemoteTransaction(MutableMapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
-            # A copy, so that a change in place is seen at the end.
-            self._now[key] = copy.deepcopy(self._state.fields.get(key, _GONE))
+            codec.encode_key(key)
+            # A copy, so that a change in place is seen at the end. KeyError if it is not there.
+            self._now[key] = copy.deepcopy(self._state.fields[key])
         found = self._now[key]
         if found is _GONE:
             raise KeyError(key)
@@ -82,12 +83,16 @@ class RemoteTransaction(MutableMapping[str, Any]):
     def tag(self, key: str, *texts: str) -> None:
         """Tag the record with one text or several under a key, with this commit."""
         self._open()
-        self._tags["tag"].setdefault(key, []).extend(values.tags({key: texts}, None)["tag"][key])
+        self._add("tag", key, texts)
 
     def untag(self, key: str, *texts: str) -> None:
         """Take tags away with this commit."""
         self._open()
-        self._tags["untag"].setdefault(key, []).extend(values.tags({key: texts}, None)["tag"][key])
+        self._add("untag", key, texts)
+
+    def _add(self, what: str, key: str, texts: tuple[str, ...]) -> None:
+        values.tags({key: texts}, None)
+        self._tags.update(dict.fromkeys(((key, text) for text in texts), what))
 
     def move_to(self, phase: str | None) -> None:
         """Set the phase with this commit."""
@@ -100,7 +105,9 @@ class RemoteTransaction(MutableMapping[str, Any]):
         before = self._state.fields
         put = {key: value for key, value in self._now.items() if value is not _GONE and self._changed(key, value)}
         gone = [key for key, value in self._now.items() if value is _GONE and key in before]
-        body = {**self._more, **values.fields(put), **{name: each for name, each in self._tags.items() if each}}
+        body = {**self._more, **values.fields(put)}
+        for (key, text), what in self._tags.items():
+            body.setdefault(what, {}).setdefault(key, []).append(text)
         body |= {"delete": gone} if gone else {}
         body |= {"append": self._messages} if self._messages else {}
         return {**body, "kind": "transaction"} if body else None

@@ -12,7 +12,8 @@ from datetime import datetime
 from typing import Any
 
 from distributed_state.errors import InvalidValue
-from distributed_state.values import bytes_as_text, codec
+from distributed_state.values import bytes_as_text, codec, field_ttl
+from distributed_state.values.freshness import checked_staleness
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.presence import ABSENT, Presence
@@ -45,6 +46,21 @@ def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
             codec.encode(value, key)
             body.setdefault("expect", {})[key] = value
     return body
+
+
+def must_ask(fresh: bool, max_staleness: float | None) -> bool:
+    """Whether the service is to ask Redis. Raises InvalidValue."""
+    if max_staleness is not None:
+        checked_staleness(max_staleness)
+    return fresh or max_staleness is not None
+
+
+def lasting(body: dict[str, Any], ttl: float | None) -> dict[str, Any]:
+    """A body whose fields last so many seconds. Raises InvalidValue."""
+    if ttl is None:
+        return body
+    field_ttl.after(ttl, 0.0)
+    return body | {"ttl": ttl}
 
 
 def conditions(expect_version: int | None, expect_exists: bool | None = None) -> dict[str, str]:

@@ -8,6 +8,17 @@ Design: section 7.
 
 from __future__ import annotations
 
+from typing import Any
+
+from distributed_state.errors import InvalidValue
+
+
+def checked_staleness(seconds: Any) -> float:
+    """How old an answer may be, as it was given. Raises InvalidValue."""
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {seconds!r:.80}")
+    return seconds
+
 
 class Freshness:
     """`good_until` is a time by the monotonic clock; 0 before the first proof."""

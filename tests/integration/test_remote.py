@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import socket
 import threading
@@ -171,6 +172,24 @@ async def test_what_depends_on_what_a_field_holds(opens: Opens, id: str) -> None
         ]
 
 
+async def test_what_cannot_be_is_refused(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        await session.set("a", 1)
+        for call in (
+            lambda: session.history(limit=-1), lambda: session.history(limit="x"), lambda: session.at(version=1.5),
+            lambda: session.at(version=True), lambda: session.at(version=-1), lambda: session.set("t", 1, ttl=math.inf),
+            lambda: session.set("t", 1, ttl=True), lambda: session.get("a", max_staleness="x"),
+            lambda: session.messages(max_staleness=-1), lambda: store.sessions(scope="none"),
+            lambda: session.lock(wait=-1).acquire(), lambda: store.events("").next(),
+            lambda: session.apply(lambda tx: tx.get("#phase")), lambda: session.apply(lambda tx: tx.tag("", "x")),
+        ):  # fmt: skip
+            with pytest.raises(InvalidValue):
+                await call()
+        assert await store.session(f"{id}-none").history() == []
+        assert [each.id for each in await store.sessions(scope="user", prefix=id, fresh=True)] == []
+
+
 async def test_messages(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id)
@@ -224,6 +243,12 @@ async def test_writes_transactions_and_phases(opens: Opens, id: str) -> None:
                 tx["b"] = 3
                 await session.set("c", 1)
         assert await session.apply(lambda tx: tx.update(d=tx["b"]) or tx["b"]) == 2
+        assert await session.apply(lambda tx: (tx.get("none", 0), "none" in tx, tx.pop("none", 1))) == (0, False, 1)
+        async with session.transaction() as tx:
+            tx.tag("run", "r3", "r4")
+            tx.untag("run", "r3")
+            tx.tag("none")
+        assert await session.tags() == {"run": ("r2", "r4")}
         assert (await session.get("d"), len(await session.messages())) == (2, 2)
         assert await session.phase() is None
         with pytest.raises(InvalidTransition) as refused:
@@ -278,6 +303,11 @@ async def test_a_lock_keeps_others_away(opens: Opens, id: str) -> None:
             async with session.lock():
                 assert await session.set("a", 1) == 1
             assert await session.append(HI) == 2
+            user = store.user(id)
+            await user.set("a", 1)
+            async with user.lock(), user.transaction() as tx:  # as a turn: all at its end, or nothing
+                tx["a"] += 1
+            assert (await store.delete(id, scope="user"), await store.erase(id, scope="user")) == (3, True)
             # In a task of another context, as another caller is.
             with pytest.raises(Locked):
                 await asyncio.create_task(other.session(id).set("a", 2), context=Context())
