@@ -65,8 +65,8 @@ class AsyncRemoteStore:
 
         `token` is that of the service, else what DISTRIBUTED_STATE_TOKEN holds, or the file that
         DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A request that fails is repeated for
-        `retry_for` seconds, and one that is running may take `timeout`. Raises ConfigurationError, Unauthenticated
-        for a token that the service does not know, and Unavailable.
+        `retry_for` seconds; one that is running waits `timeout` at most for the service to say something. Raises
+        ConfigurationError, Unauthenticated for a token that the service does not know, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
         return cls(place.url, AsyncHttp(place), retry_for=retry_for, timeout=timeout)

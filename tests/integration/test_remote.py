@@ -488,7 +488,9 @@ def test_a_lease_that_ended_refuses_what_is_written_under_it(workers: tuple[Serv
                 session.set("a", 2)
             assert not lease.renew()
             assert lease.lost
-        assert session.get("a") == 1
+            with pytest.raises(Fenced), session.transaction() as tx:
+                tx["a"] = 2
+        assert (session.get("a"), session.version()) == (1, 1)
 
 
 @pytest.mark.wide
