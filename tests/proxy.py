@@ -43,8 +43,7 @@ class Proxy:
     """`with Proxy(server.url) as proxy: StateStore.open(proxy.url, ...)`."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
+        self.lead_to(url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = relocated(url, f"127.0.0.1:{self._listener.getsockname()[1]}")
         self._pairs: list[_Pair] = []
@@ -54,6 +53,11 @@ class Proxy:
         self._lag: tuple[bytes, float] = (b"", 0.0)
         self._closed = False
         threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+
+    def lead_to(self, url: str) -> None:
+        """Lead new connections to this server."""
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "127.0.0.1", parts.port or 6379)
 
     def lose(self, needle: bytes) -> Loss:
         """Lose the answer to the next request that holds these bytes."""

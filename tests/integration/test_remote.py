@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import Context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ import pytest
 from below import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from remotely import Line, Serving
+from proxy import Loss, Proxy
+from remotely import Serving
 
 from distributed_state import (
     ABSENT,
@@ -420,19 +422,29 @@ def test_a_key_of_another_request_is_refused(workers: tuple[Serving, Serving], i
     assert asked[2]["status"] == 422
 
 
+def losing(line: Proxy, then: Callable[[], None]) -> Loss:
+    """Lose the answer to the next write; `then` happens before its client notices."""
+    loss = line.lose(b"/v1/conversations/")
+
+    def cut() -> None:
+        loss.happened.wait(60)
+        then()
+        loss.go.set()
+
+    threading.Thread(target=cut, daemon=True).start()
+    return loss
+
+
 def _versions_of(workers: tuple[Serving, Serving], id: str, name: str) -> list[int]:
     """What the history shows behind the first version of a change that was made three times, losing two answers."""
-    with Line(workers[0].url) as line, StateStore.open(line.url) as store:
+    with Proxy(workers[0].url) as line, StateStore.open(line.url) as store:
         session = store.session(id)
         session.append(*[HI] * 9)
-
-        def to_the_other() -> None:
-            line.to = workers[1].url
-
-        for count in (1, 1, 0):
-            line.lose(count, to_the_other)
+        for worker in workers[::-1]:
+            loss = losing(line, partial(line.lead_to, worker.url))
             CHANGES[name](session)
-        assert line.lost == 2
+            assert loss.happened.is_set()
+        CHANGES[name](session)
         return [each.version for each in session.history(after=1)]
 
 
@@ -450,28 +462,28 @@ def test_messages_that_are_too_much_for_one_answer_come_in_several(workers: tupl
 def test_a_worker_that_is_killed_in_the_middle_is_replaced_by_another(
     place: dict[str, str], workers: Any, id: str
 ) -> None:
-    with Serving(place) as dying, Line(dying.url) as line, StateStore.open(line.url) as store:
+    with Serving(place) as dying, Proxy(dying.url) as line, StateStore.open(line.url) as store:
         session = store.session(id)
         session.set("a", 1)
 
         def die() -> None:
             dying.kill()
-            line.to = workers[0].url
+            line.lead_to(workers[0].url)
 
-        line.lose(1, die)
+        loss = losing(line, die)
         assert session.increment("n") == 1
-        assert (session.get("n"), session.version(), line.lost) == (1, 2, 1)
+        assert (session.get("n"), session.version(), loss.happened.is_set()) == (1, 2, True)
 
 
 async def test_events_go_on_behind_a_broken_line(workers: tuple[Serving, Serving], id: str) -> None:
-    with Line(workers[0].url) as line:
+    with Proxy(workers[0].url) as line:
         async with AsyncStateStore.open(line.url) as store, store.events("session.*") as events:
             session = store.session(id)
             for label in "abc":
                 await session.checkpoint(label)
             assert (await _next(events, session)).data == {"label": "a"}
-            line.to = workers[1].url
-            line.cut()
+            line.lead_to(workers[1].url)
+            assert line.cut() == 2
             await session.checkpoint("d")
             assert [(await _next(events, session)).data["label"] for _ in range(3)] == ["b", "c", "d"]
 
