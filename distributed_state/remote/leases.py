@@ -101,7 +101,7 @@ class AsyncRemoteLease:
             wait = max(0.0, min(_ONCE, end - clock()))
             try:
                 body = {"wait": wait, "ttl": self._ttl}
-                return (await self._requests.order("POST", self._path + "/lease", body, patience=wait)).value
+                return await self._requests.order("POST", self._path + "/lease", body, patience=wait)
             except Locked as error:
                 if clock() >= end:
                     raise LockTimeout(f"{error}; waited {self._wait:g} s") from error

@@ -61,7 +61,7 @@ class Past:
 
     async def drop_branch(self, branch: str) -> int:
         """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
-        return int((await self._place.order("DELETE", f"/branches/{part(branch)}")).value["commits"])
+        return int((await self._place.order("DELETE", f"/branches/{part(branch)}"))["commits"])
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.
@@ -72,7 +72,7 @@ class Past:
 
     async def checkpoints(self) -> list[Checkpoint]:
         """Read the named versions, oldest first."""
-        return [Checkpoint(**each) for each in (await self._read("/checkpoints", {}))["checkpoints"]]
+        return [values.made(Checkpoint, each) for each in (await self._read("/checkpoints", {}))["checkpoints"]]
 
     async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Make the record what it was `steps` states ago, at a checkpoint or at a version; return the new version.
@@ -81,7 +81,7 @@ class Past:
         """
         given = {"steps": steps, "label": label, "version": version}
         body = {name: each for name, each in given.items() if each is not None}
-        return int((await self._place.order("POST", "/rollback", body)).value["version"])
+        return int((await self._place.order("POST", "/rollback", body))["version"])
 
     async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).
@@ -91,7 +91,7 @@ class Past:
         part(Ref(self._place.ref.scope, new_id).id)
         given = {"id": new_id, "version": version, "branch": branch}
         body = {name: each for name, each in given.items() if each is not None}
-        return int((await self._place.requests.order("POST", self._place.path + "/forks", body)).value["version"])
+        return int((await self._place.requests.order("POST", self._place.path + "/forks", body))["version"])
 
     async def _read(self, path: str, query: dict[str, Any]) -> Any:
-        return (await self._place.requests.read(self._place.path + path, query)).value
+        return await self._place.requests.read(self._place.path + path, query)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import ConfigurationError, Conflict, Deleted, InvalidValue, NotFound
 from distributed_state.remote import leases, values
-from distributed_state.remote.requests import Found, Requests, part
+from distributed_state.remote.requests import Requests, part
 from distributed_state.values.model import Ref
 
 T = TypeVar("T")
@@ -48,12 +48,11 @@ class RecordPlace:
         if self.ref.scope == "session":
             query["last"] = 0
         try:
-            found = await self.requests.read(self.path, query)
+            said = await self.requests.read(self.path, query)
         except NotFound:
             return State()
         except Deleted as error:
             return State(error.version, deleted=True)
-        said = found.value
         return State(said["version"], values.shown(said), said.get("phase"))
 
     async def write(
@@ -77,7 +76,7 @@ class RecordPlace:
 
         async def once() -> Any:
             body = None if method == "DELETE" else sent
-            return (await self.requests.write(method, self.path + to, body, headers=headers)).value
+            return await self.requests.write(method, self.path + to, body, headers=headers)
 
         # A write without a condition has none that could fail: others were faster, at each attempt of the service's.
         return await (self.until_no_conflict(once) if free else once())
@@ -90,7 +89,7 @@ class RecordPlace:
             await self.requests.http.sleep(secrets.randbelow(1000) / 1000 * min(0.1, 0.002 * 2**attempt))
         return await once()
 
-    async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Found:
+    async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
         """Have something done that takes no key, under the lease that is held here."""
         return await self.requests.order(method, self.path + path, body, headers=self.carried(), **options)
 

@@ -74,7 +74,7 @@ class AsyncRemoteRecord(Past):
             found = await self._place.requests.read(f"{self._place.path}/fields/{key}", query)
         except (NotFound, Deleted):
             return default
-        return values.value(found.value, key)
+        return values.value(found, key)
 
     async def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Tell whether a field is there."""
@@ -100,7 +100,7 @@ class AsyncRemoteRecord(Past):
             found = await self._place.requests.read(f"{self._place.path}/tags", query)
         except (NotFound, Deleted):
             return {}
-        return {key: tuple(texts) for key, texts in found.value["tags"].items()}
+        return {key: tuple(texts) for key, texts in found["tags"].items()}
 
     # Changing
 
@@ -256,7 +256,7 @@ class AsyncRemoteRecord(Past):
 
     async def erase(self) -> bool:
         """Remove the record for good: fields, messages, history, in every tier; False if there was nothing."""
-        return bool((await self._place.order("DELETE", "/everything", repeatable=True)).value["erased"])
+        return bool((await self._place.order("DELETE", "/everything", repeatable=True))["erased"])
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._place.ref.text[:200]}>"

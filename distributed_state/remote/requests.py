@@ -39,41 +39,22 @@ class _AskAgain(Exception):
         self.after = after
 
 
-class Found:
-    """An answer: `value` is its JSON, `version` the record's as its ETag has it."""
-
-    __slots__ = ("body", "status", "version")
-
-    def __init__(self, answer: HttpAnswer) -> None:
-        self.status = answer.status
-        self.body = answer.body
-        tag = answer.headers.get("etag", "").removeprefix("W/").strip('"')
-        self.version = int(tag) if tag.isdecimal() else 0
-
-    @property
-    def value(self) -> Any:
-        """What the body says. Not by orjson, which reads large integers as floats."""
-        try:
-            return json.loads(self.body)
-        except ValueError as error:
-            raise Unavailable("the service answered with what is no JSON") from error
-
-
 class Requests:
-    """One service: `retry_for` is how long a request that failed is repeated, `timeout` how long one may take."""
+    """One service, whose answers come as their JSON says.
+
+    `retry_for` is how long a request that failed is repeated, `timeout` how long one may wait for its answer.
+    """
 
     def __init__(self, http: Http, *, retry_for: float, timeout: float) -> None:
         self.http = http
         self.retry_for = retry_for
         self.timeout = timeout
 
-    async def read(self, path: str, query: Mapping[str, Any] | None = None, **headers: str) -> Found:
+    async def read(self, path: str, query: Mapping[str, Any] | None = None, **headers: str) -> Any:
         """Ask for something; it may be asked often."""
         return await self._ask("GET", with_query(path, query), headers, None, True)
 
-    async def write(
-        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None
-    ) -> Found:
+    async def write(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
         """Change something, once however often it has to be sent."""
         key = f"c-{secrets.token_hex(16)}"
         return await self._ask(method, path, {**(headers or {}), KEY: key}, body, True)
@@ -87,13 +68,13 @@ class Requests:
         headers: Mapping[str, str] | None = None,
         repeatable: bool = False,
         patience: float = 0.0,
-    ) -> Found:
+    ) -> Any:
         """Have something done that takes no key; `patience` seconds are added to what it may take."""
         return await self._ask(method, path, dict(headers or {}), body, repeatable, patience)
 
     async def _ask(
         self, method: str, path: str, headers: Mapping[str, str], body: Any, repeatable: bool, patience: float = 0.0
-    ) -> Found:
+    ) -> Any:
         data = None if body is None else encoded(body)
         sent = {**headers, "Content-Type": "application/json"} if data is not None else headers
         again = AsyncRetrying(
@@ -111,15 +92,15 @@ class Requests:
 
     async def _once(
         self, method: str, path: str, headers: Mapping[str, str], data: bytes | None, repeatable: bool, timeout: float
-    ) -> Found:
+    ) -> Any:
         try:
             answer = await self.http.send(method, path, headers, data, timeout)
         except Unanswered as lost:
             if not repeatable and lost.sent:
                 raise Unavailable(f"{lost}; it may have been done, or not") from lost
             raise _AskAgain(Unavailable(f"the service did not answer: {lost}"), 0.0) from lost
-        if answer.status < 300 or answer.status == 304:
-            return Found(answer)
+        if answer.status < 300:
+            return _said(answer)
         error = refusal(answer)
         if may_come_later(answer, error, repeatable=repeatable):
             raise _AskAgain(error, _seconds(answer.headers.get("retry-after", "")))
@@ -136,6 +117,14 @@ def _pause(state: RetryCallState) -> float:
 
 def _seconds(text: str) -> float:
     return float(text) if text.isdecimal() and len(text) < 6 else 0.0
+
+
+def _said(answer: HttpAnswer) -> Any:
+    """What a body says. Not by orjson, which reads large integers as floats."""
+    try:
+        return json.loads(answer.body)
+    except ValueError as error:
+        raise Unavailable("the service answered with what is no JSON") from error
 
 
 def encoded(body: Any) -> bytes:

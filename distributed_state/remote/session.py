@@ -91,7 +91,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
                     raise
                 largest = size // 2  # together they are more than a service puts into one answer
                 continue
-            lines = answer.value["messages"]
+            lines = answer["messages"]
             found += lines
             if len(lines) < size:
                 break

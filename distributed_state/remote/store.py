@@ -77,7 +77,7 @@ class AsyncRemoteStore:
     async def __aenter__(self) -> Self:
         try:
             with suppress(AccessDenied):  # a token that may write and not read: it names its ids itself
-                self._prefix = (await self._requests.read("/v1/caller")).value["prefix"]
+                self._prefix = (await self._requests.read("/v1/caller"))["prefix"]
         except BaseException:
             await self.close()
             raise
@@ -112,7 +112,7 @@ class AsyncRemoteStore:
 
     async def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record and return its last version; its history stays."""
-        return int((await RecordPlace(self._requests, Ref(scope, id)).order("DELETE", "")).value["version"])
+        return int((await RecordPlace(self._requests, Ref(scope, id)).order("DELETE", ""))["version"])
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record for good, with its history; False if there was nothing."""
@@ -121,7 +121,7 @@ class AsyncRemoteStore:
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: records, sessions and tasks, their forks and history. Returns how many."""
         path = f"/v1/users/{part(Ref('user', user).id)}/traces"
-        return int((await self._requests.order("DELETE", path, repeatable=True)).value["records"])
+        return int((await self._requests.order("DELETE", path, repeatable=True))["records"])
 
     # Many records
 
@@ -148,11 +148,11 @@ class AsyncRemoteStore:
             "tag": [f"{key}:{text}" for key, texts in wanted.items() for text in texts],
         }  # fmt: skip
         kind = kind_of(Ref(scope, "any").scope)
-        return [SessionInfo(**each) for each in (await self._requests.read(f"/v1/{kind}", query)).value[kind]]
+        return [values.made(SessionInfo, each) for each in (await self._requests.read(f"/v1/{kind}", query))[kind]]
 
     async def branches(self, *, limit: int = 100, after: str | None = None) -> list[Branch]:
         """List the branches of all records: what was acknowledged and is not continued."""
-        found = (await self._requests.read("/v1/branches", {"limit": limit, "after": after})).value
+        found = await self._requests.read("/v1/branches", {"limit": limit, "after": after})
         return [values.branch(each) for each in found["branches"]]
 
     async def search(
@@ -177,12 +177,12 @@ class AsyncRemoteStore:
             "limit": limit, "offset": offset, "fresh": fresh,
         }  # fmt: skip
         body = {name: each for name, each in given.items() if each is not None}
-        found = (await self._requests.order("POST", "/v1/search", body, repeatable=True)).value["hits"]
-        return [SearchHit(**each) for each in found]
+        found = (await self._requests.order("POST", "/v1/search", body, repeatable=True))["hits"]
+        return [values.made(SearchHit, each) for each in found]
 
     async def replicas(self) -> list[Replica]:
         """List the processes that have the store open."""
-        return [Replica(**each) for each in (await self._requests.read("/v1/replicas")).value["replicas"]]
+        return [values.made(Replica, each) for each in (await self._requests.read("/v1/replicas"))["replicas"]]
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> AsyncRemoteEvents:
         """Events as they come, for `async for`; better inside `async with`, which says when that is over.
@@ -229,7 +229,7 @@ class AsyncRemoteStore:
         return await self._upkeep("purge", {name: each for name, each in given.items() if each is not None})
 
     async def _upkeep(self, what: str, body: dict[str, Any]) -> dict[str, int]:
-        found: dict[str, int] = (await self._requests.order("POST", f"/v1/maintenance/{what}", body)).value["counts"]
+        found: dict[str, int] = (await self._requests.order("POST", f"/v1/maintenance/{what}", body))["counts"]
         return found
 
     def __repr__(self) -> str:

@@ -7,9 +7,10 @@ Design: section 26.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue
 from distributed_state.values import bytes_as_text, codec, field_ttl
@@ -17,8 +18,11 @@ from distributed_state.values.freshness import checked_staleness
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.presence import ABSENT, Presence
-from distributed_state.values.results import Branch, Change, Event, Snapshot
+from distributed_state.values.results import Branch, Change, Checkpoint, Event, Replica, SessionInfo, Snapshot
+from distributed_state.values.search import SearchHit
 from distributed_state.values.tags import tag_texts
+
+T = TypeVar("T", Branch, Checkpoint, Replica, SearchHit, SessionInfo)
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,6 +103,11 @@ def tags(tag: Mapping[str, str | Iterable[str]] | None, untag: Mapping[str, str 
 # Answers
 
 
+def made(kind: type[T], found: Mapping[str, Any]) -> T:
+    """A value of the package, of an answer that has its fields, and perhaps more in a later release."""
+    return kind(**{each.name: found[each.name] for each in dataclasses.fields(kind)})
+
+
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an answer, bytes among them."""
     return bytes_as_text.together(found["fields"], found.get("bytes") or {})
@@ -151,7 +160,7 @@ def _pairs(found: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:
 def branch(found: Mapping[str, Any]) -> Branch:
     """A branch of a record."""
     missing = tuple((first, last) for first, last in found["missing"])
-    return Branch(**{**found, "missing": missing, "actors": tuple(found["actors"])})
+    return made(Branch, {**found, "missing": missing, "actors": tuple(found["actors"])})
 
 
 def event(found: Mapping[str, Any]) -> Event:

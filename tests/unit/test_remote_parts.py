@@ -50,9 +50,10 @@ from distributed_state.remote.requests import KEY, Requests, part
 from distributed_state.remote.store import AsyncRemoteStore
 from distributed_state.remote.transaction import RemoteTransaction
 from distributed_state.values.model import Ref
+from distributed_state.values.results import SessionInfo
 
 SECRET = "dst_a-very-secret-word"
-DONE = HttpAnswer(200, {"etag": '"7"'}, b"{}")
+DONE = HttpAnswer(200, {}, b'{"version": 7}')
 
 
 def refused(status: int, error: str = "", after: str = "", detail: str = "why", **more: Any) -> HttpAnswer:
@@ -128,7 +129,7 @@ UNSENT = Unanswered("ConnectError: refused", sent=False)
 
 async def test_a_write_is_sent_again_under_the_same_key() -> None:
     requests, http = asking(LOST, UNSENT, refused(502), refused(503, "WarmUnavailable"), DONE)
-    assert (await requests.write("POST", "/x", {})).version == 7
+    assert await requests.write("POST", "/x", {}) == {"version": 7}
     assert len({headers[KEY] for _, _, headers in http.sent}) == 1
     await asking_again_is_another_request(requests, http)
 
@@ -283,6 +284,11 @@ async def test_a_lease_nests_in_its_task_and_not_in_itself() -> None:
         http.answers.append(DONE)
     assert [method for method, _, _ in http.sent] == ["POST", "POST", "DELETE"]
     assert http.stopped == 1
+
+
+def test_a_later_release_may_answer_more() -> None:
+    row = {"id": "a", "user": None, "version": 1, "created": 1.0, "updated": 1.0, "deleted": False, "cursor": "c"}
+    assert values.made(SessionInfo, {**row, "more": 1}) == SessionInfo(**row)
 
 
 # The token
