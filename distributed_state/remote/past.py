@@ -61,7 +61,9 @@ class Past:
 
     async def drop_branch(self, branch: str) -> int:
         """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if there is none."""
-        return int((await self._place.order("DELETE", f"/branches/{part(branch)}"))["commits"])
+        # It changes nothing of the record itself, so no lease is asked for.
+        path = f"{self._place.path}/branches/{part(branch)}"
+        return int((await self._place.requests.order("DELETE", path))["commits"])
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the version that carries the name; `rollback(label=...)` comes back to it.

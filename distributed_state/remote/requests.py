@@ -50,9 +50,9 @@ class Requests:
         self.retry_for = retry_for
         self.timeout = timeout
 
-    async def read(self, path: str, query: Mapping[str, Any] | None = None, **headers: str) -> Any:
+    async def read(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         """Ask for something; it may be asked often."""
-        return await self._ask("GET", with_query(path, query), headers, None, True)
+        return await self._ask("GET", with_query(path, query), {}, None, True)
 
     async def write(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
         """Change something, once however often it has to be sent."""

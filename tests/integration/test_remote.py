@@ -305,6 +305,8 @@ async def test_a_lock_keeps_others_away(opens: Opens, id: str) -> None:
             async with session.lock():
                 assert await session.set("a", 1) == 1
             assert await session.append(HI) == 2
+            with pytest.raises(NotFound):
+                await session.drop_branch("none")
             user = store.user(id)
             await user.set("a", 1)
             async with user.lock(), user.transaction() as tx:  # as a turn: all at its end, or nothing
