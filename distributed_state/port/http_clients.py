@@ -62,6 +62,17 @@ def _said(heard: _Heard) -> str | HttpAnswer | None:
     return heard
 
 
+class _Splitter:
+    """Bytes as lines. Those of httpx end also where only other standards end them, as in the middle of a text."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def lines(self, data: bytes) -> list[str]:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        return [line.removesuffix(b"\r").decode() for line in whole]
+
+
 class AsyncHttp:
     """Over an `httpx.AsyncClient` for each event loop."""
 
@@ -132,8 +143,10 @@ class _AsyncLines:
         try:
             async with self._stream as response:
                 if response.status_code == 200:
-                    async for line in response.aiter_lines():
-                        await self._heard.put(line)
+                    splitter = _Splitter()
+                    async for data in response.aiter_bytes():
+                        for line in splitter.lines(data):
+                            await self._heard.put(line)
                     end = None
                 else:
                     await response.aread()
@@ -243,10 +256,12 @@ class _BlockingLines:
 
     def _pass_on(self, response: Any) -> bool:
         """Pass on the lines; whether all were."""
-        for line in response.iter_lines():
-            if self._closed:
-                return False
-            self._heard.put(line)
+        splitter = _Splitter()
+        for data in response.iter_bytes():
+            for line in splitter.lines(data):
+                if self._closed:
+                    return False
+                self._heard.put(line)
         return True
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:

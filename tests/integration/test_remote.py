@@ -45,6 +45,7 @@ from distributed_state import (
     Message,
     NotFound,
     RemoteStore,
+    StateError,
     StateStore,
     Unauthenticated,
     Unavailable,
@@ -335,10 +336,10 @@ async def test_events_come_and_none_is_missed(opens: Opens, id: str) -> None:
             assert (event.type, event.conversation_id, event.data) == ("session.checkpoint", id, {"label": "first"})
             assert await events.next(timeout=0.01) is None
             position = events.position
-            await session.checkpoint("second")
-            assert (await _next(events, session)).data == {"label": "second"}
+            await session.checkpoint(odd := "second\x85\u2028\r\n" + "é" * 100)  # no end of a line, or escaped
+            assert (await _next(events, session)).data == {"label": odd}
         async with store.events("session.*", since=position) as again:
-            assert (await _next(again, session)).data == {"label": "second"}
+            assert (await _next(again, session)).data == {"label": odd}
 
 
 @pytest.mark.parametrize("close", ["events", "store"])
@@ -356,6 +357,16 @@ def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: An
         assert events._twin._lines is stream
         {"events": events, "store": store}[close].close()
         assert not stream._reader.is_alive()
+
+
+async def test_a_store_that_closes_ends_its_streams(workers: tuple[Serving, Serving]) -> None:
+    async with AsyncStateStore.open(workers[0].url) as store:
+        events = store.events("none.*")
+        await events.join()
+        waiting = asyncio.create_task(events.next())
+        await asyncio.sleep(0)
+    with pytest.raises(StateError, match="this store is closed"):
+        await asyncio.wait_for(waiting, 10)
 
 
 async def _next(events: Any, session: Any) -> Any:
