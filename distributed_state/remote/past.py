@@ -35,12 +35,7 @@ class Past:
         while limit is None or len(found) < limit:
             size = _PAGE if limit is None else min(_PAGE, limit - len(found))
             query = {"after": after, "before": before, "limit": size, "branch": branch}
-            try:
-                page = (await self._read("/versions", query))["versions"]
-            except (NotFound, Deleted):
-                if branch is not None:
-                    raise
-                break  # of a record that is not there
+            page = (await self._read("/versions", query))["versions"]
             found += [values.change(each, self._place.ref) for each in page]
             if len(page) < size:
                 break
@@ -96,4 +91,9 @@ class Past:
         return int((await self._place.requests.order("POST", self._place.path + "/forks", body))["version"])
 
     async def _read(self, path: str, query: dict[str, Any]) -> Any:
-        return await self._place.requests.read(self._place.path + path, query)
+        try:
+            return await self._place.requests.read(self._place.path + path, query)
+        except (NotFound, Deleted):
+            if path != "/versions" or query["branch"] is not None:
+                raise
+            return {"versions": [], "after": None}  # of a record that is not there
