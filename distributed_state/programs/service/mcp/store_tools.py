@@ -106,9 +106,9 @@ class CreateSession(Tool):
 
     async def run(self, asked: Asked) -> Any:
         """The session's id and version."""
-        user = None if self.user is None else records.within(asked, self.user)
+        user = records.owner(asked, self.user)
         session = asked.store.session(_new(asked, self.session), user=user)
-        await asked.request.state.count_conversation()
+        await asked.quota.ask(asked.store, asked.caller)
         return {"session": session.id, "version": await session.create(self.fields)}
 
 
@@ -123,7 +123,7 @@ class ForkSession(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The new session's id and version."""
         id, session = _new(asked, self.new_session), self.chosen(asked)
-        await asked.request.state.count_conversation()
+        await asked.quota.ask(asked.store, asked.caller)
         return {"session": id, "version": await session.fork(id, version=self.version)}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.errors import NotFound
 from distributed_state.programs.service import conditions, requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
@@ -18,7 +18,9 @@ from distributed_state.programs.service.resources.shapes import (
     Texts,
     Values,
     Written,
+    expected,
     together,
+    value_shown,
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.programs.service.writing import Write
@@ -27,7 +29,6 @@ from distributed_state.records.context import context_of
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import Scope
-from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.values.tags import tags_in
 
 _GONE: Any = object()
@@ -72,8 +73,7 @@ async def get(scope: Scope, asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
-    shown = {"bytes": bytes_as_text.text_of(value)} if isinstance(value, bytes) else {"value": value}
-    return answer({"version": entry.version, **shown}, version=entry.version)
+    return answer({"version": entry.version, **value_shown(value)}, version=entry.version)
 
 
 class SetField(Body):
@@ -98,13 +98,13 @@ async def put(scope: Scope, asked: Asked) -> Response:
     if given.ttl is not None:
         await context_of(record).tiers.clock.know()
     change = Write("set", lambda changes: changes.set(key, value, ttl=given.ttl))
-    return _written(await writing.write(asked, record, change))
+    return writing.written(await writing.write(asked, record, change))
 
 
 async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete one field; one that is not there is no error."""
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
-    return _written(await writing.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
+    return writing.written(await writing.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
 
 
 class Patch(Body):
@@ -141,12 +141,7 @@ async def patch(scope: Scope, asked: Asked) -> Response:
         for key, by in given.increment.items():
             changes.increment(key, by)
 
-    expect = dict(given.expect or {})
-    for names, word in (given.expect_absent, ABSENT), (given.expect_present, PRESENT):
-        for name in names:
-            if name in expect:
-                raise InvalidValue(f"{name!r:.80}: two things are expected of it")
-            expect[name] = word
+    expect = expected(given.expect, given.expect_absent, given.expect_present)
     done = await writing.write(asked, records.handle(asked, scope), Write("write", build, expect))
     found = {"version": done.version, "repeated": done.repeated, "results": done.results}
     return answer(found, version=done.version)
@@ -181,8 +176,4 @@ async def retag(scope: Scope, asked: Asked) -> Response:
     """Tag a record, or take tags away."""
     given = requests.body(asked.request, asked.limits, Retag)
     change = Write("write", lambda changes: changes.put_tags(given.tag, given.untag))
-    return _written(await writing.write(asked, records.handle(asked, scope), change))
-
-
-def _written(done: writing.Done) -> Response:
-    return answer({"version": done.version, "repeated": done.repeated}, version=done.version)
+    return writing.written(await writing.write(asked, records.handle(asked, scope), change))
