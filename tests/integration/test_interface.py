@@ -17,7 +17,7 @@ import pytest
 from below import until
 from serving import served
 
-from distributed_state import AsyncStateStore
+from distributed_state import AsyncStateStore, RemoteStore
 from distributed_state.errors import AccessDenied
 from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service, remembering
@@ -305,6 +305,8 @@ def test_what_was_is_bounded_as_what_is(place: tuple[str, str, str], http: httpx
             assert http.get(path + rest).status_code == 200
         assert len(bounded.get(f"{path}/versions", params={"limit": 3}).json()["versions"]) == 3
         assert len(bounded.get(f"{path}/versions/3").json()["messages"]) == 2
+        with RemoteStore.open(str(bounded.base_url)) as remote:
+            assert [each.version for each in remote.session(id).history()] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("name", ["a?b", "ä b", "日本#1", "a%2Fb", "<>"])
