@@ -300,6 +300,9 @@ def test_what_was_is_bounded_as_what_is(place: tuple[str, str, str], http: httpx
     for _ in range(4):
         http.post(f"{path}/messages", json={"messages": [HI | {"content": "x" * 10_000}]})
     with served(*place, service=Service(Limits(answer=32_000))) as bounded:
+        http.put(f"/v1/users/{id}/fields/large", json={"value": "x" * 33_000})
+        for rest in "", "/fields", "/fields/large":
+            assert said(bounded.get(f"/v1/users/{id}{rest}")) == (422, "InvalidValue"), rest
         for rest in "/versions", "/versions/5", "/versions/1/diff?to=5":
             assert said(bounded.get(path + rest)) == (422, "InvalidValue"), rest
             assert http.get(path + rest).status_code == 200

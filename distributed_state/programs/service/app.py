@@ -177,7 +177,13 @@ class Service:
         actor = caller.actor
         with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
             asked = Asked(self.store, self.limits, caller, request, self._quota)
-            return await self._work.within(self.limits.request, operation.serve(asked))
+            response = await self._work.within(self.limits.request, operation.serve(asked))
+        if operation.right == "read" and len(response.body) > self.limits.answer:
+            # What is bounded as it is stored may be longer as JSON.
+            raise InvalidValue(
+                f"the answer is {len(response.body)} bytes, more than {self.limits.answer}: ask for less"
+            )
+        return response
 
     async def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = requests.request_id(request)

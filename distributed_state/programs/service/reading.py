@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.programs.service.limits import Limits
 from distributed_state.records import history as past
 from distributed_state.records import messages
@@ -30,6 +31,14 @@ async def shown(context: RecordContext, page: Page, limits: Limits, *, fresh: bo
     if size > most:
         raise InvalidValue(f"fields and messages are {size} bytes, more than {most}: ask for fewer messages at once")
     return found, size
+
+
+def size_of(entry: CachedRecord, limits: Limits) -> int:
+    """The bytes of a record's fields. Raises InvalidValue if they are more than an answer may be."""
+    size = sum(map(len, entry.fields.values()))
+    if size > limits.answer:
+        raise InvalidValue(f"the fields are {size} bytes, more than {limits.answer}: read them one by one")
+    return size
 
 
 async def history(

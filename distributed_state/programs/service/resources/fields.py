@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from starlette.responses import Response
 
 from distributed_state.errors import NotFound
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.programs.service import conditions, fairness, reading, requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -25,7 +26,7 @@ from distributed_state.programs.service.resources.shapes import (
 from distributed_state.programs.service.routes import Asked
 from distributed_state.programs.service.writing import Write
 from distributed_state.records.access import TAGS
-from distributed_state.records.context import context_of
+from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import Scope
@@ -50,8 +51,12 @@ async def read(scope: Scope, asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
-    fields = bytes_as_text.apart(context_of(record).fields(entry))
-    return answer({"version": entry.version, **fields}, version=entry.version)
+    size = reading.size_of(entry, asked.limits)
+    return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
+
+
+def _shown(context: RecordContext, entry: CachedRecord) -> Response:
+    return answer({"version": entry.version, **bytes_as_text.apart(context.fields(entry))}, version=entry.version)
 
 
 class FieldValue(Answer):

@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import conditions, leasing, requests
+from distributed_state.programs.service import conditions, fairness, leasing, reading, requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.remembering import key_of
 from distributed_state.programs.service.resources.shapes import Answer, Encoded, Query, Values
 from distributed_state.programs.service.routes import PREFIX, Asked
 from distributed_state.records import deletion
 from distributed_state.records.access import TAGS
-from distributed_state.records.context import context_of
+from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import Ref, Scope
@@ -132,9 +132,14 @@ async def read(scope: Scope, asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
-    fields = bytes_as_text.apart(context_of(record).fields(entry))
     context_of(record).allow("read", TAGS)
-    shown = {"id": record.id, "version": entry.version, **fields, "tags": tags_in(entry.fields)}
+    size = reading.size_of(entry, asked.limits)
+    return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
+
+
+def _shown(context: RecordContext, entry: CachedRecord) -> Response:
+    fields = bytes_as_text.apart(context.fields(entry))
+    shown = {"id": context.ref.id, "version": entry.version, **fields, "tags": tags_in(entry.fields)}
     return answer(shown, version=entry.version)
 
 
