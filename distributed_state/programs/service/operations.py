@@ -94,7 +94,7 @@ def _conversations() -> list[Operation]:
         Operation("DELETE", f"{one}/messages/last", "write", transcripts.pop, "Take the last message back",
                   answer=transcripts.Popped, headers=_WRITE),
         Operation("GET", f"{one}/transcript", "read", transcripts.page, "Read messages as they were given",
-                  query=messages.Page, answer=transcripts.Transcript),
+                  query=messages.Page, answer=transcripts.Transcript, headers=_READ),
         Operation("GET", f"{one}/messages/{{number:int}}", "read", messages.one, "Read one message",
                   query=records.Fresh, answer=messages.Single),
         Operation("GET", f"{one}/lifetime", "read", lifetimes.read, "Read how long a conversation lives",

@@ -8,20 +8,18 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_state.conversation import replacing
-from distributed_state.programs.service import conditions, fairness, reading, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.messages import Page
+from distributed_state.programs.service.resources.messages import page_of
 from distributed_state.programs.service.resources.shapes import Answer, Body, Messages, Values, Version, Written
 from distributed_state.programs.service.routes import Asked
 from distributed_state.records import history
-from distributed_state.records import messages as shown_messages
-from distributed_state.records.access import MESSAGES, VERSION
+from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Message
 
@@ -43,25 +41,7 @@ class Transcript(Answer):
 
 async def page(asked: Asked) -> Response:
     """A page of messages, each as it was given."""
-    given = requests.query(asked.request, Page)
-    session = asked.store.session(records.id_of(asked))
-    context = context_of(session)
-    context.allow("read", MESSAGES)
-    wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
-    shown, size = await reading.shown(context, wanted, asked.limits, fresh=given.fresh)
-    records.there(shown.entry, "session", session.id)
-    return await fairness.in_turn(size, lambda: _shown(asked.request, given, shown))
-
-
-def _shown(request: Request, given: Page, shown: shown_messages.Shown) -> Response:
-    found = [line(each) for each in shown.messages()]
-    if given.order == "desc":
-        found.reverse()
-    more: dict[str, str] | None = None
-    if len(found) == given.limit:
-        bound = "before" if given.order == "desc" else "after"
-        more = conditions.next_page(request, **{bound: found[-1]["number"]})
-    return answer({"version": shown.entry.version, "messages": found}, version=shown.entry.version, headers=more)
+    return await page_of(asked, lambda shown: [line(each) for each in shown.messages()])
 
 
 def line(message: Message) -> dict[str, Any]:
