@@ -158,6 +158,14 @@ async def test_two_tokens_of_one_actor_do_not_meet_under_one_key() -> None:
         assert {each[:5] for each in made} == {"acme:"}
 
 
+async def test_what_is_refused_for_its_right_counts_as_asked() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_requests=0.1))
+        token = await served.token("acme:", "read")
+        found = [(await served.ask("POST", "/v1/conversations", token, json={})).status_code for _ in range(2)]
+        assert found == [403, 429]
+
+
 async def test_what_a_body_names_is_held_to_the_tenant_as_well() -> None:
     async with opened() as store:
         served = Served(store, Access(tokens=True))

@@ -188,11 +188,11 @@ def _statuses(operation: Operation) -> set[int]:
 
 def _links(operation: Operation, operations: Iterable[Operation]) -> dict[str, Any]:
     """From what made a record to all that can be done with it."""
-    one = operation.path + "/{id}"
-    if operation.status != 201 or operation.path.endswith("/forks"):
-        one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else ""
+    if operation.status != 201:
+        return {}
+    one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else operation.path + "/{id}"
     return {
         name_of(each): {"operationId": name_of(each), "parameters": {"id": "$response.body#/id"}}
         for each in operations
-        if one and each.path.startswith(one) and _IN_PATH.findall(each.path) == [("id", "")] and each is not operation
+        if each.path.startswith(one) and _IN_PATH.findall(each.path) == [("id", "")] and each is not operation
     }
