@@ -19,7 +19,7 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.routes import IF_MATCH, IF_NONE_MATCH
 from distributed_state.values.field_ttl import NEVER
 
-_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
+_TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
 _VERSION = re.compile(r'"(\d{1,18})"')
 
 
