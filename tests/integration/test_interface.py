@@ -464,6 +464,26 @@ def test_a_path_that_has_no_one_meaning_is_refused(http: httpx.Client, id: str) 
     assert http.put("/v1/users/%EF%BF%BD/fields/a", json={"value": 1}).status_code == 200, "U+FFFD as it is, is one"
 
 
+def test_true_is_no_number_of_seconds(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("PUT", f"{path}/fields/a", {"value": 1, "ttl": True}),
+        ("PUT", f"{path}/lifetime", {"idle": True}),
+        ("POST", f"{path}/lease", {"ttl": "30"}),
+        ("POST", "/v1/maintenance/purge", {"older_than": True}),
+        ("POST", "/v1/maintenance/purge", {"older_than": 10**400}),
+    ]
+    for method, place, body in asked:
+        assert said(http.request(method, place, json=body)) == (422, "InvalidValue"), body
+    assert http.put(f"{path}/fields/a", json={"value": 1, "ttl": 60}).status_code == 200
+
+
+def test_more_tags_than_sql_can_look_for_are_refused(http: httpx.Client) -> None:
+    for many, status in (32, 200), (1_000, 422):
+        tags = [f"a:{number}" for number in range(many)]
+        assert http.get("/v1/conversations", params={"tag": tags, "fresh": "true"}).status_code == status
+
+
 def test_an_unknown_name_is_named(http: httpx.Client, id: str) -> None:
     refused = http.patch(f"/v1/conversations/{id}/fields", json={"sets": {"a": 1}})
     assert said(refused) == (422, "InvalidValue")

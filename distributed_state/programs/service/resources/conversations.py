@@ -112,6 +112,9 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
     return answer(found, version=entry.version)
 
 
+_TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
+
+
 class Listing(Query):
     """Which records are listed.
 
@@ -121,7 +124,7 @@ class Listing(Query):
 
     user: Id | None = None
     prefix: str | None = None
-    tag: list[str] = Field(default_factory=list)
+    tag: list[str] = Field(default_factory=list, max_length=_TAGS)
     limit: Limit = 50
     after: str | None = None
     fresh: bool = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 from starlette.responses import Response
@@ -17,6 +17,7 @@ from distributed_state.programs.service.resources.shapes import (
     Body,
     Encoded,
     Texts,
+    Ttl,
     Values,
     Written,
     expected,
@@ -86,7 +87,7 @@ class SetField(Body):
 
     value: Any = None
     bytes: str | None = None
-    ttl: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
+    ttl: Ttl | None = None
 
     @model_validator(mode="after")
     def _one(self) -> SetField:

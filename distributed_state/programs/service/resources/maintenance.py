@@ -12,9 +12,7 @@ from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources.shapes import Answer, Body
 from distributed_state.programs.service.routes import Asked
 
-_Age = Annotated[
-    float, Field(ge=0, le=1e10, strict=False, description="Seconds.")
-]  # three centuries; SQL's integers end
+_Age = Annotated[float, Field(ge=0, le=1e10, description="Seconds.")]  # three centuries; SQL's integers end
 _Count = Annotated[int, Field(ge=0, le=2**31)]
 
 

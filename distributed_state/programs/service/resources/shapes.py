@@ -58,8 +58,10 @@ Messages = Annotated[
 ]
 """Messages in the fields of the chat format; unknown ones are kept."""
 Id = Annotated[str, Field(min_length=1, max_length=1024)]
-Span = Annotated[float, Field(ge=0.001, le=3e9, strict=False)]
+Span = Annotated[float, Field(ge=0.001, le=3e9)]
 """Seconds that a conversation may live."""
+Ttl = Annotated[float, Field(gt=0, le=1e9)]
+"""Seconds that a field is there."""
 Label = Annotated[str, Field(min_length=1, max_length=500)]
 Texts = dict[str, list[str]]
 Version = Annotated[int, Field(ge=0, lt=2**63)]

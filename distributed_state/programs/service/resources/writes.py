@@ -6,7 +6,7 @@ conversation by mistake.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.responses import Response
@@ -21,6 +21,7 @@ from distributed_state.programs.service.resources.shapes import (
     Label,
     Messages,
     Texts,
+    Ttl,
     Values,
     Written,
     expected,
@@ -48,7 +49,7 @@ class WholeWrite(Body):
     clear: list[Literal["fields", "messages", "items"]] = Field(default_factory=list)
     set: Values | None = None
     bytes: Encoded | None = None
-    ttl: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
+    ttl: Ttl | None = None
     delete: list[str] = Field(default_factory=list)
     increment: dict[str, int] = Field(default_factory=dict)
     append: Messages | None = None
