@@ -7,6 +7,7 @@ Design: section 21.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -33,6 +34,8 @@ from distributed_state.cold.search_tables import documents
 from distributed_state.cold.tables import records
 from distributed_state.values.model import escape
 from distributed_state.values.search import SearchQuery
+
+PAGE_BYTES = 4 * 2**20  # of the values that are read at once
 
 # What is matched leads to its document and that to its record, in this order. As long as it has no statistics, as after
 # a restore, PostgreSQL would rather go through all records.
@@ -70,6 +73,14 @@ class Row(NamedTuple):
     score: float
 
 
+class Page(NamedTuple):
+    """Documents in order, how many were looked at for them, and whether there may be more behind those."""
+
+    rows: list[Row]
+    taken: int
+    more: bool
+
+
 def search(
     connection: Connection,
     namespace: str,
@@ -78,8 +89,11 @@ def search(
     language: str,
     vector: str | None,
     dimensions: int,
-) -> list[Row]:
-    """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words."""
+) -> Page:
+    """What fits, the most relevant first; by `vector`, of so many dimensions, if it is given, else by its words.
+
+    Of a page that is larger than `PAGE_BYTES` its beginning, at least one.
+    """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_IN_THIS_ORDER)
     if vector is not None:
@@ -94,20 +108,35 @@ def search(
     else:
         found = _by_words_sqlite(query)
     which = _which(namespace, query, now_ms)
-    rows = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
-    if vector is not None and len(rows) < query.limit:
+    best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
+    if vector is not None and len(best) < query.limit:
         # An index of vectors looks at the nearest few thousand, and finds none of what a narrow filter leaves of them.
         if connection.dialect.name == "postgresql":
             connection.exec_driver_sql(_IN_ANY_ORDER)
         found = _by_meaning(vector, dimensions, exactly=True)
-        rows = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
-    return [Row._make((*row[:-1], float(row[-1]))) for row in rows]
+        best = connection.execute(found.where(*which).limit(query.limit).offset(query.offset)).all()
+    scores: dict[int, float] = {}
+    size = 0
+    for id, length, score in best:
+        if scores and size + length > PAGE_BYTES:
+            break
+        size += length
+        scores[id] = float(score)
+    return Page(_rows(connection, scores), len(scores), len(scores) < len(best) or len(best) == query.limit)
+
+
+def _rows(connection: Connection, scores: Mapping[int, float]) -> list[Row]:
+    """The documents of these ids, in their order."""
+    d, r = documents.c, records.c
+    wanted = select(d.id, r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value)
+    asked = wanted.select_from(documents.join(records, r.key == d.record)).where(d.id.in_(scores))
+    found = {id: row for id, *row in connection.execute(asked)}
+    return [Row._make((*found[id], score)) for id, score in scores.items() if id in found]
 
 
 def _from(matched: FromClause, score: ColumnElement[Any]) -> Select[Any]:
     d, r = documents.c, records.c
-    wanted = select(r.record, r.owner, d.kind, d.collection, d.name, d.version, d.text, d.value, score)
-    return wanted.select_from(matched.join(records, r.key == d.record))
+    return select(d.id, func.length(d.value), score).select_from(matched.join(records, r.key == d.record))
 
 
 def _which(namespace: str, query: SearchQuery, now_ms: int) -> list[ColumnElement[bool]]:

@@ -238,7 +238,7 @@ class SearchStore:
 
     def search(
         self, query: SearchQuery, now_ms: int, language: str, vector: str | None, dimensions: int, settings: str
-    ) -> list[search_query.Row] | None:
+    ) -> search_query.Page | None:
         """What fits a query. None: the index is not the one of these settings any more."""
         with self._database.read() as connection:
             if self._settings(connection) != settings:

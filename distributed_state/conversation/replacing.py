@@ -8,7 +8,7 @@ Design: section 11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from distributed_state.conversation.window import Summary
@@ -16,17 +16,14 @@ from distributed_state.errors import Conflict, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES
-from distributed_state.records.context import RecordContext
+from distributed_state.records.context import Note, RecordContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
-from distributed_state.tiers.changes import Changes
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import Segment
 from distributed_state.values.model import NEXT, SEGMENTS, START, SUMMARY, Message
 
 _SHOWN = (NEXT, START, SEGMENTS, SUMMARY)
-Note = Callable[[CachedRecord, Changes], None]
-"""Puts something beside it into the change, which is then made for the very version of that entry."""
 
 
 async def pop(context: RecordContext, durability: str | None, *, note: Note | None = None) -> Message | None:

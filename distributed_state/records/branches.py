@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from distributed_state.cold.values import Branched, BranchState
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.records import messages
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
@@ -140,13 +139,12 @@ def messages_of(record: str, found: BranchState) -> BranchMessages:
     return BranchMessages([run for run in shared if run.start < run.stop], own, found.messages, following)
 
 
-async def visible(tiers: Tiers, names: RecordKeys, found: BranchState) -> messages.Shown:
-    """The messages of a state on a branch, in order."""
+def entry(tiers: Tiers, names: RecordKeys, found: BranchState) -> CachedRecord:
+    """A state on a branch as a record that was read, with the messages that are the branch's own."""
     state = found.state
-    text = names.ref.text
     # Numbers from `first_message` on are the branch's: the record may have given them to other messages since.
-    entry = CachedRecord(tiers.codec_of(text), state.epoch, state.version, state.fields, dict(found.messages))
-    return await messages.shown_in(tiers, names, entry, message_ranges.segments(text, state.fields))
+    codec = tiers.codec_of(names.ref.text)
+    return CachedRecord(codec, state.epoch, state.version, state.fields, dict(found.messages))
 
 
 def between(rows: Sequence[JournalEntry], after: int, before: int | None, limit: int | None) -> list[JournalEntry]:

@@ -29,6 +29,9 @@ from distributed_state.values.levels import level_of
 from distributed_state.values.model import Ref, escape
 from distributed_state.warm.answers import Committed, Draft
 
+Note = Callable[[CachedRecord, Changes], None]
+"""Puts something beside it into a change of the store's own, which is then made for the very version of that entry."""
+
 
 class RecordContext:
     """A record, its store, and who acts through this handle."""

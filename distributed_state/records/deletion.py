@@ -34,15 +34,28 @@ def tombstone(settings: Settings, codec: Codec, kind: str, *, expired: str = "")
     return changes.draft(kind)
 
 
-async def delete(tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]]) -> int:
-    """Delete a record that is there; the version of its tombstone. `hooks` are awaited if it was not deleted yet."""
+async def delete(
+    tiers: Tiers,
+    names: RecordKeys,
+    hooks: Sequence[Callable[[Ref], Awaitable[None]]],
+    *,
+    check: Callable[[int, bool], None] | None = None,
+) -> int:
+    """Delete a record that is there; the version of its tombstone. `hooks` are awaited if it was not deleted yet.
+
+    `check` refuses a version, or one that is deleted; what it lets pass is deleted at that very version.
+    """
     entry = await read_path.read(tiers, names, fresh=True)
     if entry.version == 0:
         raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
+    draft = tombstone(tiers.settings, entry.codec, "delete")
+    if check is not None:
+        check(entry.version, entry.deleted)
+        draft.expected = entry.version
     if not entry.deleted:
         for hook in tuple(hooks):
             await hook(names.ref)
     try:
-        return (await write_path.commit(tiers, names, tombstone(tiers.settings, entry.codec, "delete"))).version
+        return (await write_path.commit(tiers, names, draft)).version
     except Deleted:
         return (await read_path.read(tiers, names, fresh=True)).version

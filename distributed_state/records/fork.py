@@ -5,6 +5,7 @@ Design: section 11.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from distributed_state.cold.values import BranchState
@@ -26,13 +27,26 @@ from distributed_state.values.model import DELETED, ITEMS, LIFETIME, NEXT, PAREN
 from distributed_state.warm.answers import Draft
 
 
-async def fork(context: RecordContext, new_id: str, version: int | None, branch: str | None) -> int:
-    """Start another record from this one's state, or that of one of its branches; the new record's version."""
+async def fork(
+    context: RecordContext,
+    new_id: str,
+    version: int | None,
+    branch: str | None,
+    *,
+    note: Callable[[Changes], None] | None = None,
+) -> int:
+    """Start another record from this one's state, or that of one of its branches; the new record's version.
+
+    `note` puts something beside it into the new record's first commit.
+    """
     tiers = context.tiers
     target = context.store.keys.of(Ref(context.ref.scope, new_id))
     context.allow("read", None)
     context.allow("write", None, ref=target.ref)
-    draft = await plan(tiers, context.keys, target, context.changes(), version, branch)
+    changes = context.changes()
+    if note is not None:
+        note(changes)
+    draft = await plan(tiers, context.keys, target, changes, version, branch)
     context.allow("read", *_copied(draft))
     context.allow_steps(draft, target.ref)
     draft.actor = context.actor
@@ -48,7 +62,10 @@ async def plan(
     version: int | None,
     branch: str | None = None,
 ) -> Draft:
-    """The first change of a record that starts as this one was. Messages are shared; a branch's own are copied."""
+    """The first change of a record that starts as this one was. Messages are shared; a branch's own are copied.
+
+    What is in `changes` already is not overwritten by what is copied.
+    """
     source = names.ref.text
     form = tiers.codec_of(source)
     to = tiers.codec_of(target.ref.text)
@@ -73,8 +90,9 @@ async def plan(
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
     fields = state.fields
+    own = {SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS, *changes.fields}
     for name, value in fields.items():
-        if name not in (SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS):
+        if name not in own:
             changes.reserved(name, carried(form, to, name, value))
     if ITEMS in fields:
         # Since its first version it shows those of its source, which are noted by what it was made from.

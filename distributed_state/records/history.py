@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from distributed_state.cold.item_reading import ItemRow
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.errors import InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import branches, messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
@@ -21,17 +21,28 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import Item
-from distributed_state.values.journal import State, item_of, unpack
+from distributed_state.values.journal import JournalEntry, State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, TAG, unescape
 from distributed_state.values.results import Change, Checkpoint, Snapshot
 from distributed_state.values.tags import split_tag, tags_in
 
+_TOGETHER = 32  # changes that are read at once where their bytes are limited
+
 
 async def history(
-    context: RecordContext, after: int, before: int | None, limit: int | None, branch: str | None
+    context: RecordContext,
+    after: int,
+    before: int | None,
+    limit: int | None,
+    branch: str | None,
+    *,
+    most: int | None = None,
 ) -> list[Change]:
-    """The changes between two versions (exclusive), oldest first; those of a branch, if one is given."""
+    """The changes between two versions (exclusive), oldest first; those of a branch, if one is given.
+
+    Raises TooLarge if they are more than `most` bytes as they are stored; no more than about those are read then.
+    """
     context.allow("read", None)
     for name, value in ("after", after), ("before", before), ("limit", limit):
         if (value is not None or name == "after") and (type(value) is not int or not 0 <= value < 2**63):
@@ -39,13 +50,34 @@ async def history(
     tiers = context.tiers
     if branch is None:
         await write_path.reach(tiers, context.keys)
-        asked = partial(tiers.cold.history, context.text, after=after, before=before, limit=limit)
-        rows = await tiers.port.sql(asked)
+        rows = await _rows(context, after, before, limit, most)
     else:
         rows = branches.between(await branches.entries(tiers, context.keys, branch), after, before, limit)
     changes = [as_change(context.codec, row) for row in rows]
     context.allow("read", *_shown(changes))
     return changes
+
+
+async def _rows(
+    context: RecordContext, after: int, before: int | None, limit: int | None, most: int | None
+) -> list[JournalEntry]:
+    sql = context.tiers.port.sql
+    read = partial(context.tiers.cold.history, context.text, before=before)
+    if most is None:
+        return await sql(partial(read, after=after, limit=limit))
+    found: list[JournalEntry] = []
+    size = 0
+    while limit is None or len(found) < limit:
+        some = _TOGETHER if limit is None else min(_TOGETHER, limit - len(found))
+        rows = await sql(partial(read, after=after, limit=some))
+        found += rows
+        size += sum(len(row.data) for row in rows)
+        if size > most:
+            raise TooLarge(f"{context.text[:200]}: {len(found)} changes are {size} bytes, more than {most}")
+        if len(rows) < some:
+            break
+        after = rows[-1].version
+    return found
 
 
 def _shown(changes: Sequence[Change]) -> dict[str, None]:
@@ -104,19 +136,35 @@ def as_change(record_codec: Codec, entry: Any, epoch: str = "") -> Change:
     )
 
 
-async def at(context: RecordContext, version: int | None, branch: str | None) -> Snapshot:
-    """The record as it was at a version, or on a branch, messages and phase included."""
+async def at(
+    context: RecordContext,
+    version: int | None,
+    branch: str | None,
+    *,
+    last: int | None = None,
+    most: int | None = None,
+) -> Snapshot:
+    """The record as it was at a version, or on a branch, phase and messages included: all, or the `last`.
+
+    Raises TooLarge if it is more than `most` bytes as it is stored; no more than about those are read then.
+    """
     context.allow("read", None)
     tiers = context.tiers
     names = context.keys
     if branch is not None:
         found = await branches.state_at(tiers, names, branch, version)
         state = found.state
-        shown = await branches.visible(tiers, names, found)
+        entry = branches.entry(tiers, names, found)
     else:
         state = await state_at(tiers, names, version)
         entry = CachedRecord(tiers.codec_of(names.ref.text), state.epoch, state.version, state.fields, {})
-        shown = await messages.shown_in(tiers, names, entry, message_ranges.segments(names.ref.text, state.fields))
+    runs = message_ranges.segments(names.ref.text, state.fields)
+    if last is not None:
+        runs = message_ranges.last(runs, last)
+    size = sum(map(len, state.fields.values()))
+    if most is not None and size > most:
+        raise TooLarge(f"{names.ref.text[:200]}: its fields are {size} bytes, more than {most}")
+    shown = await messages.shown_in(tiers, names, entry, runs, None if most is None else most - size)
     phase = state.fields.get(PHASE)
     snapshot = Snapshot(
         version=state.version,

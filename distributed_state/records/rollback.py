@@ -11,7 +11,7 @@ from __future__ import annotations
 from distributed_state.errors import Deleted, InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
-from distributed_state.records.context import RecordContext
+from distributed_state.records.context import Note, RecordContext
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
@@ -36,19 +36,27 @@ from distributed_state.values.model import (
 from distributed_state.warm.answers import Draft
 
 
-async def rollback(context: RecordContext, steps: int | None, label: str | None, version: int | None) -> int:
+async def rollback(
+    context: RecordContext, steps: int | None, label: str | None, version: int | None, *, note: Note | None = None
+) -> int:
     """Make the record what it was; the new version."""
     context.allow("write", None)
 
     async def once() -> int:
-        draft = await plan(context.tiers, context.keys, context.changes(), steps, label, version)
+        draft = await plan(context.tiers, context.keys, context.changes(), steps, label, version, note)
         return (await context.commit(draft)).version
 
     return await write_path.until_no_conflict(context.tiers, once)
 
 
 async def plan(
-    tiers: Tiers, names: RecordKeys, changes: Changes, steps: int | None, label: str | None, version: int | None
+    tiers: Tiers,
+    names: RecordKeys,
+    changes: Changes,
+    steps: int | None,
+    label: str | None,
+    version: int | None,
+    note: Note | None = None,
 ) -> Draft:
     """The change that makes the record what it was; it holds only for the version that it was made for."""
     if sum(each is not None for each in (steps, label, version)) != 1:
@@ -76,6 +84,8 @@ async def plan(
     changes.reserved(RESTORED, b"%d" % version)  # from there the next step back goes on
     changes.undelete()  # and a change even where nothing differs
     changes.emit("session.rollback", {"version": version})
+    if note is not None:
+        note(present, changes)  # behind what is restored, which may be an older note
     draft = changes.draft("rollback")
     draft.expected = present.version
     draft.epoch = present.epoch

@@ -19,7 +19,7 @@ RECORD = {
     "invalidate": "nothing is cached, each read is a request",
     "unreadable": _DIRECT,
     "view": "read get_all(), or use a transaction",
-    "items": "a service has no items yet: " + _DIRECT,
+    "items": "not yet: GET and PATCH /v1/users/{id}/items/{collection}, or " + _DIRECT,
     "confirm": "give durability= with the write",
     "initialize": "use write(set=..., expect={...: ABSENT})",
     "create": "use write(set=..., expect_exists=False)",
@@ -35,8 +35,8 @@ SESSION = RECORD | {
     "save_state": _TOGETHER,
     "call": _TOGETHER,
     "switch": _DIRECT,
-    "lifetime": _DIRECT,
-    "set_lifetime": _DIRECT,
+    "lifetime": "GET /v1/conversations/{id}/lifetime, or " + _DIRECT,
+    "set_lifetime": "PUT /v1/conversations/{id}/lifetime, or " + _DIRECT,
 }
 STORE = {
     "app": "a service has sessions, users and tasks: " + _DIRECT,

@@ -276,7 +276,7 @@ class RemoteRecord:
     ) -> list[Change]:
         """Read the changes between two versions (exclusive), oldest first: who, when, what.
 
-        One request for each 500.
+        One request for each 500, or fewer if they are large.
         """
         return finish(self._twin.history(after=after, before=before, limit=limit, branch=branch))
 

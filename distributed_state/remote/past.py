@@ -28,14 +28,21 @@ class Past:
     ) -> list[Change]:
         """Read the changes between two versions (exclusive), oldest first: who, when, what.
 
-        One request for each 500.
+        One request for each 500, or fewer if they are large.
         """
         Page(limit=limit).checked()
         found: list[Change] = []
+        largest = _PAGE
         while limit is None or len(found) < limit:
-            size = _PAGE if limit is None else min(_PAGE, limit - len(found))
+            size = largest if limit is None else min(largest, limit - len(found))
             query = {"after": after, "before": before, "limit": size, "branch": branch}
-            page = (await self._read("/versions", query))["versions"]
+            try:
+                page = (await self._read("/versions", query))["versions"]
+            except InvalidValue:
+                if size == 1:
+                    raise
+                largest = size // 2  # together they are more than a service puts into one answer
+                continue
             found += [values.change(each, self._place.ref) for each in page]
             if len(page) < size:
                 break

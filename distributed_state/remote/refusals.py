@@ -12,6 +12,7 @@ from typing import Any
 from distributed_state import errors
 from distributed_state.errors import (
     AccessDenied,
+    Backpressure,
     ConfigurationError,
     Conflict,
     Deleted,
@@ -84,6 +85,6 @@ _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]
 
 def may_come_later(answer: HttpAnswer, error: StateError, *, repeatable: bool) -> bool:
     """Whether to ask again. What may have been applied is repeated only where that is applied once."""
-    if answer.status == 429:
-        return True
+    if answer.status == 429 or isinstance(error, Backpressure):
+        return True  # nothing was written
     return repeatable and answer.status in _AWAY and not isinstance(error, DurabilityUnknown)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed_state.cold.search_query import Row
-from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue
+from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
 from distributed_state.records.access import ITEMS, MESSAGES
 from distributed_state.records.store_context import StoreContext
 from distributed_state.search.documents import shortened, text_of
@@ -25,6 +25,7 @@ from distributed_state.values.search import KINDS, SearchDocument, SearchHit, Se
 
 _MOST_WORDS = 64
 _MOST_LOOKED_AT = 10_000
+_MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory, and more than once
 _PAGE = 100
 _SNIPPET = 240
 _COMPARED: dict[str, Callable[[Any, Any], bool]] = {
@@ -95,36 +96,46 @@ async def _found(
     """The same. None: the index was removed, or made otherwise, since the store looked at it."""
     ask = await _asking(store.tiers(), setting, query)
     hits: list[SearchHit] = []
-    at, left = 0, query.offset
+    at, left, size = 0, query.offset, 0
     while len(hits) < query.limit and at < _MOST_LOOKED_AT:
-        size = max(_PAGE, query.limit)
-        page = await ask(replace(query, offset=at, limit=size))
+        page = await ask(replace(query, offset=at, limit=max(_PAGE, query.limit)))
         if page is None:
             return None
-        for found in page:
+        for found, length in page.matches:
             if len(hits) < query.limit and _is_shown(store, found.document) and fits(found.document.value):
                 if left:
                     left -= 1
-                else:
-                    hits.append(_hit(found, query.words))
-        if len(page) < size:
+                    continue
+                size += length
+                if size > _MOST_BYTES:
+                    raise TooLarge(f"the first {len(hits) + 1} hits are {size} bytes, more than {_MOST_BYTES}")
+                hits.append(_hit(found, query.words))
+        if not page.more:
             break
-        at += size
+        at += page.taken
     return hits
+
+
+class _Page(NamedTuple):
+    """What fits, each with the bytes of its value as far as they are known; else as the index has it."""
+
+    matches: list[tuple[SearchMatch, int]]
+    taken: int
+    more: bool
 
 
 async def _asking(
     tiers: Tiers, setting: Setting, query: SearchQuery
-) -> Callable[[SearchQuery], Awaitable[list[SearchMatch] | None]]:
+) -> Callable[[SearchQuery], Awaitable[_Page | None]]:
     """What gives a page of all that fits."""
     port = tiers.port
 
-    async def elsewhere(page: SearchQuery) -> list[SearchMatch]:
+    async def elsewhere(page: SearchQuery) -> _Page:
         assert setting.index is not None
         found = await call_user(port, "index.search", setting.index.search, page)
         if not isinstance(found, Sequence) or not all(isinstance(each, SearchMatch) for each in found):
             raise ConfigurationError(f"search: `index.search` returned {found!r:.80}, not a list of SearchMatch")
-        return [*found]
+        return _Page([(each, 0) for each in found], len(found), len(found) >= page.limit)
 
     if setting.index is not None:
         return elsewhere
@@ -134,10 +145,13 @@ async def _asking(
     await tiers.clock.know()
     now_ms = int(tiers.clock.now() * 1000)
 
-    async def here(page: SearchQuery) -> list[SearchMatch] | None:
+    async def here(page: SearchQuery) -> _Page | None:
         how = (setting.language, vector, setting.dimensions or 0, setting.stored)
-        rows = await port.sql(tiers.cold.search.search, page, now_ms, *how)
-        return None if rows is None else [SearchMatch(_document(row), row.score) for row in rows]
+        found = await port.sql(tiers.cold.search.search, page, now_ms, *how)
+        if found is None:
+            return None
+        matches = [(SearchMatch(_document(row), row.score), len(row.value)) for row in found.rows]
+        return _Page(matches, found.taken, found.more)
 
     return here
 

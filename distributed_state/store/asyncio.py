@@ -679,7 +679,7 @@ class AsyncStateStore:
 
         Found is what is archived and indexed, mostly within a second of the write; `fresh` waits for both. It looks
         at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
-        search is off (see `open`), ColdUnavailable without SQL.
+        search is off (see `open`), TooLarge if the values found are more than 32 MiB, ColdUnavailable without SQL.
         """
         asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
         owner = None if user is None else escape(user)

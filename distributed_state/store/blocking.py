@@ -633,7 +633,7 @@ class StateStore:
 
         Found is what is archived and indexed, mostly within a second of the write; `fresh` waits for both. It looks
         at 10,000 candidates at most. What the store's policy denies is not shown. Raises ConfigurationError where
-        search is off (see `open`), ColdUnavailable without SQL.
+        search is off (see `open`), TooLarge if the values found are more than 32 MiB, ColdUnavailable without SQL.
         """
         return finish(
             self._twin.search(

@@ -71,7 +71,7 @@ BODIES: dict[str, Any] = {
     "SetField": {"value": 1}, "Retag": {"tag": {"a": ["b"]}}, "Checkpoint": {"label": "here"},
     "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
     "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
-    "Compact": {}, "Purge": {"keep_changes": 1000},
+    "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
 }  # fmt: skip
 
 
@@ -138,6 +138,32 @@ async def test_a_conversation_that_a_write_begins_counts_as_one_that_is_begun() 
             for id, what in asked
         ]
         assert found == [200, 200, 200, 429, 429]
+
+
+async def test_two_tokens_of_one_actor_do_not_meet_under_one_key() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        tokens = [await served.token("acme:", *RIGHTS, actor="web") for _ in range(2)]
+        key = {"Idempotency-Key": "1"}
+        made = []
+        for token in (*tokens, tokens[0]):
+            headers = {"Authorization": f"Bearer {token}", **key}
+            found = await served.http.post("/v1/conversations", json={"fields": {"a": 1}}, headers=headers)
+            assert found.status_code == 201, found.text
+            assert found.json()["version"] == 1
+            fork = await served.http.post(f"{found.headers['location']}/forks", json={}, headers=headers)
+            assert fork.status_code == 422, "the key stands for another request"
+            made.append(found.json()["id"])
+        assert made[0] == made[2] != made[1]
+        assert {each[:5] for each in made} == {"acme:"}
+
+
+async def test_what_is_refused_for_its_right_counts_as_asked() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_requests=0.1))
+        token = await served.token("acme:", "read")
+        found = [(await served.ask("POST", "/v1/conversations", token, json={})).status_code for _ in range(2)]
+        assert found == [403, 429]
 
 
 async def test_what_a_body_names_is_held_to_the_tenant_as_well() -> None:

@@ -17,13 +17,14 @@ import pytest
 from below import until
 from serving import served
 
-from distributed_state import AsyncStateStore
+from distributed_state import AsyncStateStore, RemoteStore
 from distributed_state.errors import AccessDenied
 from distributed_state.programs.servers import redis_server
-from distributed_state.programs.service import Limits, Service, writing
+from distributed_state.programs.service import Limits, Service, remembering
 from distributed_state.programs.service.callers import Caller
+from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.resources import conversations, records
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import READ, SENT, Asked
 
 HI = {"role": "user", "content": "hi"}
 
@@ -70,7 +71,7 @@ def test_the_etag_is_the_version_and_conditions_hold(http: httpx.Client, id: str
     assert said(refused) == (412, "Conflict")
     assert said(http.post(f"{path}/turns", json={"set": {"n": 3}}, headers={"If-Match": '"1"'})) == (412, "Conflict")
     assert http.get(path, headers={"If-None-Match": '"1"'}).json()["fields"] == {"n": 2}
-    assert said(http.post(f"{path}/rollback", json={"steps": 1}, headers={"If-Match": '"2"'})) == (422, "InvalidValue")
+    assert said(http.post(f"{path}/forks", json={}, headers={"If-Match": '"2"'})) == (422, "InvalidValue")
     assert said(http.post(f"{path}/turns", json={"set": {"n": 3}}, headers={"If-Match": "2"})) == (422, "InvalidValue")
     there = http.post("/v1/conversations", json={"id": id}, headers={"If-None-Match": "*"})
     assert said(there) == (412, "Conflict")
@@ -87,6 +88,45 @@ def test_a_read_of_a_field_with_a_deadline_is_never_answered_as_known(http: http
     assert http.get(path, headers={"If-None-Match": '"2"'}).status_code == 200
 
 
+def test_a_rollback_and_a_deletion_hold_for_the_version_that_was_seen(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    http.put(f"{path}/fields/n", json={"value": 2})
+    for wrong in '"1"', '"3"':
+        stale = {"If-Match": wrong}
+        assert said(http.post(f"{path}/rollback", json={"steps": 1}, headers=stale)) == (412, "Conflict")
+        assert said(http.request("DELETE", path, headers=stale)) == (412, "Conflict")
+    back = http.post(f"{path}/rollback", json={"steps": 1}, headers={"If-Match": '"2"'})
+    assert back.json() == {"version": 3, "repeated": False}
+    assert http.get(path).json()["fields"] == {"n": 1}
+    assert http.request("DELETE", path, headers={"If-Match": '"3"'}).json() == {"version": 4}
+    assert said(http.request("DELETE", path, headers={"If-Match": "*"})) == (412, "Conflict")
+    assert http.request("DELETE", path).json() == {"version": 4}, "and without a condition it is repeated at will"
+    assert said(http.request("DELETE", f"{path}/everything", headers={"If-Match": "*"})) == (422, "InvalidValue")
+
+
+def test_a_condition_that_does_not_hold_is_not_tried_again(
+    http: httpx.Client, id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, stale = f"/v1/conversations/{id}", {"If-Match": '"9"'}
+    tried = []
+    begin = remembering.OnceOnly.look
+
+    def look(once: remembering.OnceOnly, entry: Any) -> None:
+        tried.append(entry.version)
+        begin(once, entry)
+
+    monkeypatch.setattr(remembering.OnceOnly, "look", look)
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", "/changes", {"key": "n", "add": 1}),
+        ("PUT", "/messages", {"messages": [HI]}),
+        ("DELETE", "/messages/last", {}),
+        ("POST", "/rollback", {"version": 1}),
+    ]
+    for method, rest, body in asked:
+        assert said(http.request(method, path + rest, json=body, headers=stale)) == (412, "Conflict")
+    assert tried == [1] * len(asked)
+
+
 # Idempotency
 
 
@@ -99,6 +139,9 @@ def test_a_key_makes_a_write_once_and_remembers_its_body(http: httpx.Client, id:
         ("POST", "/turns", {"messages": [HI]}, {"messages": [HI, HI]}),
         ("PATCH", "/tags", {"tag": {"run": ["r1"]}}, {"tag": {"run": ["r2"]}}),
         ("POST", "/checkpoints", {"label": "one"}, {"label": "two"}),
+        ("PATCH", "/items/notes", {"put": {"k": 1}, "expect": "absent"}, {"put": {"k": 2}}),
+        ("PUT", "/lifetime", {"idle": 3600}, {"idle": 7200}),
+        ("POST", "/rollback", {"version": 7}, {"version": 6}),
     ]
     for number, (method, rest, body, other) in enumerate(asked):
         key = {"Idempotency-Key": f"k{number}"}
@@ -131,6 +174,23 @@ def test_a_key_makes_one_conversation_whose_id_is_not_given(http: httpx.Client, 
     assert said(late) == (410, "Deleted"), "a late repetition does not bring it back"
 
 
+def test_a_key_makes_one_fork_whatever_becomes_of_its_source(http: httpx.Client, id: str) -> None:
+    path, key = f"/v1/conversations/{id}/forks", {"Idempotency-Key": "k"}
+    # What the source remembers under this key goes along, and is another request.
+    assert http.put(f"/v1/conversations/{id}/fields/n", json={"value": 1}, headers=key).status_code == 200
+    for body in {}, {"id": f"{id}-fork", "version": 1}:
+        with ThreadPoolExecutor(8) as pool:
+            made = list(pool.map(lambda body: http.post(path, json=body, headers=key), [body] * 8))
+        assert {each.status_code for each in made} == {201}, [each.text for each in made]
+        assert len({each.json()["id"] for each in made}) == 1
+        http.put(f"/v1/conversations/{id}/fields/n", json={"value": 2})
+        assert http.get(made[0].headers["location"]).json()["fields"] == {"n": 1}
+        assert http.post(path, json=body, headers=key).json() == made[0].json()
+        http.put(f"/v1/conversations/{id}/fields/n", json={"value": 1})
+    assert said(http.post(path, json={"id": f"{id}-fork"}, headers=key)) == (422, "InvalidValue")
+    assert said(http.post(path, json={"id": f"{id}-fork"})) == (409, "Conflict")
+
+
 def test_of_many_at_once_under_one_key_one_is_made(http: httpx.Client, id: str) -> None:
     path = f"/v1/conversations/{id}/fields"
 
@@ -149,7 +209,7 @@ def test_without_its_memory_a_repeated_write_would_be_made_twice(
     http: httpx.Client, id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control of the tests before."""
-    monkeypatch.setattr(writing.remembered_requests, "remember", lambda *parts: None)
+    monkeypatch.setattr(remembering.remembered_requests, "remember", lambda *parts: None)
     for version in 2, 3:
         key = {"Idempotency-Key": "r"}
         found = http.patch(f"/v1/conversations/{id}/fields", json={"increment": {"n": 1}}, headers=key).json()
@@ -196,6 +256,72 @@ def test_a_lease_ends_with_its_time_and_is_of_one_record(http: httpx.Client, id:
 
 
 # Resources
+
+
+def test_items_are_changed_in_one_commit_and_read_page_by_page(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/items/notes"
+    assert http.patch(path, json={"put": {"a/b": [1], "ä?": None}, "bytes": {"photo": "/w=="}}).json()["version"] == 2
+    assert said(http.patch(path, json={"put": {"a/b": 2, "new": 1}, "expect": "absent"})) == (409, "Conflict")
+    assert said(http.patch(path, json={"delete": ["new"], "expect": "present"})) == (409, "Conflict")
+    seen: list[tuple[str, Any]] = []
+    page = http.get(path, params={"limit": 1, "order": "desc"})
+    while True:
+        seen += [(each["key"], each.get("bytes", each.get("value"))) for each in page.json()["items"]]
+        if "next" not in page.links:
+            break
+        page = http.get(page.links["next"]["url"])
+    assert seen == [("ä?", None), ("photo", "/w=="), ("a/b", [1])]
+    assert http.get(f"{path}/a%2Fb").json() == {"key": "a/b", "version": 2, "origin": "", "value": [1]}
+    stale = {"If-Match": '"1"'}
+    assert said(http.patch(path, json={"delete": ["a/b"]}, headers=stale)) == (412, "Conflict")
+    assert http.patch(path, json={"delete": ["a/b"]}).json() == {"version": 3, "repeated": False}
+    assert said(http.get(f"{path}/a%2Fb")) == (404, "NotFound")
+    assert http.get(f"{path}/a%2Fb", params={"version": 2}).json()["value"] == [1]
+    assert said(http.get("/v1/conversations/nobody/items/notes")) == (404, "NotFound")
+    assert said(http.patch("/v1/conversations/nobody/items/notes", json={"put": {"a": 1}})) == (404, "NotFound")
+    assert said(http.patch(path, content='{"put": {"\\udc80": 1}}')) == (422, "InvalidValue")
+
+
+def test_a_conversation_ends_by_itself_if_it_is_told_to(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    assert http.get(f"{path}/lifetime").json() == {"idle": None, "until": None, "ends": None}
+    assert http.put(f"{path}/lifetime", json={"idle": 60, "lifetime": 3600}).json() == {"version": 2, "repeated": False}
+    lives = http.get(f"{path}/lifetime").json()
+    assert (lives["idle"], 3500 < lives["until"] - lives["ends"] < 3545) == (60, True)
+    assert http.put(f"{path}/lifetime", json={"idle": 0.05}).status_code == 200
+    wait_for(lambda: http.get(path, params={"fresh": "true"}).status_code == 410)
+    assert said(http.get(f"{path}/lifetime")) == (410, "Deleted")
+    assert said(http.put("/v1/conversations/nobody/lifetime", json={"idle": 1})) == (404, "NotFound")
+
+
+def test_what_was_is_bounded_as_what_is(place: tuple[str, str, str], http: httpx.Client, id: str) -> None:
+    """A page of versions, a version and a comparison of two, of a record that is larger than an answer may be."""
+    path = f"/v1/conversations/{id}"
+    for _ in range(4):
+        http.post(f"{path}/messages", json={"messages": [HI | {"content": "x" * 10_000}]})
+    with served(*place, service=Service(Limits(answer=32_000))) as bounded:
+        http.put(f"/v1/users/{id}/fields/large", json={"value": "x" * 33_000})
+        for rest in "", "/fields", "/fields/large":
+            assert said(bounded.get(f"/v1/users/{id}{rest}")) == (422, "InvalidValue"), rest
+        for rest in "/versions", "/versions/5", "/versions/1/diff?to=5":
+            assert said(bounded.get(path + rest)) == (422, "InvalidValue"), rest
+            assert http.get(path + rest).status_code == 200
+        assert len(bounded.get(f"{path}/versions", params={"limit": 3}).json()["versions"]) == 3
+        assert len(bounded.get(f"{path}/versions/3").json()["messages"]) == 2
+        with RemoteStore.open(str(bounded.base_url)) as remote:
+            assert [each.version for each in remote.session(id).history()] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("name", ["a?b", "ä b", "日本#1", "a%2Fb", "<>"])
+def test_links_lead_on_whatever_an_id_looks_like(http: httpx.Client, namespace: str, name: str) -> None:
+    made = http.post("/v1/conversations", json={"id": namespace + name, "fields": {"a": 1}})
+    path = made.headers["location"]
+    http.post(f"{path}/messages", json={"messages": [HI, HI]})
+    page = http.get(f"{path}/messages", params={"limit": 1})
+    assert page.status_code == 200, page.text
+    assert [each["number"] for each in http.get(page.links["next"]["url"]).json()["messages"]] == [1]
+    fork = http.post(f"{path}/forks", json={"id": f"{namespace}fork{name}"})
+    assert http.get(fork.headers["location"]).json()["id"] == f"{namespace}fork{name}"
 
 
 def test_messages_are_paged_by_number_both_ways(http: httpx.Client, id: str) -> None:
@@ -260,10 +386,10 @@ def test_the_past_is_read_compared_restored_and_forked(http: httpx.Client, id: s
     assert ([each["content"] for each in found["messages"]], found["tagged"]) == (["hi"], last["tagged"])
     back = http.get(f"{path}/versions/4/diff", params={"to": 1}).json()
     assert (back["fields"], back["deleted"], back["removed_messages"]) == ({"n": 1}, ["m"], [0])
-    assert http.post(f"{path}/rollback", json={"label": "before"}).json() == {"version": 5}
+    assert http.post(f"{path}/rollback", json={"label": "before"}).json() == {"version": 5, "repeated": False}
     assert http.get(path).json()["fields"] == {"n": 1}
     fork = http.post(f"{path}/forks", json={"version": 4})
-    assert fork.status_code == 201
+    assert fork.status_code == 201, fork.text
     assert http.get(fork.headers["location"]).json()["fields"] == {"n": 2, "m": 1}
     assert said(http.get(f"{path}/versions/99")) == (404, "NotFound")
     assert http.get(f"{path}/branches").json() == {"branches": []}
@@ -318,7 +444,44 @@ def test_a_body_of_another_type_is_refused(http: httpx.Client, kind: str | None,
 @pytest.mark.parametrize("name", ["id", "user"])
 def test_ids_that_nobody_could_name_are_refused_when_they_are_made(http: httpx.Client, name: str) -> None:
     assert said(http.post("/v1/conversations", content=json.dumps({name: "\udc80"}))) == (422, "InvalidValue")
-    assert said(http.post("/v1/conversations", json={"id": "a/b"})) == (422, "InvalidValue")
+    for wrong in "", "a/b", ".", "..":
+        assert said(http.post("/v1/conversations", json={name: wrong})) == (422, "InvalidValue")
+        assert said(http.post("/v1/tasks", json={name: wrong})) == (422, "InvalidValue")
+        if name == "user":
+            writes = {"user": wrong, "set": {"a": 1}}
+            assert said(http.post("/v1/conversations/c/writes", json=writes)) == (422, "InvalidValue")
+
+
+@pytest.mark.parametrize("id", ["%2E%2E", "%2e", "%FF", "%ED%B2%80"])
+def test_a_path_that_has_no_one_meaning_is_refused(http: httpx.Client, id: str) -> None:
+    from urllib.request import Request, urlopen
+
+    for method, rest in ("PUT", "/fields/a"), ("POST", "/writes"), ("GET", "/fields"):
+        asked = Request(f"{http.base_url}/v1/users/{id}{rest}", b"{}" if method != "GET" else None, method=method)
+        asked.add_header("Content-Type", "application/json")
+        with pytest.raises(OSError, match="422"):  # httpx tidies paths up
+            urlopen(asked).close()
+    assert http.put("/v1/users/%EF%BF%BD/fields/a", json={"value": 1}).status_code == 200, "U+FFFD as it is, is one"
+
+
+def test_true_is_no_number_of_seconds(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}"
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("PUT", f"{path}/fields/a", {"value": 1, "ttl": True}),
+        ("PUT", f"{path}/lifetime", {"idle": True}),
+        ("POST", f"{path}/lease", {"ttl": "30"}),
+        ("POST", "/v1/maintenance/purge", {"older_than": True}),
+        ("POST", "/v1/maintenance/purge", {"older_than": 10**400}),
+    ]
+    for method, place, body in asked:
+        assert said(http.request(method, place, json=body)) == (422, "InvalidValue"), body
+    assert http.put(f"{path}/fields/a", json={"value": 1, "ttl": 60}).status_code == 200
+
+
+def test_more_tags_than_sql_can_look_for_are_refused(http: httpx.Client) -> None:
+    for many, status in (32, 200), (1_000, 422):
+        tags = [f"a:{number}" for number in range(many)]
+        assert http.get("/v1/conversations", params={"tag": tags, "fresh": "true"}).status_code == status
 
 
 def test_an_unknown_name_is_named(http: httpx.Client, id: str) -> None:
@@ -362,6 +525,12 @@ def test_pages_of_others_may_call_it_only_if_they_are_named(place: tuple[str, st
         allowed = open_to_one.options("/v1/conversations", headers=asks)
         assert allowed.headers["access-control-allow-origin"] == "https://app.example.com"
         assert "access-control-allow-credentials" not in allowed.headers
+        scripts = asks | {"Access-Control-Request-Headers": ", ".join(READ)}
+        assert open_to_one.options("/v1/mcp", headers=scripts).status_code == 200
+        actor = asks | {"Access-Control-Request-Headers": "X-Actor"}
+        assert open_to_one.options("/v1/conversations", headers=actor).status_code == 400
+        answer = open_to_one.get("/v1/conversations", headers={"Origin": "https://app.example.com"})
+        assert {*answer.headers["access-control-expose-headers"].split(", ")} == {*SENT}
         other = open_to_one.options("/v1/conversations", headers=asks | {"Origin": "https://evil.example.com"})
         assert "access-control-allow-origin" not in other.headers
 
@@ -453,7 +622,7 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
                 "headers": [(b"content-type", b"application/json")], "server": ("x", 80), "scheme": "http",
                 "state": {"body": json.dumps(body or {}).encode()},
             }  # fmt: skip
-            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope))
+            return Asked(store, Limits(), Caller("ada", "acme:"), Request(scope), Quota(0))
 
         await store.session("other:c").set("a", 1)
         made = await conversations.create("session", asked("POST", "/v1/conversations", {}))

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from below import until
-from searching import places, said, searching
+from searching import MARK, places, said, searching
 
-from distributed_state import InvalidValue
+from distributed_state import InvalidValue, TooLarge
+from distributed_state.cold import search_query
+from distributed_state.search import querying
 
 pytestmark = pytest.mark.usefixtures("database_of_its_own")
 
@@ -73,6 +75,32 @@ async def test_the_most_relevant_comes_first_and_pages_follow_one_another(opener
     assert [hit for page in pages for hit in page] == every
     scores = [hit.score for hit in await store.search("oslo")]
     assert scores == sorted(scores, reverse=True)
+
+
+async def test_large_hits_are_read_a_few_at_a_time_and_not_more_than_fit(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await searching(opener)
+    await store.session("s").append(*(said(f"{MARK} {number} {'x' * 5_000}") for number in range(12)))
+    whole = await places(store, MARK)
+    read = []
+    search = search_query.search
+
+    def counted(*asked: Any) -> Any:
+        page = search(*asked)
+        read.append(len(page.rows))
+        return page
+
+    monkeypatch.setattr(search_query, "search", counted)
+    monkeypatch.setattr(search_query, "PAGE_BYTES", 20_000)
+    assert await places(store, MARK) == whole
+    assert (max(read), sum(read), len(whole)) == (3, 12, 12)
+    assert await places(store, MARK, offset=7) == whole[7:]
+    assert await places(store, MARK, limit=2) == whole[:2]
+    monkeypatch.setattr(querying, "_MOST_BYTES", 30_000)
+    assert await places(store, MARK, limit=5, offset=3) == whole[3:8]
+    with pytest.raises(TooLarge, match="the first 6 hits"):
+        await places(store, MARK)
 
 
 async def test_only_what_was_asked_for_is_found(opener: Any) -> None:

@@ -408,13 +408,13 @@ def test_a_busy_conversation_and_a_busy_worker_are_told_apart(options: tuple[str
             while not turn.done():
                 refused = worker.get("/v1/conversations/c")
                 if refused.status_code == 429:
-                    assert (refused.json()["error"], refused.headers["retry-after"]) == ("Backpressure", "1")
+                    assert (refused.json()["error"], refused.headers["retry-after"]) == ("TooManyRequests", "1")
                     break
             locked = turn.result()
         assert said(locked) == (423, "LockTimeout")
         assert locked.headers["retry-after"] == "1"
         assert refused.status_code == 429
-        assert said(worker.get("/v1/events")) == (429, "Backpressure")
+        assert said(worker.get("/v1/events")) == (429, "TooManyRequests")
 
 
 @contextmanager

@@ -298,7 +298,8 @@ async def test_what_is_too_large_is_refused_and_a_failure_says_nothing_of_the_in
     limits = service.Limits(body=20_000, answer=20_000, fields=5)
     async with opened(limits=limits) as here, here.agent() as ask:
         await here.store.session("s").create({"a": "x" * 15_000, "b": "x" * 15_000})
-        assert "InvalidValue: the answer has " in await ask.refused("get_state", session="s")
+        assert "the fields are 30004 bytes, more than 20000" in await ask.refused("get_state", session="s")
+        assert "changes are " in await ask.refused("history", session="s")
         assert (await ask("get_state", session="s", keys=["a"]))["version"] == 1
         many = {f"f{number}": 0 for number in range(6)}
         assert "fields has 6 entries, more than the 5" in await ask.refused("set_state", session="s", fields=many)

@@ -145,6 +145,8 @@ async def test_what_has_no_key_is_sent_again_only_if_it_did_not_arrive() -> None
     with pytest.raises(Unavailable, match="it may have been done, or not"):
         await requests.order("POST", "/x", {})
     assert len(http.sent) == 3
+    requests, http = asking(refused(503, "Backpressure"), DONE)
+    await requests.order("POST", "/x", {})
     requests, http = asking(refused(503, "WarmUnavailable"))
     with pytest.raises(WarmUnavailable):
         await requests.order("POST", "/x", {})

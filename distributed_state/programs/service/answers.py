@@ -58,7 +58,6 @@ STATUS: dict[type[BaseException], int] = {
     TooLarge: 413,
     InvalidValue: 422,
     Locked: 423,
-    Backpressure: 429,
     NotPermitted: 503,  # an operator has switched our user off, or is changing its password
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
@@ -73,7 +72,7 @@ _SAID: dict[type[BaseException], str] = {
     WarmUnavailable: "the store did not answer in time; repeat the request with the same Idempotency-Key",
     ColdUnavailable: "the archive did not answer in time, and it alone could tell",
     RecoveryInProgress: "the store is recovering; nothing was written",
-    Backpressure: "the store or this worker has as much to do as it may; nothing was written",
+    Backpressure: "the store is full for now; nothing was written",
     Unavailable: "the service cannot answer this now; repeat a write with the same Idempotency-Key",
     CorruptState: "stored data cannot be read; the log says which",
     NotPermitted: "the store does not let the service in; its log says why",

@@ -23,20 +23,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from distributed_state.errors import AccessDenied, Backpressure, InvalidValue, StateError, Unavailable
+from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import answer, compress, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
-from distributed_state.programs.service.callers import Caller, serving
+from distributed_state.programs.service.callers import serving
 from distributed_state.programs.service.cors import cors
 from distributed_state.programs.service.described import Described
 from distributed_state.programs.service.limits import Limits
-from distributed_state.programs.service.operations import PREFIX, operations
+from distributed_state.programs.service.operations import operations
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
 from distributed_state.programs.service.readiness import Probe, probes
 from distributed_state.programs.service.resources.events import Heard
-from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, Asked, Operation
+from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID, PREFIX, REQUEST_ID, Asked, Operation
 from distributed_state.programs.service.streaming import EventStream
 from distributed_state.programs.service.work import Work
 from distributed_state.store.asyncio import AsyncStateStore
@@ -44,9 +44,7 @@ from distributed_state.store.metrics import collector
 
 log_of_requests = logging.getLogger("distributed_state.service.access")
 _LARGE = 16 * 1024  # bytes of an answer that is compressed, if its client takes that
-_READ_BY_PAGES = ("ETag", "Link", "Location", "RateLimit", "RateLimit-Policy", "Retry-After", "X-Request-Id")
 _RECOGNIZED_FOR = 2.0  # seconds after which it is asked again who hears a stream of events
-_BEGINNING = ("/conversations", "/forks")  # of paths to which is posted what becomes a conversation
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -164,33 +162,32 @@ class Service:
         if self.store is None:
             raise Unavailable("this worker is starting: it is waiting for Redis and SQL")
         caller = await self.authentication.caller(request)
-        if operation.right is not None and operation.right not in caller.rights:
-            raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
         request.state.caller = caller
         self._rates.ask(caller)
+        if operation.right is not None and operation.right not in caller.rights:
+            raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
+        requests.check_path(request)
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
         await bodies.receive(request, self.limits)
         self._rates.count(caller, len(request.state.body))
         if len(self._work) >= self.limits.requests:
-            raise Backpressure(f"this worker already serves {self.limits.requests} requests")
-        if request.method == "POST" and operation.path.endswith(_BEGINNING):
-            await self._quota.ask(self.store, caller)
-        request.state.count_conversation = partial(self._count_conversation, caller)  # for what begins one all the same
+            raise HTTPException(429, f"this worker already serves {self.limits.requests} requests")
         actor = caller.actor
         with serving(caller), self.store.acting_as(actor) if actor else contextlib.nullcontext():
             asked = Asked(self.store, self.limits, caller, request, self._quota)
-            return await self._work.within(self.limits.request, operation.serve(asked))
-
-    async def _count_conversation(self, caller: Caller) -> None:
-        if self.store is not None:
-            with serving(None):
-                await self._quota.ask(self.store, caller)
+            response = await self._work.within(self.limits.request, operation.serve(asked))
+        if operation.right == "read" and len(response.body) > self.limits.answer:
+            # What is bounded as it is stored may be longer as JSON.
+            raise InvalidValue(
+                f"the answer is {len(response.body)} bytes, more than {self.limits.answer}: ask for less"
+            )
+        return response
 
     async def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = requests.request_id(request)
-        response.headers["X-Request-Id"] = id
+        response.headers[REQUEST_ID] = id
         compressed = "content-encoding" in response.headers
         if not compressed and len(response.body) >= _LARGE and "gzip" in request.headers.get("accept-encoding", ""):
             await compress(response)
@@ -199,8 +196,9 @@ class Service:
         if log_of_requests.isEnabledFor(logging.INFO):
             client = self.authentication.proxies.client(request)
             line = {
-                "time": round(time.time(), 3), "client": client, "method": request.method, "path": request.url.path,
-                "status": response.status_code, "ms": round(took * 1000, 2), "request_id": id,
+                "time": round(time.time(), 3), "client": client, "method": request.method,
+                "path": request.scope["path"], "status": response.status_code, "ms": round(took * 1000, 2),
+                "request_id": id,
             }  # fmt: skip
             log_of_requests.info(json.dumps(line))
         return response
@@ -214,7 +212,7 @@ class Service:
         if self.draining:
             raise Unavailable("this worker is stopping")
         if len(self._streams) >= limits.streams:
-            raise Backpressure(f"this worker already has {limits.streams} event streams")
+            raise HTTPException(429, f"this worker already has {limits.streams} event streams")
         given = requests.query(request, Heard)
         types = [each for several in given.types for each in several.split(",") if each]
         since = requests.header(request, LAST_EVENT_ID) or given.since or None
@@ -232,7 +230,7 @@ class Service:
     async def _end_when_refused(self, stream: EventStream, asked: Asked) -> None:
         """End a stream once its caller's token is revoked or has expired: it was checked for one request."""
         caller = asked.caller
-        with contextlib.suppress(StateError):
+        with contextlib.suppress(StateError, HTTPException):
             while caller == asked.caller:
                 await asyncio.sleep(_RECOGNIZED_FOR)
                 caller = await self.authentication.caller(asked.request)

@@ -22,11 +22,15 @@ RIGHTS: frozenset[Right] = frozenset(get_args(Right))
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Somebody who was recognized: `actor` is what the history shows; `prefix` "" is every tenant."""
+    """Somebody who was recognized: `actor` is what the history shows; `prefix` "" is every tenant.
+
+    `credential` is what it was recognized by, as far as that outlives a request: two may have one actor.
+    """
 
     actor: str = ""
     prefix: str = ""
     rights: frozenset[Right] = RIGHTS
+    credential: str = ""
 
     def hears(self, event: Event) -> bool:
         """Whether an event may be passed on: of a tenant's records only, and of nothing that is no record."""

@@ -19,7 +19,7 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.routes import IF_MATCH, IF_NONE_MATCH
 from distributed_state.values.field_ttl import NEVER
 
-_TAG = re.compile(r'\s*(?:W/)?"([^"]*)"\s*')
+_TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
 _VERSION = re.compile(r'"(\d{1,18})"')
 
 
@@ -70,5 +70,8 @@ def not_modified(request: Request, entry: CachedRecord) -> Response | None:
 def next_page(request: Request, **changed: Any) -> dict[str, str]:
     """The header that leads to the next page: the same query with these parameters."""
     kept = [each for each in request.query_params.multi_items() if each[0] not in changed]
-    query = urlencode([*kept, *changed.items()])
-    return {"Link": f'<{request.url.path}?{query}>; rel="next"'}
+    try:
+        query = urlencode([*kept, *changed.items()])
+    except UnicodeEncodeError:
+        return {}  # behind a lone surrogate there is no place in a URL
+    return {"Link": f'<{requests.path_of(request)}?{query}>; rel="next"'}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from distributed_state.programs.service.routes import CONDITIONS, LAST_EVENT_ID
-
-_READ_BY_PAGES = ("ETag", "Link", "Location", "Retry-After", "X-Request-Id")
+from distributed_state.programs.service.routes import READ, SENT
 
 
 def cors(origins: tuple[str, ...]) -> list[Middleware]:
@@ -15,7 +13,6 @@ def cors(origins: tuple[str, ...]) -> list[Middleware]:
     return [
         Middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id", LAST_EVENT_ID, *CONDITIONS],
-            expose_headers=_READ_BY_PAGES, max_age=600,
+            allow_headers=READ, expose_headers=SENT, max_age=600,
         )
     ]  # fmt: skip

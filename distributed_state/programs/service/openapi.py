@@ -14,11 +14,13 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from distributed_state.programs.service.answers import PROBLEM
 from distributed_state.programs.service.routes import (
+    CONDITIONS,
     IDEMPOTENCY_KEY,
     IF_MATCH,
     IF_NONE_MATCH,
     LAST_EVENT_ID,
     LEASE,
+    SENT,
     Operation,
 )
 
@@ -27,7 +29,8 @@ _IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
 _HEADERS = {
     IF_MATCH: "Write only if the record is at this version, as its ETag has it, or exists (`*`): else 412.",
     IF_NONE_MATCH: "Read: 304 if the record is still at one of these. Write: `*`, only if it is not there yet.",
-    IDEMPOTENCY_KEY: "The request is made once, however often it comes under this key; with another body 422.",
+    IDEMPOTENCY_KEY: "The request is made once, however often it comes under this key; with another body 422. "
+    "Made up at random: who is not told apart by a token or an actor shares keys with others of that kind.",
     LEASE: "Write under this lease, as it was given; 412 if it has ended.",
     LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
 }
@@ -100,7 +103,7 @@ def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[
     found: dict[str, Any] = {
         "operationId": name_of(operation),
         "summary": operation.summary,
-        "description": f"Needs the right `{operation.right}`.",
+        "description": f"Needs the right `{operation.right}`.{_refused(operation)}",
         "tags": [plain(operation.path).split("/")[2]],
         "parameters": [*_path(operation.path), *_query(operation.query), *_headers(operation.headers)],
         "responses": _responses(operation, refs, operations),
@@ -109,6 +112,13 @@ def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[
         content = {"application/json": {"schema": refs[operation.body]}}
         found["requestBody"] = {"required": True, "content": content}
     return found
+
+
+def _refused(operation: Operation) -> str:
+    """Which headers it would have to ignore, as it is no single commit of this record, or no commit at all."""
+    lacking = [] if operation.method == "GET" else [each for each in CONDITIONS if each not in operation.headers]
+    named = ", ".join(f"`{each}`" for each in lacking)
+    return f" Takes no {named}: a request with one of them is refused (422)." if named else ""
 
 
 def _path(path: str) -> list[dict[str, Any]]:
@@ -152,7 +162,7 @@ def _responses(operation: Operation, refs: dict[Any, Any], operations: Iterable[
     done: dict[str, Any] = {"description": text}
     schema = refs[operation.answer] if operation.answer else _TEXT
     done["content"] = {operation.media: {"schema": schema}}
-    done["headers"] = {name: {"schema": _TEXT} for name in ("ETag", "Link", "X-Request-Id")}
+    done["headers"] = {name: {"schema": _TEXT} for name in SENT}
     links = _links(operation, operations)
     if links:
         done["links"] = links
@@ -178,11 +188,11 @@ def _statuses(operation: Operation) -> set[int]:
 
 def _links(operation: Operation, operations: Iterable[Operation]) -> dict[str, Any]:
     """From what made a record to all that can be done with it."""
-    one = operation.path + "/{id}"
-    if operation.status != 201 or operation.path.endswith("/forks"):
-        one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else ""
+    if operation.status != 201:
+        return {}
+    one = operation.path.removesuffix("/forks") if operation.path.endswith("/forks") else operation.path + "/{id}"
     return {
         name_of(each): {"operationId": name_of(each), "parameters": {"id": "$response.body#/id"}}
         for each in operations
-        if one and each.path.startswith(one) and _IN_PATH.findall(each.path) == [("id", "")] and each is not operation
+        if each.path.startswith(one) and _IN_PATH.findall(each.path) == [("id", "")] and each is not operation
     }

@@ -16,7 +16,9 @@ from distributed_state.programs.service.resources import (
     fields,
     fleet,
     forks,
+    items,
     leases,
+    lifetimes,
     maintenance,
     messages,
     records,
@@ -34,26 +36,26 @@ from distributed_state.programs.service.routes import (
     IF_NONE_MATCH,
     LAST_EVENT_ID,
     LEASE,
+    PREFIX,
     Asked,
     Operation,
     Serve,
 )
 from distributed_state.values.model import Scope
 
-PREFIX = "/v1"
 OfScope = Callable[[Scope, Asked], Coroutine[Any, Any, Response]]
 Line = Callable[..., Operation]
-KINDS: dict[Scope, str] = {"session": "conversations", "user": "users", "task": "tasks"}
 _READ = (IF_NONE_MATCH,)
 _WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
 _HELD = (LEASE,)
+_AGAIN = (IF_MATCH, IDEMPOTENCY_KEY, LEASE)  # of a record that is there
 _BEGIN = (IF_NONE_MATCH, IDEMPOTENCY_KEY)
 
 
 def operations(events: Serve) -> list[Operation]:
     """All of them; `events` serves the stream of events."""
     # Those of each request first: routes are tried in order.
-    many = [*_conversations(), *(each for scope in KINDS for each in _records(scope))]
+    many = [*_conversations(), *(each for scope in records.NAMES for each in _records(scope))]
     many += [
         Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", body=search.Search, answer=search.Hits),
         Operation("GET", f"{PREFIX}/branches", "admin", branches.listing, "List the branches of all records",
@@ -92,21 +94,25 @@ def _conversations() -> list[Operation]:
         Operation("DELETE", f"{one}/messages/last", "write", transcripts.pop, "Take the last message back",
                   answer=transcripts.Popped, headers=_WRITE),
         Operation("GET", f"{one}/transcript", "read", transcripts.page, "Read messages as they were given",
-                  query=messages.Page, answer=transcripts.Transcript),
+                  query=messages.Page, answer=transcripts.Transcript, headers=_READ),
         Operation("GET", f"{one}/messages/{{number:int}}", "read", messages.one, "Read one message",
                   query=records.Fresh, answer=messages.Single),
+        Operation("GET", f"{one}/lifetime", "read", lifetimes.read, "Read how long a conversation lives",
+                  answer=lifetimes.Lives),
+        Operation("PUT", f"{one}/lifetime", "write", lifetimes.put, "Set how long a conversation lives",
+                  body=lifetimes.Live, answer=shapes.Written, headers=_WRITE),
     ]  # fmt: skip
 
 
 def _records(scope: Scope) -> list[Operation]:
     name = records.NAMES[scope]
-    one = f"{PREFIX}/{KINDS[scope]}/{{id}}"
+    one = f"{PREFIX}/{name}s/{{id}}"
 
     def line(method: str, path: str, right: Right, serve: OfScope, summary: str, **more: Any) -> Operation:
         return Operation(method, one + path, right, partial(serve, scope), f"{summary} of a {name}", **more)
 
     found = [
-        *_fields(line), *_past(line), *_whole(line),
+        *_fields(line), *_items(line), *_past(line), *_whole(line),
         line("POST", "/writes", "write", writes.write, "Make one write", body=writes.WholeWrite,
              answer=writes.WholeWritten, headers=_WRITE),
         line("POST", "/changes", "write", changes.change, "Change a field by what it holds", body=changes.FieldChange,
@@ -147,6 +153,17 @@ def _fields(line: Line) -> list[Operation]:
     ]  # fmt: skip
 
 
+def _items(line: Line) -> list[Operation]:
+    every = "/items/{collection}"
+    return [
+        line("GET", every, "read", items.page, "Read a page of items", query=items.Page, answer=items.Items),
+        line("PATCH", every, "write", items.change, "Change items",
+             body=items.ChangeItems, answer=shapes.Written, headers=_WRITE),
+        line("GET", every + "/{key:path}", "read", items.get, "Read an item",
+             query=items.AtVersion, answer=items.ItemShown),
+    ]  # fmt: skip
+
+
 def _past(line: Line) -> list[Operation]:
     return [
         line("GET", "/versions", "read", versions.history, "Read a page of the history",
@@ -159,9 +176,9 @@ def _past(line: Line) -> list[Operation]:
         line("POST", "/checkpoints", "write", versions.checkpoint, "Make a checkpoint",
              body=versions.Checkpoint, answer=shapes.Written, status=201, headers=_WRITE),
         line("POST", "/rollback", "write", versions.rollback, "Restore an earlier state",
-             body=versions.Rollback, answer=shapes.Versioned, headers=_HELD),
+             body=versions.Rollback, answer=shapes.Written, headers=_AGAIN),
         line("POST", "/forks", "write", forks.fork, "Make a fork",
-             body=forks.Fork, answer=shapes.Begun, status=201),
+             body=forks.Fork, answer=shapes.Begun, status=201, headers=(IDEMPOTENCY_KEY,)),
         line("GET", "/branches", "read", branches.of_record, "List the branches", answer=branches.Branches),
         line("DELETE", "/branches/{branch}", "delete", branches.drop, "Drop a branch", answer=branches.Dropped),
     ]  # fmt: skip
@@ -175,7 +192,8 @@ def _whole(line: Line) -> list[Operation]:
              body=leases.Renew, answer=leases.Taken, headers=_HELD),
         line("DELETE", "/lease", "write", leases.release, "Release the lease",
              answer=leases.Released, headers=_HELD),
-        line("DELETE", "", "delete", records.delete, "Delete the state", answer=shapes.Versioned, headers=_HELD),
+        line("DELETE", "", "delete", records.delete, "Delete the state",
+             answer=shapes.Versioned, headers=(IF_MATCH, LEASE)),
         line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history",
              answer=records.Erased, headers=_HELD),
     ]  # fmt: skip

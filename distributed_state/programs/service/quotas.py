@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from starlette.exceptions import HTTPException
 
-from distributed_state.programs.service.callers import Caller
+from distributed_state.programs.service.callers import Caller, serving
 from distributed_state.store.asyncio import AsyncStateStore
 
 _AGE = 60.0  # seconds that a count is used for
@@ -36,12 +36,13 @@ class Quota:
         self._clock = clock
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
-    async def ask(self, store: AsyncStateStore, caller: Caller) -> None:
-        """Count one conversation more. Raises HTTPException 429 if the tenant has as many as it may.
+    def counts(self, caller: Caller) -> bool:
+        """Whether conversations of this caller's are counted: not those of one who is of no tenant."""
+        return bool(self._most and caller.prefix)
 
-        Of a caller who is of no tenant nothing is counted.
-        """
-        if not self._most or not caller.prefix:
+    async def ask(self, store: AsyncStateStore, caller: Caller) -> None:
+        """Count one conversation more. Raises HTTPException 429 if the tenant has as many as it may."""
+        if not self.counts(caller):
             return
         count = self._counts.setdefault(caller.prefix, _Count())
         self._counts.move_to_end(caller.prefix)
@@ -50,8 +51,9 @@ class Quota:
         if self._clock() >= count.until:
             # Who comes meanwhile goes by the count before, and counts nothing itself.
             count.until = self._clock() + _AGE
-            # Outside of `serving`, as the service's own work: a caller who may write need not be one who may list.
-            count.found = await self._counted(store, caller.prefix)
+            # As the service's own work: a caller who may write need not be one who may list.
+            with serving(None):
+                count.found = await self._counted(store, caller.prefix)
         if count.found >= self._most:
             wait = str(max(1, int(count.until - self._clock())))
             raise HTTPException(429, f"there are {self._most} conversations, as many as may be", {"Retry-After": wait})

@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from typing import Any, TypeVar
+from urllib.parse import quote, unquote_to_bytes
 
 import orjson
 from pydantic import BaseModel, ValidationError
@@ -84,6 +85,20 @@ def digest(request: Request) -> str:
     asked = request.scope  # `request.url` is made anew from it, which takes as long as all of this
     head = f"{request.method} {asked['path']}\n".encode() + asked["query_string"] + b"\n"
     return hashlib.sha256(head + text).hexdigest()[:32]
+
+
+def check_path(request: Request) -> None:
+    """Raise InvalidValue for a path that is no UTF-8: whoever decoded it has put U+FFFD there, for any such byte."""
+    if "\ufffd" in request.scope["path"]:
+        try:
+            unquote_to_bytes(request.scope.get("raw_path") or b"").decode()
+        except UnicodeDecodeError as error:
+            raise InvalidValue("the path is not UTF-8 where its % are decoded") from error
+
+
+def path_of(request: Request) -> str:
+    """The path as a URL has it. That of `request.url` is decoded, and ends at the first '?' of an id."""
+    return quote(request.scope["path"])
 
 
 def request_id(request: Request) -> str:

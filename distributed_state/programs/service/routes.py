@@ -27,9 +27,10 @@ class Asked:
     limits: Limits
     caller: Caller
     request: Request
-    quota: Quota | None = None
+    quota: Quota
 
 
+PREFIX = "/v1"
 Serve = Callable[[Asked], Coroutine[Any, Any, Response]]
 
 IF_MATCH = "If-Match"
@@ -37,8 +38,20 @@ IF_NONE_MATCH = "If-None-Match"
 IDEMPOTENCY_KEY = "Idempotency-Key"
 LEASE = "Lease"
 LAST_EVENT_ID = "Last-Event-ID"
+SESSION = "X-Session-Id"
+REQUEST_ID = "X-Request-Id"
 CONDITIONS = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
 """Headers that change what a request means: an operation that does not take one refuses it, rather than ignore it."""
+READ = (
+    *("Authorization", "Content-Type", REQUEST_ID, LAST_EVENT_ID, SESSION, *CONDITIONS),
+    *("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name"),
+)
+"""Headers of a request that a web page may send. X-Actor is none of them: it is set by what knows who is asking."""
+SENT = (
+    *("ETag", "Link", "Location", REQUEST_ID, "Retry-After", "RateLimit", "RateLimit-Policy", "WWW-Authenticate"),
+    "Mcp-Session-Id",
+)
+"""Headers of an answer that say more than its body."""
 
 
 @dataclass(frozen=True, slots=True)

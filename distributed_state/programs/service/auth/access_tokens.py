@@ -16,7 +16,9 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from hmac import compare_digest
 
-from distributed_state.errors import Backpressure, ColdUnavailable, Unauthenticated, Unavailable
+from starlette.exceptions import HTTPException
+
+from distributed_state.errors import ColdUnavailable, Unauthenticated, Unavailable
 from distributed_state.programs.service.callers import RIGHTS, Caller
 from distributed_state.values.access_tokens import FoundToken, digest, id_of
 
@@ -110,7 +112,7 @@ class AccessTokens:
         wanted = self._wanted.get(id)
         if wanted is None:
             if len(self._wanted) >= _WAITING:
-                raise Backpressure("too many unknown tokens are being looked up")
+                raise HTTPException(429, "too many unknown tokens are being looked up")
             wanted = self._wanted[id] = asyncio.get_running_loop().create_future()
             wanted.add_done_callback(_look_at)
         if self._reading is None:
@@ -150,7 +152,7 @@ class AccessTokens:
         self._absent.pop(id, None)
         token = found.token
         rights = frozenset(each for each in RIGHTS if each in token.rights)  # a newer release may have more
-        caller = Caller(token.actor or f"token:{id}", token.prefix, rights)
+        caller = Caller(token.actor or f"token:{id}", token.prefix, rights, f"token:{id}")
         known = self._known[id] = _Known(found, caller, read)
         self._known.move_to_end(id)  # by when it was read: who is used is read every few seconds
         if len(self._known) > _KNOWN:

@@ -107,7 +107,10 @@ class Jwts:
         if not isinstance(granted, list) or not all(isinstance(each, str) for each in granted):
             raise Unauthenticated
         try:
-            return Caller(actor, prefix_of(tenant), frozenset(each for each in RIGHTS if each in granted))
+            rights = frozenset(each for each in RIGHTS if each in granted)
+            # The user, and the program that it was given to: what is renewed is not another one.
+            known = [claims.get(each, "") for each in ("sub", "azp", "client_id")]
+            return Caller(actor, prefix_of(tenant), rights, f"jwt:{known}")
         except InvalidValue as error:
             raise Unauthenticated from error
 

@@ -26,10 +26,9 @@ from distributed_state.errors import InvalidValue, StateError
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import encode, refusal
 from distributed_state.programs.service.mcp import session_tools, store_tools
-from distributed_state.programs.service.mcp.tool import SESSION, Tool, allow
-from distributed_state.programs.service.operations import PREFIX
+from distributed_state.programs.service.mcp.tool import Tool, allow
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Asked, Operation
+from distributed_state.programs.service.routes import PREFIX, SESSION, Asked, Operation
 
 PATH = f"{PREFIX}/mcp"
 TOOLS: dict[str, type[Tool]] = {

@@ -40,6 +40,8 @@ class GetState(OfSession):
         context = context_of(session)
         context.allow("read", MOVES)
         entry = records.there(await context.read(True), "session", session.id)
+        if self.keys is None:
+            reading.size_of(entry, asked.limits)
         phase = entry.fields.get(PHASE)
         fields = context.fields(entry)
         if self.keys is not None:

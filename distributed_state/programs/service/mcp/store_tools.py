@@ -9,12 +9,14 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from distributed_state.errors import NotFound
+from distributed_state.programs.service import reading
 from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.mcp.tool import OfSession, Tool
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.conversations import narrowed
 from distributed_state.programs.service.resources.shapes import Limit, Version
 from distributed_state.programs.service.routes import Asked
+from distributed_state.records.context import context_of
 
 _LOOKED_AT = 100  # hits, to find those of one session among them
 
@@ -48,7 +50,8 @@ class History(OfSession):
 
     async def run(self, asked: Asked) -> Any:
         """The changes; times are in seconds since 1970."""
-        changes = await self.chosen(asked).history(after=self.after, limit=self.limit)
+        context = context_of(self.chosen(asked))
+        changes = await reading.history(context, asked.limits, after=self.after, limit=self.limit)
         if not changes and not self.after:
             raise NotFound("there is no such session, or nothing of its history is left")
         return {
@@ -106,9 +109,9 @@ class CreateSession(Tool):
 
     async def run(self, asked: Asked) -> Any:
         """The session's id and version."""
-        user = None if self.user is None else records.within(asked, self.user)
+        user = records.owner(asked, self.user)
         session = asked.store.session(_new(asked, self.session), user=user)
-        await asked.request.state.count_conversation()
+        await asked.quota.ask(asked.store, asked.caller)
         return {"session": session.id, "version": await session.create(self.fields)}
 
 
@@ -123,7 +126,7 @@ class ForkSession(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The new session's id and version."""
         id, session = _new(asked, self.new_session), self.chosen(asked)
-        await asked.request.state.count_conversation()
+        await asked.quota.ask(asked.store, asked.caller)
         return {"session": id, "version": await session.fork(id, version=self.version)}
 
 

@@ -19,9 +19,8 @@ from distributed_state.errors import AccessDenied, InvalidValue
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.callers import Right
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import SESSION, Asked
 
-SESSION = "x-session-id"
 _WRONG = 5  # arguments that are named in one error
 
 

@@ -73,30 +73,28 @@ async def change(scope: Scope, asked: Asked) -> Response:
     given = requests.body(asked.request, asked.limits, FieldChange)
     context = context_of(await owned(asked, scope, given.user))
     leasing.carry(asked, context)
-    once = OnceOnly.of(asked, context)
-    with context.durable(given.durability):
-        return await write_path.until_no_conflict(context.tiers, partial(_swap, context, once, given))
-
-
-async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> Response:
     # Who repeats a request is told what came of it, too.
     context.allow("write", given.key)
     context.allow("read", given.key)
+    once = OnceOnly.of(asked, context)
+    with context.durable(given.durability):
+        swapping = write_path.until_no_conflict(context.tiers, partial(_swap, context, once, given))
+        found, done = await once.settle(swapping)
+    version, total = found if done is None else (done.version, done.found.get("sum"))
+    return answer({"version": version, "repeated": done is not None, "sum": total}, version=version)
+
+
+async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> tuple[int, int | float | None]:
+    """The new version, and what a number came to."""
     entry = await context.read(True, VERSION)
-    found = once.answered(entry)
-    if found is not None:
-        return _answer(found.version, True, found.found.get("sum"))
+    once.look(entry)  # before its value is, which may be none that can be changed so any more
     name = codec.encode_key(given.key)
     empty: Any = 0 if given.add is not None else {} if given.merge is not None else []
     value = given.applied(empty if entry.deleted else entry.value(given.key, empty))
     total = value if given.add is not None else None
     changes = context.changes()
     changes.set(given.key, value, until=entry.deadline(name))
-    once.note(entry, changes, sum=total)
+    once.remember(entry, changes, sum=total)
     draft = context.ready(changes.draft(given.kind), entry.version)
     draft.epoch = entry.epoch
-    return _answer((await context.send(draft)).version, False, total)
-
-
-def _answer(version: int, repeated: bool, total: Any) -> Response:
-    return answer({"version": version, "repeated": repeated, "sum": total}, version=version)
+    return (await context.send(draft)).version, total

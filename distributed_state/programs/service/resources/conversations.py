@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -47,21 +46,15 @@ async def create(scope: Scope, asked: Asked) -> Response:
     """Begin a conversation or a task."""
     given = requests.body(asked.request, asked.limits, Create)
     fields = together(given.fields, given.bytes)
-    key = writing.key_of(asked)
-    if given.user is not None:
-        records.within(asked, given.user)
-    id: str | None = None
-    if given.id is not None:
-        id = records.within(asked, records.made(given.id))
-    elif key is not None:
-        # The same for a request that is repeated, so that it finds what the first one made.
-        named = hashlib.sha256(f"{asked.caller.actor}\n{key}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
-        id = asked.caller.prefix + named
-    elif asked.caller.prefix or scope == "task":
+    user = records.owner(asked, given.user)
+    if scope == "session":
+        await asked.quota.ask(asked.store, asked.caller)
+    id = records.begun(asked, given.id)
+    if id is None and (asked.caller.prefix or scope == "task"):
         id = asked.caller.prefix + secrets.token_hex(16)
     store = asked.store
     # A session without an id gets one of its own, of which the store knows that it is new.
-    record = store.session(id, user=given.user) if id is None or scope == "session" else store.task(id, user=given.user)
+    record = store.session(id, user=user) if id is None or scope == "session" else store.task(id, user=user)
     change = writing.Write(
         "create",
         lambda changes: changes.set_many(fields),
@@ -69,8 +62,8 @@ async def create(scope: Scope, asked: Asked) -> Response:
         unique=given.id is None,
     )
     done = await writing.write(asked, record, change)
-    place = {"Location": f"{asked.request.url.path}/{records.quoted(record.id)}"}
-    return answer({"id": record.id, "version": done.version}, 201, version=done.version, headers=place)
+    found = {"id": record.id, "version": done.version}
+    return answer(found, 201, version=done.version, headers=records.place(scope, record.id))
 
 
 class Last(Query):
@@ -119,6 +112,9 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
     return answer(found, version=entry.version)
 
 
+_TAGS = 32  # of one query: SQL takes some hundreds, and is said to be away for more
+
+
 class Listing(Query):
     """Which records are listed.
 
@@ -128,7 +124,7 @@ class Listing(Query):
 
     user: Id | None = None
     prefix: str | None = None
-    tag: list[str] = Field(default_factory=list)
+    tag: list[str] = Field(default_factory=list, max_length=_TAGS)
     limit: Limit = 50
     after: str | None = None
     fresh: bool = False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from distributed_state.errors import InvalidValue, NotFound
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.errors import NotFound
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.programs.service import conditions, fairness, reading, requests, writing
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
@@ -16,18 +17,20 @@ from distributed_state.programs.service.resources.shapes import (
     Body,
     Encoded,
     Texts,
+    Ttl,
     Values,
     Written,
+    expected,
     together,
+    value_shown,
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.programs.service.writing import Write
 from distributed_state.records.access import TAGS
-from distributed_state.records.context import context_of
+from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import Scope
-from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.values.tags import tags_in
 
 _GONE: Any = object()
@@ -49,8 +52,12 @@ async def read(scope: Scope, asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
-    fields = bytes_as_text.apart(context_of(record).fields(entry))
-    return answer({"version": entry.version, **fields}, version=entry.version)
+    size = reading.size_of(entry, asked.limits)
+    return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
+
+
+def _shown(context: RecordContext, entry: CachedRecord) -> Response:
+    return answer({"version": entry.version, **bytes_as_text.apart(context.fields(entry))}, version=entry.version)
 
 
 class FieldValue(Answer):
@@ -72,8 +79,7 @@ async def get(scope: Scope, asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
-    shown = {"bytes": bytes_as_text.text_of(value)} if isinstance(value, bytes) else {"value": value}
-    return answer({"version": entry.version, **shown}, version=entry.version)
+    return answer({"version": entry.version, **value_shown(value)}, version=entry.version)
 
 
 class SetField(Body):
@@ -81,7 +87,7 @@ class SetField(Body):
 
     value: Any = None
     bytes: str | None = None
-    ttl: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
+    ttl: Ttl | None = None
 
     @model_validator(mode="after")
     def _one(self) -> SetField:
@@ -98,13 +104,13 @@ async def put(scope: Scope, asked: Asked) -> Response:
     if given.ttl is not None:
         await context_of(record).tiers.clock.know()
     change = Write("set", lambda changes: changes.set(key, value, ttl=given.ttl))
-    return _written(await writing.write(asked, record, change))
+    return writing.written(await writing.write(asked, record, change))
 
 
 async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete one field; one that is not there is no error."""
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
-    return _written(await writing.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
+    return writing.written(await writing.write(asked, record, Write("delete", lambda changes: changes.delete(key))))
 
 
 class Patch(Body):
@@ -141,12 +147,7 @@ async def patch(scope: Scope, asked: Asked) -> Response:
         for key, by in given.increment.items():
             changes.increment(key, by)
 
-    expect = dict(given.expect or {})
-    for names, word in (given.expect_absent, ABSENT), (given.expect_present, PRESENT):
-        for name in names:
-            if name in expect:
-                raise InvalidValue(f"{name!r:.80}: two things are expected of it")
-            expect[name] = word
+    expect = expected(given.expect, given.expect_absent, given.expect_present)
     done = await writing.write(asked, records.handle(asked, scope), Write("write", build, expect))
     found = {"version": done.version, "repeated": done.repeated, "results": done.results}
     return answer(found, version=done.version)
@@ -181,8 +182,4 @@ async def retag(scope: Scope, asked: Asked) -> Response:
     """Tag a record, or take tags away."""
     given = requests.body(asked.request, asked.limits, Retag)
     change = Write("write", lambda changes: changes.put_tags(given.tag, given.untag))
-    return _written(await writing.write(asked, records.handle(asked, scope), change))
-
-
-def _written(done: writing.Done) -> Response:
-    return answer({"version": done.version, "repeated": done.repeated}, version=done.version)
+    return writing.written(await writing.write(asked, records.handle(asked, scope), change))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 from starlette.responses import Response
 
+from distributed_state.errors import Conflict
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Body, Id, Version
 from distributed_state.programs.service.routes import Asked
+from distributed_state.records import fork as forks
+from distributed_state.records.access import VERSION
+from distributed_state.records.context import context_of
 from distributed_state.values.model import Scope
 
 
 class Fork(Body):
-    """Another record to begin from this one, now or as it was; without an `id` one is made."""
+    """Another record to begin from this one, now or as it was at a `version`; without an `id` one is made."""
 
     id: Id | None = None
     version: Version | None = None
@@ -25,10 +31,22 @@ class Fork(Body):
 async def fork(scope: Scope, asked: Asked) -> Response:
     """Begin another record from the state of this one."""
     given = requests.body(asked.request, asked.limits, Fork)
-    id = asked.caller.prefix + secrets.token_hex(16) if given.id is None else records.made(given.id)
-    version = await records.handle(asked, scope).fork(
-        records.within(asked, id), version=given.version, branch=given.branch
-    )
-    parent = asked.request.url.path.rpartition("/")[0].rpartition("/")[0]
-    place = {"Location": f"{parent}/{records.quoted(id)}"}
-    return answer({"id": id, "version": version}, 201, version=version, headers=place)
+    source = context_of(records.handle(asked, scope))
+    if scope == "session":
+        await asked.quota.ask(asked.store, asked.caller)
+    id = records.begun(asked, given.id) or asked.caller.prefix + secrets.token_hex(16)
+    target = context_of(records.of(asked, scope, id))
+    once = OnceOnly.of(asked, target)
+    entry = await target.read(True, VERSION) if once.key is not None else None
+    done = None if entry is None else once.answered(entry)
+    if done is None:
+        note = None if entry is None else partial(once.remember, entry)
+        try:
+            version = await forks.fork(source, id, given.version, given.branch, note=note)
+        except Conflict:
+            # Perhaps the same request, at another worker.
+            done = None if once.key is None else once.answered(await target.read(True, VERSION))
+            if done is None:
+                raise
+    version = version if done is None else done.version
+    return answer({"id": id, "version": version}, 201, version=version, headers=records.place(scope, id))

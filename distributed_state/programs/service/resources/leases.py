@@ -21,8 +21,8 @@ from distributed_state.records.context import RecordContext, context_of
 from distributed_state.values.model import Scope
 from distributed_state.warm.carried_lease import CarriedLease
 
-_Ttl = Annotated[float, Field(ge=1, le=600, strict=False, description="Seconds until it ends, if it is not renewed.")]
-_Wait = Annotated[float, Field(ge=0, le=30, strict=False, description="Seconds to wait for whoever holds it.")]
+_Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends, if it is not renewed.")]
+_Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for whoever holds it.")]
 
 
 class Take(Body):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -17,6 +18,8 @@ from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES
 from distributed_state.records.context import context_of
 from distributed_state.tiers.changes import Changes
+
+Said = Callable[[shown_messages.Shown], list[dict[str, Any]]]
 
 
 class Page(Query):
@@ -38,6 +41,11 @@ class Numbered(Answer):
 
 async def page(asked: Asked) -> Response:
     """A page of messages."""
+    return await page_of(asked, shown_messages.Shown.raw)
+
+
+async def page_of(asked: Asked, said: Said) -> Response:
+    """A page of messages, as this makes them of what was read."""
     given = requests.query(asked.request, Page)
     session = asked.store.session(records.id_of(asked))
     context = context_of(session)
@@ -48,11 +56,11 @@ async def page(asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, shown.entry)
     if known is not None:
         return known
-    return await fairness.in_turn(size, lambda: _shown(asked.request, given, shown))
+    return await fairness.in_turn(size, lambda: _page(asked.request, given, shown, said))
 
 
-def _shown(request: Request, given: Page, shown: shown_messages.Shown) -> Response:
-    found = shown.raw()
+def _page(request: Request, given: Page, shown: shown_messages.Shown, said: Said) -> Response:
+    found = said(shown)
     if given.order == "desc":
         found.reverse()
     more: dict[str, str] | None = None

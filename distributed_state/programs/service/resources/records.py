@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 from urllib.parse import quote
 
@@ -9,12 +10,14 @@ from starlette.responses import Response
 
 from distributed_state.errors import AccessDenied, Deleted, InvalidValue, NotFound
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import conditions, leasing, requests
+from distributed_state.programs.service import conditions, fairness, leasing, reading, requests
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.remembering import key_of
 from distributed_state.programs.service.resources.shapes import Answer, Encoded, Query, Values
-from distributed_state.programs.service.routes import Asked
+from distributed_state.programs.service.routes import PREFIX, Asked
+from distributed_state.records import deletion
 from distributed_state.records.access import TAGS
-from distributed_state.records.context import context_of
+from distributed_state.records.context import RecordContext, context_of
 from distributed_state.records.record import AsyncRecord
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import Ref, Scope
@@ -46,13 +49,32 @@ def within(asked: Asked, id: str) -> str:
     return id
 
 
-def made(id: str) -> str:
-    """The id of a record that begins. Raises InvalidValue for one that no path can name."""
+def made(id: str, what: str = "id") -> str:
+    """The id of a record that begins, or of its user. Raises InvalidValue for one that no path can name."""
     if "/" in id or id in (".", ".."):
         # It would be another path, whatever escapes it: servers and proxies decode and tidy up paths.
-        raise InvalidValue(f"id {id!r:.80}: has no place in a path of HTTP; leave out '/'")
+        raise InvalidValue(f"{what} {id!r:.80}: has no place in a path of HTTP; leave out '/'")
     Ref("session", id)
     return id
+
+
+def owner(asked: Asked, user: str | None) -> str | None:
+    """Whose a record that begins will be. Raises AccessDenied, and InvalidValue for a user that no path can name."""
+    return user if user is None else within(asked, made(user, "user"))
+
+
+def begun(asked: Asked, id: str | None) -> str | None:
+    """The id of a record that begins: the one that was given, else of the request's key; None if it has neither.
+
+    By that a repeated request finds what the first one made, and nobody else does, whose token is another one.
+    """
+    if id is not None:
+        return within(asked, made(id))
+    key = key_of(asked)
+    if key is None:
+        return None
+    who = f"{asked.caller.credential}\n{asked.caller.actor}\n{key}"
+    return asked.caller.prefix + hashlib.sha256(who.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def quoted(id: str) -> str:
@@ -60,14 +82,23 @@ def quoted(id: str) -> str:
     return quote(id, safe="")
 
 
+def place(scope: Scope, id: str) -> dict[str, str]:
+    """The header that says where a record is."""
+    return {"Location": f"{PREFIX}/{NAMES[scope]}s/{quoted(id)}"}
+
+
 def id_of(asked: Asked) -> str:
-    """The id in the path."""
-    return within(asked, asked.request.path_params["id"])
+    """The id in the path. Raises AccessDenied and InvalidValue."""
+    return within(asked, made(asked.request.path_params["id"]))
 
 
 def handle(asked: Asked, scope: Scope) -> Any:
     """The record that the path names."""
-    id = id_of(asked)
+    return of(asked, scope, id_of(asked))
+
+
+def of(asked: Asked, scope: Scope, id: str) -> Any:
+    """The record of this id."""
     store = asked.store
     return store.session(id) if scope == "session" else store.user(id) if scope == "user" else store.task(id)
 
@@ -101,16 +132,24 @@ async def read(scope: Scope, asked: Asked) -> Response:
     known = conditions.not_modified(asked.request, entry)
     if known is not None:
         return known
-    fields = bytes_as_text.apart(context_of(record).fields(entry))
     context_of(record).allow("read", TAGS)
-    shown = {"id": record.id, "version": entry.version, **fields, "tags": tags_in(entry.fields)}
+    size = reading.size_of(entry, asked.limits)
+    return await fairness.in_turn(size, lambda: _shown(context_of(record), entry))
+
+
+def _shown(context: RecordContext, entry: CachedRecord) -> Response:
+    fields = bytes_as_text.apart(context.fields(entry))
+    shown = {"id": context.ref.id, "version": entry.version, **fields, "tags": tags_in(entry.fields)}
     return answer(shown, version=entry.version)
 
 
 async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete a record; its history stays."""
-    record = written_by(asked, scope)
-    version = await asked.store.delete(record.id, scope=scope)
+    context = context_of(written_by(asked, scope))
+    context.allow("write", None)
+    given = conditions.of_write(asked.request)
+    check = None if given == conditions.Conditions() else given.check
+    version = await deletion.delete(context.tiers, context.keys, context.store.deleting, check=check)
     return answer({"version": version}, version=version)
 
 
@@ -131,8 +170,6 @@ class Forgotten(Answer):
     records: int
 
 
-async def forget(scope: Scope, asked: Asked) -> Response:
+async def forget(_: Scope, asked: Asked) -> Response:
     """Remove every trace of a user: its record, conversations and tasks, their forks and history."""
-    if scope != "user":
-        raise InvalidValue(f"a {NAMES[scope]} is erased, only a user can be forgotten")
     return answer({"records": await asked.store.forget(id_of(asked))})

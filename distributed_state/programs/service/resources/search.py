@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from distributed_state.errors import ConfigurationError
+from distributed_state.errors import ConfigurationError, InvalidValue, TooLarge
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.resources import records
@@ -68,10 +67,13 @@ async def search(asked: Asked) -> Response:
         records.within(asked, given.user)
     try:
         found = await _found(asked, given)
+    except TooLarge as error:
+        raise InvalidValue(f"{error}: ask for fewer with limit, and go on with offset") from error
     except ConfigurationError as error:
         log.warning("a search was refused: %s", error)
         raise HTTPException(501, "search is not set up here; the log says why") from error
-    return answer({"hits": [asdict(each) for each in found]})
+    # Not by `asdict`, which copies all that a value holds.
+    return answer({"hits": [{name: getattr(each, name) for name in Hit.model_fields} for each in found]})
 
 
 async def _found(asked: Asked, given: Search) -> list[SearchHit]:

@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
+from distributed_state.errors import InvalidValue
 from distributed_state.values import bytes_as_text
+from distributed_state.values.presence import ABSENT, PRESENT
 
 
 class Body(BaseModel):
@@ -56,6 +58,10 @@ Messages = Annotated[
 ]
 """Messages in the fields of the chat format; unknown ones are kept."""
 Id = Annotated[str, Field(min_length=1, max_length=1024)]
+Span = Annotated[float, Field(ge=0.001, le=3e9)]
+"""Seconds that a conversation may live."""
+Ttl = Annotated[float, Field(gt=0, le=1e9)]
+"""Seconds that a field is there."""
 Label = Annotated[str, Field(min_length=1, max_length=500)]
 Texts = dict[str, list[str]]
 Version = Annotated[int, Field(ge=0, lt=2**63)]
@@ -80,6 +86,22 @@ class Written(Answer):
 
     version: int
     repeated: bool
+
+
+def value_shown(value: Any) -> dict[str, Any]:
+    """One value as an answer has it."""
+    return {"bytes": bytes_as_text.text_of(value)} if isinstance(value, bytes) else {"value": value}
+
+
+def expected(expect: Values | None, absent: list[str], present: list[str]) -> dict[str, Any]:
+    """What fields are to hold before. Raises InvalidValue."""
+    found = dict(expect or {})
+    for names, word in (absent, ABSENT), (present, PRESENT):
+        for name in names:
+            if name in found:
+                raise InvalidValue(f"{name!r:.80}: two things are expected of it")
+            found[name] = word
+    return found
 
 
 def together(given: dict[str, Any] | None, encoded: dict[str, Any] | None) -> dict[str, Any]:

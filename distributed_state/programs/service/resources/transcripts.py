@@ -5,28 +5,23 @@ So a message that names a `number` or a `timestamp` of its own is told from one 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from distributed_state.conversation import replacing
-from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.programs.service import conditions, fairness, leasing, reading, requests
+from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.remembering import Answered, OnceOnly
+from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
-from distributed_state.programs.service.resources.messages import Page
+from distributed_state.programs.service.resources.messages import page_of
 from distributed_state.programs.service.resources.shapes import Answer, Body, Messages, Values, Version, Written
 from distributed_state.programs.service.routes import Asked
-from distributed_state.records import messages as shown_messages
-from distributed_state.records.access import MESSAGES, VERSION
+from distributed_state.records import history
+from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
-from distributed_state.tiers.changes import Changes
 from distributed_state.values.model import Message
-
-Repeat = Callable[[], Awaitable[Any]]
 
 
 class Line(Answer):
@@ -46,25 +41,7 @@ class Transcript(Answer):
 
 async def page(asked: Asked) -> Response:
     """A page of messages, each as it was given."""
-    given = requests.query(asked.request, Page)
-    session = asked.store.session(records.id_of(asked))
-    context = context_of(session)
-    context.allow("read", MESSAGES)
-    wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
-    shown, size = await reading.shown(context, wanted, asked.limits, fresh=given.fresh)
-    records.there(shown.entry, "session", session.id)
-    return await fairness.in_turn(size, lambda: _shown(asked.request, given, shown))
-
-
-def _shown(request: Request, given: Page, shown: shown_messages.Shown) -> Response:
-    found = [line(each) for each in shown.messages()]
-    if given.order == "desc":
-        found.reverse()
-    more: dict[str, str] | None = None
-    if len(found) == given.limit:
-        bound = "before" if given.order == "desc" else "after"
-        more = conditions.next_page(request, **{bound: found[-1]["number"]})
-    return answer({"version": shown.entry.version, "messages": found}, version=shown.entry.version, headers=more)
+    return await page_of(asked, lambda shown: [line(each) for each in shown.messages()])
 
 
 def line(message: Message) -> dict[str, Any]:
@@ -81,15 +58,14 @@ class Popped(Written):
 
 async def pop(asked: Asked) -> Response:
     """Take the last message back."""
-    session = asked.store.session(records.id_of(asked))
-    context, once = _begun(asked, session)
-    found, done = await _once(context, once, lambda: replacing.pop(context, None, note=_noting(once)))
+    context, once = _begun(asked)
+    popping = partial(replacing.pop, context, None, note=once.note)
+    found, done = await once.settle(once.looked(context, popping))
     if done is None:
         version = (await context.read(field=VERSION)).version
     else:
         version = done.version
-        messages = (await session.at(version=done.version - 1)).messages
-        found = messages[-1] if messages else None
+        (found,) = (await history.at(context, version - 1, None, last=1)).messages
     shown = None if found is None else line(found)
     return answer({"version": version, "repeated": done is not None, "message": shown}, version=version)
 
@@ -105,48 +81,15 @@ class Replace(Body):
 async def replace(asked: Asked) -> Response:
     """Replace messages."""
     given = requests.body(asked.request, asked.limits, Replace)
-    context, once = _begun(asked, asked.store.session(records.id_of(asked)))
-
-    async def replaced() -> int:
-        return await replacing.replace(
-            context, given.messages, given.after, given.expect_last, None, note=_noting(once)
-        )
-
-    version, done = await _once(context, once, replaced)
+    context, once = _begun(asked)
+    replaced = partial(
+        replacing.replace, context, given.messages, given.after, given.expect_last, None, note=once.note
+    )  # fmt: skip
+    version, done = await once.settle(once.looked(context, replaced))
     version = version if done is None else done.version
     return answer({"version": version, "repeated": done is not None}, version=version)
 
 
-class _Repeated(Exception):
-    """Another worker answered the same request meanwhile."""
-
-    def __init__(self, answered: Answered) -> None:
-        super().__init__()
-        self.answered = answered
-
-
-def _begun(asked: Asked, session: Any) -> tuple[RecordContext, OnceOnly]:
-    context = context_of(session)
-    leasing.carry(asked, context)
+def _begun(asked: Asked) -> tuple[RecordContext, OnceOnly]:
+    context = context_of(records.written_by(asked, "session"))
     return context, OnceOnly.of(asked, context)
-
-
-async def _once(context: RecordContext, once: OnceOnly, work: Repeat) -> tuple[Any, Answered | None]:
-    """What the work gives, or what came of the request before."""
-    done = once.answered(await context.read(True, VERSION))
-    if done is not None:
-        return None, done
-    try:
-        return await work(), None
-    except _Repeated as repeated:
-        return None, repeated.answered
-
-
-def _noting(once: OnceOnly) -> replacing.Note:
-    def note(entry: CachedRecord, changes: Changes) -> None:
-        done = once.answered(entry)
-        if done is not None:
-            raise _Repeated(done)
-        once.note(entry, changes)
-
-    return note

@@ -7,12 +7,12 @@ from typing import Any
 from starlette.responses import Response
 
 from distributed_state.errors import InvalidValue, NotFound
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service import conditions, remembering, requests
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.remembering import DIGEST
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import Answer, Body, Encoded, Messages, Values, together
 from distributed_state.programs.service.routes import Asked
-from distributed_state.programs.service.writing import DIGEST
 
 _TTL = 10.0  # the turn of a worker that died mid-way keeps others away for so many seconds
 
@@ -42,7 +42,7 @@ async def turn(asked: Asked) -> Response:
     """Serve one request to a conversation."""
     given = requests.body(asked.request, asked.limits, Turn)
     fields = together(given.set, given.bytes)
-    key = writing.key_of(asked)
+    key = remembering.key_of(asked)
     if key is not None and given.request_id not in (None, key):
         raise InvalidValue("request_id and Idempotency-Key are two: give one")
     key = given.request_id if key is None else key
@@ -64,7 +64,7 @@ async def turn(asked: Asked) -> Response:
             now.outcome = {"version": now.version + 1, "phase": now.phase, **noted}
     outcome = now.outcome
     if now.repeated and key is not None:
-        writing.same_request(outcome, noted[DIGEST], key)
+        remembering.same_request(outcome, noted[DIGEST], key)
     # Not from the outcome: a worker of the library's leaves whatever it likes there.
     version = now.answered_version if now.written is None else now.written.version
     if isinstance(outcome, dict):

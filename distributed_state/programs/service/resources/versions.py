@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from pydantic import model_validator
 from starlette.responses import Response
 
-from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service import conditions, reading, requests, writing
 from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.remembering import OnceOnly
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
     Answer,
@@ -21,9 +23,12 @@ from distributed_state.programs.service.resources.shapes import (
     Texts,
     Values,
     Version,
+    value_shown,
 )
 from distributed_state.programs.service.routes import Asked
 from distributed_state.programs.service.writing import Write
+from distributed_state.records import rollback as rollbacks
+from distributed_state.records.context import context_of
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import bytes_as_text
 from distributed_state.values.model import Message, Scope
@@ -78,7 +83,10 @@ async def history(scope: Scope, asked: Asked) -> Response:
     """The versions of a record, a page of them."""
     given = requests.query(asked.request, Past)
     record = records.handle(asked, scope)
-    found = await record.history(after=given.after, before=given.before, limit=given.limit, branch=given.branch)
+    found = await reading.history(
+        context_of(record), asked.limits, after=given.after, before=given.before, limit=given.limit,
+        branch=given.branch,
+    )  # fmt: skip
     if not found and given.after == 0 and given.branch is None:
         await records.look(record, scope, False)  # NotFound, unless only its history is gone
     more = conditions.next_page(asked.request, after=found[-1].version) if len(found) == given.limit else None
@@ -90,8 +98,7 @@ def _change(change: Change) -> dict[str, Any]:
     for (collection, key), item in change.items.items():
         shown: dict[str, Any] = {}
         if item is not None:
-            data = item.value
-            shown = {"bytes": bytes_as_text.text_of(data)} if isinstance(data, bytes) else {"value": data}
+            shown = value_shown(item.value)
         items.append({"collection": collection, "key": key, "deleted": item is None, **shown})
     return {
         "version": change.version,
@@ -136,7 +143,7 @@ async def at(scope: Scope, asked: Asked) -> Response:
     """The record as it was at a version."""
     given = requests.query(asked.request, OnBranch)
     record, version = records.handle(asked, scope), asked.request.path_params["version"]
-    found = await record.at(version=version, branch=given.branch)
+    found = await reading.at(context_of(record), asked.limits, version=version, branch=given.branch)
     shown = {
         "version": found.version,
         **bytes_as_text.apart(found.fields),
@@ -177,17 +184,14 @@ class Difference(Answer):
 async def diff(scope: Scope, asked: Asked) -> Response:
     """What changed from a version to another one."""
     given = requests.query(asked.request, Other)
-    record, version = records.handle(asked, scope), asked.request.path_params["version"]
-    return answer(_difference(await record.at(version=version), await record.at(version=given.to)))
+    context, version = context_of(records.handle(asked, scope)), asked.request.path_params["version"]
+    one = await reading.at(context, asked.limits, version=version)
+    return answer(_difference(one, await reading.at(context, asked.limits, version=given.to)))
 
 
 def _difference(one: Snapshot, other: Snapshot) -> dict[str, Any]:
     absent = object()
-    changed = {
-        key: value
-        for key, value in other.fields.items()
-        if not _same(one.fields.get(key, absent), value)
-    }  # fmt: skip
+    changed = {key: value for key, value in other.fields.items() if not _same(one.fields.get(key, absent), value)}
     before = {each.number: each for each in one.messages}
     after = {each.number: each for each in other.messages}
     had, has = _pairs(one), _pairs(other)
@@ -253,7 +257,7 @@ async def checkpoint(scope: Scope, asked: Asked) -> Response:
         changes.emit("session.checkpoint", {"label": given.label})
 
     done = await writing.write(asked, records.handle(asked, scope), Write("checkpoint", build))
-    return answer({"version": done.version, "repeated": done.repeated}, 201, version=done.version)
+    return writing.written(done, 201)
 
 
 class Rollback(Body):
@@ -273,6 +277,9 @@ class Rollback(Body):
 async def rollback(scope: Scope, asked: Asked) -> Response:
     """Make a record what it was, by a new version."""
     given = requests.body(asked.request, asked.limits, Rollback)
-    record = records.written_by(asked, scope)
-    version = await record.rollback(steps=given.steps, label=given.label, version=given.version)
-    return answer({"version": version}, version=version)
+    context = context_of(records.written_by(asked, scope))
+    once = OnceOnly.of(asked, context)
+    rolled = partial(rollbacks.rollback, context, given.steps, given.label, given.version, note=once.note)
+    version, done = await once.settle(once.looked(context, rolled))
+    version = version if done is None else done.version
+    return answer({"version": version, "repeated": done is not None}, version=version)

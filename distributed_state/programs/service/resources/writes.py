@@ -6,15 +6,13 @@ conversation by mistake.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.responses import Response
 
-from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import requests, writing
 from distributed_state.programs.service.answers import answer
-from distributed_state.programs.service.callers import serving
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.shapes import (
     Body,
@@ -23,8 +21,10 @@ from distributed_state.programs.service.resources.shapes import (
     Label,
     Messages,
     Texts,
+    Ttl,
     Values,
     Written,
+    expected,
     together,
 )
 from distributed_state.programs.service.routes import Asked
@@ -33,7 +33,6 @@ from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.model import INITIALIZED, PHASE, Scope
-from distributed_state.values.presence import ABSENT, PRESENT
 from distributed_state.warm.answers import Draft
 
 
@@ -50,7 +49,7 @@ class WholeWrite(Body):
     clear: list[Literal["fields", "messages", "items"]] = Field(default_factory=list)
     set: Values | None = None
     bytes: Encoded | None = None
-    ttl: Annotated[float, Field(gt=0, le=1e9, strict=False)] | None = None
+    ttl: Ttl | None = None
     delete: list[str] = Field(default_factory=list)
     increment: dict[str, int] = Field(default_factory=dict)
     append: Messages | None = None
@@ -95,16 +94,6 @@ class WholeWrite(Body):
             draft.expectations.append((PHASE, expected))
         return draft
 
-    def expected(self) -> dict[str, Any]:
-        """What fields are to hold before. Raises InvalidValue."""
-        found = dict(self.expect or {})
-        for names, word in (self.expect_absent, ABSENT), (self.expect_present, PRESENT):
-            for name in names:
-                if name in found:
-                    raise InvalidValue(f"{name!r:.80}: two things are expected of it")
-                found[name] = word
-        return found
-
 
 class WholeWritten(Written):
     """The new version, the sums of what was incremented, and the number of the first message that was added."""
@@ -120,7 +109,8 @@ async def write(scope: Scope, asked: Asked) -> Response:
     context = context_of(record)
     if given.ttl is not None:
         await context.tiers.clock.know()
-    change = writing.Write(given.kind, given.build, given.expected(), given.draft)
+    expect = expected(given.expect, given.expect_absent, given.expect_present)
+    change = writing.Write(given.kind, given.build, expect, given.draft)
     with context.durable(given.durability):
         done = await writing.write(asked, record, change)
     found = {
@@ -132,13 +122,11 @@ async def write(scope: Scope, asked: Asked) -> Response:
 
 async def owned(asked: Asked, scope: Scope, user: str | None) -> Any:
     """The record that the path names; if it begins, it is this user's. Raises AccessDenied and InvalidValue."""
-    id = records.made(records.id_of(asked))
-    if user is not None:
-        records.within(asked, user)
+    id = records.id_of(asked)
+    user = records.owner(asked, user)
     if scope == "session":
         session = asked.store.session(id, user=user)
-        if asked.quota is not None and (await context_of(session).read(field=VERSION)).version == 0:
-            with serving(None):  # as the service's own work: who may write need not be one who may list
-                await asked.quota.ask(asked.store, asked.caller)
+        if asked.quota.counts(asked.caller) and (await context_of(session).read(field=VERSION)).version == 0:
+            await asked.quota.ask(asked.store, asked.caller)
         return session
     return asked.store.user(id) if scope == "user" else asked.store.task(id, user=user)

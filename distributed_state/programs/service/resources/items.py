@@ -1,0 +1,125 @@
+"""Items of a record: many values beside its fields. Law: a request reads a page of a collection, or is one commit."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+from starlette.responses import Response
+
+from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.programs.service import conditions, requests, writing
+from distributed_state.programs.service.answers import answer
+from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources.shapes import (
+    Answer,
+    Body,
+    Encoded,
+    Limit,
+    Query,
+    Values,
+    Version,
+    together,
+    value_shown,
+)
+from distributed_state.programs.service.routes import Asked
+from distributed_state.records.access import ITEMS
+from distributed_state.tiers.changes import Changes
+from distributed_state.values.items import Item
+from distributed_state.values.model import Scope
+
+
+class AtVersion(Query):
+    """What is read: the item as it is, or as it was at a `version` of the record."""
+
+    version: Version | None = Field(None, ge=1)
+
+
+class Page(AtVersion):
+    """Which items: those whose key begins with `prefix`, between two keys, both exclusive, `limit` in this order."""
+
+    prefix: str = ""
+    after: str | None = None
+    before: str | None = None
+    limit: Limit = 100
+    order: Literal["asc", "desc"] = "asc"
+
+
+class ItemShown(Answer):
+    """An item: its value, or its bytes in base64.
+
+    `version` is the one that put it: of this record, or of the one named in `origin`, from which this was forked.
+    """
+
+    key: str
+    version: int
+    origin: str
+    value: Any = None
+    bytes: str | None = None
+
+
+class Items(Answer):
+    """A page, in the order of the keys' bytes; `next` is the key to go on from, null if it is the last."""
+
+    items: list[ItemShown]
+    next: str | None
+
+
+async def page(scope: Scope, asked: Asked) -> Response:
+    """A page of a collection."""
+    given = requests.query(asked.request, Page)
+    record = records.handle(asked, scope)
+    found = await record.items(asked.request.path_params["collection"]).list(
+        prefix=given.prefix, after=given.after, before=given.before, limit=given.limit,
+        reverse=given.order == "desc", version=given.version,
+    )  # fmt: skip
+    if not found.items:
+        await records.look(record, scope, False, ITEMS)
+    more: dict[str, str] | None = None
+    if found.next is not None:
+        more = conditions.next_page(asked.request, **{"before" if given.order == "desc" else "after": found.next})
+    shown = {"items": [_shown(each) for each in found.items], "next": found.next}
+    return answer(shown, headers=more)
+
+
+async def get(scope: Scope, asked: Asked) -> Response:
+    """One item."""
+    given = requests.query(asked.request, AtVersion)
+    collection, key = asked.request.path_params["collection"], asked.request.path_params["key"]
+    found = await records.handle(asked, scope).items(collection).find(key, version=given.version)
+    if found is None:
+        raise NotFound(f"there is no item {key!r:.80} of {collection!r:.80}")
+    return answer(_shown(found))
+
+
+def _shown(item: Item) -> dict[str, Any]:
+    return {"key": item.key, "version": item.version, "origin": item.origin, **value_shown(item.value)}
+
+
+class ChangeItems(Body):
+    """Items to put and to delete, in one commit. With `expect` each of them must be there, or not, else nothing is."""
+
+    put: Values | None = None
+    bytes: Encoded | None = None
+    delete: list[str] = Field(default_factory=list)
+    expect: Literal["absent", "present"] | None = None
+
+
+async def change(scope: Scope, asked: Asked) -> Response:
+    """Change items of a collection."""
+    given = requests.body(asked.request, asked.limits, ChangeItems)
+    collection = records.made(asked.request.path_params["collection"], "a collection")
+    values = together(given.put, given.bytes)
+    for key in values:
+        if any("\ud800" <= each <= "\udfff" for each in key):
+            raise InvalidValue(f"{key!r:.80}: has no place in a URL, where a page begins behind a key")
+    absent, present = given.expect == "absent", given.expect == "present"
+
+    def build(changes: Changes) -> None:
+        for key in given.delete:
+            changes.delete_item(collection, key, if_present=present)
+        for key, value in values.items():
+            changes.put_item(collection, key, value, if_absent=absent, if_present=present)
+
+    done = await writing.write(asked, records.handle(asked, scope), writing.Write("put", build))
+    return writing.written(done)
