@@ -77,7 +77,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "store.blocking": ("StateStore",),
     "store.blocking_contexts": ("Lease", "Turn"),
     "store.blocking_records": ("Items", "Record", "Session", "TypedRecord", "TypedSession"),
-    "store.doctor": ("Finding",),
+    "store.finding": ("Finding",),
     "store.reencryption": ("Reencrypted",),
     "store.repair": ("LostMessages", "Repaired"),
     "store.upcasting": ("Upcast",),

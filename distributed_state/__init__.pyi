@@ -73,7 +73,7 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_contexts import Lease, Turn
 from distributed_state.store.blocking_records import Items, Record, Session, TypedRecord, TypedSession
-from distributed_state.store.doctor import Finding
+from distributed_state.store.finding import Finding
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.repair import LostMessages, Repaired
 from distributed_state.store.upcasting import Upcast

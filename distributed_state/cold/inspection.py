@@ -11,6 +11,10 @@ from distributed_state.cold import schema
 from distributed_state.cold.tables import branches, cursors, erasures, quarantine, records
 from distributed_state.cold.values import Quarantined
 
+_CONNECTIONS = """
+select (select count(*) from pg_stat_activity where backend_type = 'client backend'), setting
+from pg_settings where name = 'max_connections'
+"""
 _COUNTED = {"records": records, "quarantined": quarantine, "cursors": cursors, "erasures": erasures}
 
 
@@ -39,6 +43,9 @@ def facts(connection: Connection, namespace: str) -> dict[str, str]:
     b = branches.c
     records_of = select(func.count(b.record.distinct())).where(b.namespace == namespace)
     found["branched records"] = str(connection.execute(records_of).scalar_one())
+    if connection.dialect.name == "postgresql":
+        used, most = connection.exec_driver_sql(_CONNECTIONS).one()
+        found |= {"connections": str(used), "most connections": str(most)}
     if connection.dialect.name == "sqlite":
         found["journal mode"] = str(connection.exec_driver_sql("PRAGMA journal_mode").scalar())
     return found

@@ -36,6 +36,7 @@ from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import doctor, export, import_record, maintenance, records, reencryption
 from distributed_state.store import repair as repairing
+from distributed_state.store.finding import Finding
 from distributed_state.store.fleet import Fleet
 from distributed_state.store.import_file import ImportedFile
 from distributed_state.store.lifecycle import StoreLifecycle, resolve
@@ -621,8 +622,8 @@ class AsyncStateStore:
         self._context.allow("admin")
         return await self._context.tiers().archiver.drain()
 
-    async def doctor(self) -> list[doctor.Finding]:
-        """Examine the servers and return what was found, with advice where something is wrong.
+    async def doctor(self) -> list[Finding]:
+        """Examine the servers and the fleet; return what was found, with advice where something is wrong.
 
         Example::
 

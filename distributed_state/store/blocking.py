@@ -29,7 +29,7 @@ from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking_contexts import Turn
 from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, as_record, as_session
-from distributed_state.store.doctor import Finding
+from distributed_state.store.finding import Finding
 from distributed_state.store.lifecycle import resolve
 from distributed_state.store.reencryption import Reencrypted
 from distributed_state.store.remotely import opened_remotely
@@ -584,7 +584,7 @@ class StateStore:
         return finish(self._twin.archive())
 
     def doctor(self) -> list[Finding]:
-        """Examine the servers and return what was found, with advice where something is wrong.
+        """Examine the servers and the fleet; return what was found, with advice where something is wrong.
 
         Example::
 

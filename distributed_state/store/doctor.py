@@ -1,39 +1,27 @@
 """Looks at the servers. Law: what would lose data is refused at open; the rest is advice.
 
-Design: sections 10, 14.
+Design: sections 10, 27.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.search.follower import Follower
+from distributed_state.store import fleet_checks
+from distributed_state.store.finding import Finding
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.keys import SLOTS
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
 
 _MANY_BEHIND = 10_000  # records
+_CROWDED = 0.8  # of a limit
 _FLOOR = (7, 0)
 _ELECTION = 2.0  # seconds until a replica has been chosen and is known to have been
 Info = dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at. `advice` says what to do when it is not `ok`."""
-
-    name: str
-    ok: bool
-    found: str
-    advice: str = ""
-    fatal: bool = False
-
-    def __post_init__(self) -> None:
-        if self.ok:
-            object.__setattr__(self, "advice", "")
 
 
 async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
@@ -43,7 +31,7 @@ async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
     """
     findings: list[Finding] = []
     cluster: dict[str, Info] = {}
-    away: list[WarmUnavailable] = []
+    silent: list[WarmUnavailable] = []
     nodes = port.nodes()
     for node in nodes:
         try:
@@ -52,15 +40,15 @@ async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
             if info.get("cluster_enabled") == "1":
                 cluster[node] = info
         except WarmUnavailable as error:
-            away.append(error)
-            found = [Finding("server", False, str(error), "start it, or let a replica take over")]
+            silent.append(error)
+            found = [away(error)]
         except ConfigurationError as error:
             if "not a Redis" in str(error) or "refused user" in str(error):
                 raise
             found = [Finding("server", False, str(error), "allow the INFO command, so that eviction can be checked")]
         findings += [replace(each, name=f"{node} {each.name}") for each in found] if len(nodes) > 1 else found
-    if len(away) == len(nodes):
-        raise away[0]
+    if len(silent) == len(nodes):
+        raise silent[0]
     return findings + (await _cluster(port, cluster) if cluster else [])
 
 
@@ -164,6 +152,8 @@ def _server(info: Info, level: Level) -> list[Finding]:
     limit = int(info.get("maxmemory", 0))
     role = info.get("role", "master")
     persistent = info.get("aof_enabled") == "1"
+    used = int(info.get("used_memory", 0))
+    clients = int(info.get("maxclients", 0))
     return [
         Finding("version", numbers >= _FLOOR, version, "use Redis 7.0 or Valkey 7.2, or newer", fatal=True),
         Finding(
@@ -180,7 +170,20 @@ def _server(info: Info, level: Level) -> list[Finding]:
             "persistence", persistent or level is ARCHIVED, "AOF" if persistent else "no AOF",
             "without appendonly yes, commits that are not archived yet are lost when Redis restarts",
         ),
+        Finding(
+            # Where archived records make room, memory is always nearly full.
+            "memory", not limit or policy.startswith("volatile") or used < _CROWDED * limit,
+            f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else ""),
+            "full, it refuses writes: raise maxmemory, or end sessions that idle (session_idle)",
+        ),
+        *([_connections("connections", int(info.get("connected_clients", 0)), clients)] if clients else []),
     ]  # fmt: skip
+
+
+def _connections(name: str, used: int, most: int) -> Finding:
+    """How many there are, of those that a server allows."""
+    advice = "raise the server's limit, or run fewer replicas: one more that finds no place cannot start"
+    return Finding(name, used < _CROWDED * most, f"{used} of {most}", advice)
 
 
 def refuse(findings: list[Finding], place: str) -> None:
@@ -191,7 +194,18 @@ def refuse(findings: list[Finding], place: str) -> None:
 
 
 async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
-    """Everything that `distributed-state doctor` shows."""
+    """Everything that `distributed-state doctor` shows. A server that is away hides nothing of the other one."""
+    layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
+    findings = [Finding("layout", True, layout)]  # compared with Redis and SQL when the store was opened
+    try:
+        findings += await _warm(tiers, embedded=embedded)
+    except StateError as error:
+        findings.append(away(error))
+    return findings + await _diverged(tiers) + await _archive(tiers) + await _index(tiers)
+
+
+async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
+    """What is seen of Redis, and in it."""
     findings = (
         [Finding("server", True, "embedded in this process")]
         if embedded
@@ -207,16 +221,13 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings += [await _durability(tiers), *await _times(tiers)]
     if any(finding.name == "cluster" for finding in findings):
         findings += await _failover(tiers)
-    try:
-        waiting = sum((await tiers.archiver.backlog()).values())
-        behind = waiting < tiers.settings.journal_entries // 2
-        found = f"{waiting} commit{'s' * (waiting != 1)}"
-        findings.append(Finding("archive lag", behind, found, "add archivers or make SQL faster"))
-    except StateError as error:
-        findings.append(Finding("archive lag", False, str(error), "see the message"))
-    layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
-    findings.append(Finding("layout", True, layout))  # compared with Redis and SQL when the store was opened
-    return findings + await _diverged(tiers) + await _archive(tiers) + await _index(tiers)
+    findings += await fleet_checks.lag(tiers)
+    return findings if embedded else findings + await fleet_checks.fleet(tiers)
+
+
+def away(error: StateError) -> Finding:
+    """Redis is away, and why."""
+    return Finding("server", False, str(error), "start it, or let a replica take over")
 
 
 async def _diverged(tiers: Tiers) -> list[Finding]:
@@ -252,12 +263,23 @@ async def _index(tiers: Tiers) -> list[Finding]:
 async def _archive(tiers: Tiers) -> list[Finding]:
     """What SQL has that somebody should look at."""
     try:
-        facts = await tiers.port.sql(tiers.cold.check)
+        return archive(await tiers.port.sql(tiers.cold.check))
     except StateError as error:
-        advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
-        return [Finding("sql", False, str(error), advice)]
-    shown = facts.keys() - {"quarantined", "erasures", "branched records"}
-    findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name in shown]
+        return [no_archive(error)]
+
+
+def no_archive(error: StateError) -> Finding:
+    """SQL is away, and why."""
+    advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
+    return Finding("sql", False, str(error), advice)
+
+
+def archive(facts: dict[str, str]) -> list[Finding]:
+    """What SQL has that somebody should look at, of what it says of itself."""
+    judged = {"quarantined", "erasures", "branched records", "connections", "most connections"}
+    findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name not in judged]
+    if "connections" in facts:
+        findings.append(_connections("sql connections", int(facts["connections"]), int(facts["most connections"])))
     pending = facts.get("erasures", "0")
     advice = "asked for and not complete: an archiver completes them, or the same request again"
     findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))

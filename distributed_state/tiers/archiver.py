@@ -72,6 +72,7 @@ class Archiver:
         self._job: Job | None = None
         self.resting = resting
         self.archived = 0
+        self.failure = ""  # why the last round came to nothing; "" if it did not
         self.behind = False  # whether the last pass left entries in a journal that it read
         self.diverged: dict[int, str] = {}
         self.telemetry = warm.telemetry
@@ -312,7 +313,9 @@ class Archiver:
                 # So that a journal gets no more than a quarter full meanwhile: a full one refuses commits.
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
                 await self._count_quarantined()
+                self.failure = ""
             except StateError as error:
+                self.failure = str(error)
                 self.filling.note({})  # nobody knows
                 moved = 0
                 pause = min(max(pause, longest) * 2, 5.0)

@@ -255,18 +255,15 @@ class Tiers:
     def figures(self) -> Figures:
         """What this replica knows of itself without asking anybody."""
         handlings = list(self.handlings)
+        archiver = self.archiver
         return Figures(
-            positions={
-                "archived": self.archiver.archived,
-                "archives": len(self.archiver.mine),
-                "events": self.consumers.reached,
-            },
-            stats={
+            {"archived": archiver.archived, "archives": len(archiver.mine), "events": self.consumers.reached},
+            {
                 "hot_hits": self.hot.hits,
                 "hot_misses": self.hot.misses,
                 "hot_entries": len(self.hot.entries),
                 "hot_bytes": self.hot.bytes,
-                "archived": self.archiver.archived,
+                "archived": archiver.archived,
                 "remembered_bytes": self.memory.bytes,
                 "link_up": int(self.link.up),
                 "leases": self.leases.held,
@@ -276,6 +273,7 @@ class Tiers:
                 "slow_handlers": sum(each.slowed for each in handlings),
                 "resyncs": self.consumers.resyncs,
             },
+            archiver.failure,
         )
 
     async def archive_rest(self) -> None:

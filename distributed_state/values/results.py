@@ -187,7 +187,8 @@ class Replica:
     `started` is in seconds since 1970 by its own clock, `seen` how many seconds ago it reported this, by the server's.
     `load` is its machine's (of one minute). `positions` say how far its work is: `archived` commits, how many
     partitions it `archives`, and where its slowest consumer is in the `events`, as a sum over the partitions. `stats`
-    are some of `store.stats()`, `status` is what it was given by `store.announce`.
+    are some of `store.stats()`, `status` is what it was given by `store.announce`. `archiving` says why its archiver
+    makes no progress, as a full disk of SQL's; "" if it does, or has nothing to do.
     """
 
     id: str
@@ -200,3 +201,4 @@ class Replica:
     positions: dict[str, int]
     stats: dict[str, int]
     status: dict[str, Any]
+    archiving: str = ""

@@ -36,13 +36,18 @@ _CALM = 50  # so many replicas beat as often as they are told to; more of them t
 _RAREST = 5.0  # but none more rarely than that many times
 _LISTED = 100  # the roll of more than so many is read more rarely
 _KEPT_MS = 3_600_000
+_SHOWN = 300  # letters of a failure
 
 
 class Figures(NamedTuple):
-    """What a replica knows of itself without asking: how far its work is, and what it counted."""
+    """What a replica knows of itself without asking: how far its work is, what it counted, and what stops its archiver.
+
+    `archiving` is "" while nothing does.
+    """
 
     positions: dict[str, int]
     stats: dict[str, int]
+    archiving: str
 
 
 class Presence:
@@ -182,6 +187,7 @@ class Presence:
             "positions": figures.positions,
             "stats": figures.stats,
             "status": self._status,
+            "archiving": figures.archiving[:_SHOWN],
             "ttl_ms": self._ttl_ms,
         }
 
@@ -222,6 +228,7 @@ def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
             positions=dict(stated.get("positions", {})),
             stats=dict(stated.get("stats", {})),
             status=dict(stated.get("status", {})),
+            archiving=str(stated.get("archiving", "")),
         )
     except (CorruptState, AttributeError, TypeError, ValueError) as error:
         log.warning("what replica %s reports cannot be read: %s", id, error)

@@ -55,6 +55,23 @@ def test_a_server_that_is_away_is_shown_and_not_refused() -> None:
         looked_at(a=WarmUnavailable("a: refused"), b=WarmUnavailable("b: refused"))
 
 
+@pytest.mark.parametrize(
+    ("said", "name", "ok"),
+    [
+        (b"connected_clients:79\r\nmaxclients:100", "connections", True),
+        (b"connected_clients:81\r\nmaxclients:100", "connections", False),
+        (b"used_memory:79\r\nmaxmemory:100", "memory", True),
+        (b"used_memory:81\r\nmaxmemory:100", "memory", False),
+        (b"used_memory:81\r\nmaxmemory:0", "memory", True),
+        (b"used_memory:99\r\nmaxmemory:100\r\nmaxmemory_policy:volatile-lru", "memory", True),
+    ],
+)
+def test_a_limit_that_is_near_is_told(said: bytes, name: str, ok: bool) -> None:
+    found = {each.name: each for each in looked_at(a=INFO % b"master" + said + b"\r\n")}
+    assert found[name].ok is ok
+    assert bool(found[name].advice) is not ok
+
+
 async def test_a_worker_is_ready_while_any_server_answers() -> None:
     away = WarmUnavailable("away")
     keys = Keys("n", 64)

@@ -49,7 +49,7 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 def blocking(text: str) -> str:
     """How a type of the asyncio face reads on the blocking one."""
     text = re.sub(r"\bAsync\w+", lambda match: TWINS.get(match[0], match[0]), text)
-    return text.replace(" | Awaitable[T]", "").replace(" | Awaitable[Mapping[str, Any]]", "").replace("doctor.", "")
+    return text.replace(" | Awaitable[T]", "").replace(" | Awaitable[Mapping[str, Any]]", "")
 
 
 @pairs

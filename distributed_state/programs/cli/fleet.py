@@ -54,7 +54,7 @@ def replicas(
         waiting = each.stats.get("events_waiting", 0)
         events = f"{each.positions.get('events', 0)}" + (f" ({waiting} wait)" if waiting else "")
         archived = each.positions.get("archived", 0)
-        status = _short(each.status, 60)
+        status = printable(each.archiving)[:60] or _short(each.status, 60)
         row = [each.id, each.host, str(each.pid), each.version, f"{ago(now - each.started)} ago"]
         row += [f"{each.seen:.1f} s ago", f"{each.load:.2f}", events, str(archived), status]
         table.add_row(*(plain(text) for text in row))

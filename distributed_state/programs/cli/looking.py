@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import distributed_state
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.errors import InvalidValue, NotFound, Unavailable
 from distributed_state.programs.cli.shell import Id, Scope, app, err, open_store, out, print_json, record_of
 
 _PAGE = 1000
@@ -158,20 +158,45 @@ def branches(
 
 
 @app.command()
-def doctor(context: typer.Context) -> None:
-    """Check Redis, SQL and the archiver, and advise what to change. Exit code 1 if anything is wrong.
+def doctor(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Check Redis, SQL, and who archives, and advise what to do. Exit code 1 if anything needs somebody.
+
+    Each server is looked at by itself: while one is away, the other one is shown all the same.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents doctor[/]
     """
-    with open_store(context) as store:
-        findings = store.doctor()
-    table = Table("", "what", "found", "advice")
-    for finding in findings:
-        mark = "[green]ok[/]" if finding.ok else "[red]bad[/]"
-        table.add_row(mark, escape(finding.name), escape(finding.found), "" if finding.ok else escape(finding.advice))
-    out.print(table)
-    if not all(finding.ok for finding in findings):
+    findings = _findings(context)
+    if as_json:
+        sys.stdout.writelines(json.dumps(_told(each)) + "\n" for each in findings)
+    else:
+        table = Table("", "what", "found", "what to do")
+        for each in findings:
+            mark = "[green]ok[/]" if each.ok else "[red]bad[/]"
+            table.add_row(mark, plain(each.name), plain(each.found), plain(each.advice))
+        out.print(table)
+    if not all(each.ok for each in findings):
         raise typer.Exit(1)
+
+
+def _findings(context: typer.Context) -> list[distributed_state.Finding]:
+    try:
+        # It does not archive itself: whether others do is what is asked.
+        with open_store(context, archiver=False) as store:
+            return store.doctor()
+    except Unavailable as error:
+        from distributed_state.store.doctor_apart import examine_apart
+
+        settings = distributed_state.Settings.of(**context.obj)
+        if settings.url is None:
+            raise
+        return examine_apart(settings, error)
+
+
+def _told(finding: distributed_state.Finding) -> dict[str, Any]:
+    return {"name": finding.name, "ok": finding.ok, "found": finding.found, "advice": finding.advice}
 
 
 def plain(text: str) -> str:

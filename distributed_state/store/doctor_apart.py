@@ -1,0 +1,47 @@
+"""What a doctor finds where no store can be opened. Law: a server that is away hides nothing of the other one.
+
+Design: section 27.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from distributed_state.cold.store import ColdStore
+from distributed_state.errors import StateError, Unavailable, WarmUnavailable
+from distributed_state.port.blocking import finish
+from distributed_state.port.connections import Connections
+from distributed_state.port.shared import SharedPort
+from distributed_state.settings import Settings
+from distributed_state.store import doctor
+from distributed_state.store.finding import Finding
+
+
+def examine_apart(settings: Settings, error: Unavailable) -> list[Finding]:
+    """What can be seen where a store cannot be opened, as one of the two servers is away. For blocking callers."""
+    if isinstance(error, WarmUnavailable):
+        return [doctor.away(error), *_archive_alone(settings)]
+    return [*finish(_warm_alone(settings)), doctor.no_archive(error)]
+
+
+def _archive_alone(settings: Settings) -> list[Finding]:
+    try:
+        cold = ColdStore.open(
+            settings.archive or "", settings.namespace, migrate=False,
+            snapshot_every=settings.snapshot_every, timeout=settings.sql_timeout,
+        )  # fmt: skip
+        with closing(cold):
+            return doctor.archive(cold.check())
+    except StateError as error:
+        return [doctor.no_archive(error)]
+
+
+async def _warm_alone(settings: Settings) -> list[Finding]:
+    port = SharedPort(Connections(settings.url, settings.timeout))
+    try:
+        await port.open()
+        return await doctor.check_server(port)
+    except StateError as error:
+        return [doctor.away(error)]
+    finally:
+        await port.close()

@@ -1,0 +1,86 @@
+"""What a doctor sees of the fleet: who archives, and how far behind. Law: it is read from Redis, which everybody tells.
+
+Design: section 27.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from distributed_state.errors import StateError
+from distributed_state.store.finding import Finding
+from distributed_state.tiers.assembly import Tiers
+from distributed_state.values.results import Replica
+from distributed_state.warm.answers import PartitionState
+
+_OLD = 60.0  # seconds that a commit waits for SQL before somebody should look
+_NAMED = 5  # partitions, in one line
+
+
+async def fleet(tiers: Tiers) -> list[Finding]:
+    """Who archives, whether one of them fails, and whether all run the same release."""
+    try:
+        replicas = await tiers.presence.replicas()
+    except StateError as error:
+        return [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
+    return [*_archivers(tiers, replicas), _versions(replicas)]
+
+
+def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+    """Those that say with their beats that they have partitions to archive; this store may be one without a beat."""
+    count = tiers.keys.partitions
+    at_work = [each for each in replicas if each.positions.get("archives", 0)]
+    taken = min(count, sum(each.positions["archives"] for each in at_work))
+    here = tiers.settings.archiver
+    found = f"{len(at_work)} of {len(replicas)} replicas archive {taken} of {count} partitions"
+    advice = "start `distributed-state archiver`: until then nothing reaches SQL, and full journals refuse writes"
+    findings = [Finding("archivers", bool(at_work) or here, found, advice)]
+    advice = "see the message: this archiver makes no progress until then"
+    return findings + [
+        Finding(f"archiver {each.id}", False, f"{each.host}, process {each.pid}: {each.archiving}", advice)
+        for each in replicas
+        if each.archiving
+    ]
+
+
+def _versions(replicas: list[Replica]) -> Finding:
+    found = Counter(each.version or "unknown" for each in replicas)
+    shown = ", ".join(f"{number} of {version}" for version, number in sorted(found.items()))
+    return Finding("releases", len(found) < 2, shown or "no replica is there", "finish the upgrade, or take it back")
+
+
+async def lag(tiers: Tiers) -> list[Finding]:
+    """What is not archived yet: how much, how old, and how full it makes the journals."""
+    advice = "add archivers, or make SQL faster; `replicas` shows who archives"
+    try:
+        places = await tiers.warm.partitions.states(
+            [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
+        )
+        behind = {each: place for each, place in places.items() if place.offset > place.archived}
+        old = await _oldest(tiers, behind)
+    except StateError as error:
+        return [Finding("archive lag", False, str(error), "see the message")]
+    waiting = sum(place.offset - place.archived for place in behind.values())
+    fills = {each: place.fill(tiers.settings) for each, place in behind.items()}
+    fullest = max(fills.values(), default=0.0)
+    found = f"{waiting} commit{'s' * (waiting != 1)}"
+    found += f", the oldest {max(old.values()):.1f} s old" if old else ""
+    found += f", the fullest journal {fullest:.0%} full" if behind else ""
+    late = sorted(each for each, seconds in old.items() if seconds > _OLD or fills[each] > 0.5)
+    found += f"; partitions {', '.join(map(str, late[:_NAMED]))}{', ...' * (len(late) > _NAMED)}" if late else ""
+    return [Finding("archive lag", not late, found, advice)]
+
+
+async def _oldest(tiers: Tiers, behind: Mapping[int, PartitionState]) -> dict[int, float]:
+    """How old the oldest commit of each partition is that waits for SQL, in seconds, by the server's clock."""
+    if not behind:
+        return {}
+    asked = [(tiers.keys.partition(each), place.archived + 1) for each, place in behind.items()]
+    journals = await tiers.warm.partitions.journals(asked, 1)
+    now = tiers.clock.now()
+    return {
+        each: max(0.0, now - journal.onward[0].time_ms / 1000)
+        for each, journal in zip(behind, journals, strict=True)
+        if journal.onward
+    }

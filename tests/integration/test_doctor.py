@@ -1,0 +1,141 @@
+"""What a doctor says: what is wrong with the fleet is named, and a server that is away hides nothing of the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import tiers, until
+from typer.testing import CliRunner
+
+from distributed_state import ColdUnavailable, Finding, StateStore
+from distributed_state.programs.cli import looking, shell
+from distributed_state.programs.servers import RedisServer, redis_server
+from distributed_state.store import fleet_checks
+from distributed_state.warm import presence
+
+fleet = pytest.mark.only(warm="single", cold=("sqlite", "postgres"))
+FULL = "the disk of SQL is full"
+
+
+async def found(store: Any) -> dict[str, Finding]:
+    return {each.name: each for each in await store.doctor()}
+
+
+@fleet
+async def test_where_nobody_archives_somebody_is_told(opener: Any) -> None:
+    writer = await opener(archiver=False, beat=0.2)
+    await writer.session("c").set("n", 1)
+    alone = await found(writer)
+    assert not alone["archivers"].ok
+    assert "start `distributed-state archiver`" in alone["archivers"].advice
+    assert "1 commit, the oldest" in alone["archive lag"].found
+    archiver = await opener(beat=0.2)
+
+    async def archives() -> bool:
+        return bool((await found(writer))["archivers"].ok)
+
+    await until(archives, 10)
+    assert "1 of 2 replicas archive" in (await found(writer))["archivers"].found
+    await archiver.close()
+
+
+@fleet
+async def test_an_archiver_that_makes_no_progress_is_named_with_its_reason(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archiver, other = await opener(beat=0.1, archive_every=0.05), await opener(archiver=False, beat=0.1)
+
+    def full(*_: Any) -> None:
+        raise ColdUnavailable(FULL)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(tiers(archiver).cold, "archive", full)
+        await other.session("c").set("n", 1)
+
+        async def named() -> bool:
+            return FULL in (await found(other)).get(f"archiver {archiver.replica}", Finding("", True, "")).found
+
+        await until(named, 10)
+        (told,) = [each for each in await other.replicas() if each.id == archiver.replica]
+        assert told.archiving == FULL
+
+    async def well_again() -> bool:
+        return f"archiver {archiver.replica}" not in await found(other)
+
+    await until(well_again, 15)
+
+
+@fleet
+async def test_commits_that_wait_too_long_are_told_by_partition(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await opener(archiver=False)
+    session = store.session("c")
+    await session.set("n", 1)
+    assert (await found(store))["archive lag"].ok
+    monkeypatch.setattr(fleet_checks, "_OLD", 0.0)
+    lag = (await found(store))["archive lag"]
+    assert not lag.ok
+    assert f"partitions {tiers(store).keys.of(session.ref).partition}" in lag.found
+    await store.archive()
+    assert (await found(store))["archive lag"].ok
+
+
+@fleet
+async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = await opener()
+    assert (await found(store))["releases"].ok
+    with monkeypatch.context() as older:
+        older.setattr(presence, "_version", lambda: "0.0.1")
+        await opener(beat=100.0)
+    releases = (await found(store))["releases"]
+    assert not releases.ok
+    assert "1 of 0.0.1" in releases.found
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with redis_server() as running:
+        yield running
+
+
+def asked(server: RedisServer, archive: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+    """The exit code of `doctor --json`, and what it printed, by name."""
+    monkeypatch.setenv("DISTRIBUTED_STATE_URL", server.url)
+    monkeypatch.setenv("DISTRIBUTED_STATE_ARCHIVE", archive)
+    done = CliRunner().invoke(shell.app, ["doctor", "--json"])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, {each["name"]: each for each in map(json.loads, done.stdout.splitlines())}
+
+
+def test_a_server_that_is_away_hides_nothing_of_the_other(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert looking.app is shell.app, "its commands are there"
+    archive = f"sqlite:///{tmp_path}/a.db"
+    with StateStore.open(server.url, archive=archive) as store:
+        store.session("c").set("n", 1)
+        store.archive()
+    away = f"postgresql://127.0.0.1:{server.port + 1 if server.port < 65535 else 1}/nowhere"
+    code, without_sql = asked(server, away, monkeypatch)
+    assert code == 1
+    assert not without_sql["sql"]["ok"]
+    assert without_sql["version"]["ok"]
+    server.kill()
+    code, without_redis = asked(server, archive, monkeypatch)
+    assert code == 1
+    assert not without_redis["server"]["ok"]
+    assert without_redis["server"]["advice"]
+    assert without_redis["sql records"]["found"] == "1"
+
+
+def test_a_redis_that_was_never_used_is_looked_at_while_sql_is_away(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store cannot be opened then: which archive belongs to it nobody knows."""
+    code, told = asked(server, "postgresql://127.0.0.1:1/nowhere", monkeypatch)
+    assert code == 1
+    assert not told["sql"]["ok"]
+    assert told["version"]["ok"]
