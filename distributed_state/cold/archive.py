@@ -162,7 +162,8 @@ class Intake:
         for record, item in first.items():
             row = existing.get(record)
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
-                log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, item.entry.version)
+                text = "%s: epoch %s replaces versions from %d on"
+                log.error(text, record, item.epoch, item.entry.version, extra={"record": record})
                 set_aside(self.connection, row, item.entry.version, f"replaced by {item.epoch}")
                 before = states(self.connection, self.namespace, {record: item.entry.version - 1}).get(record)
                 tagging.replace(self.connection, self.namespace, record, before.fields if before else {})
@@ -237,7 +238,8 @@ def quarantine(
     """Set an entry aside, with the reason."""
     reason = f"{type(error).__name__}: {getattr(error, 'orig', None) or error}".strip().partition("\n")[0]
     who = entry.record or entry.event
-    log.error("%s version %d at offset %d is quarantined: %s", who, entry.version, entry.offset, reason)
+    text = "%s version %d at offset %d is quarantined: %s"
+    log.error(text, who, entry.version, entry.offset, reason, extra={"record": entry.record})
     row = {"namespace": namespace, "partition": partition, "epoch": epoch, "data": entry.data}
     # An event that was written alone is kept under what it is about, so that erasing that takes it too.
     texts = {"event": entry.event, "record": entry.record or subject(entry.data), "reason": reason}

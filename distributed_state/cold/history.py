@@ -166,7 +166,8 @@ def _fields(snapshot: bytes) -> dict[bytes, bytes]:
 
 def _warn_of_gap(record: str, before: int, version: int) -> None:
     if before and version != before + 1:
-        log.warning("%s: versions %d to %d are missing; see the quarantine", record, before + 1, version - 1)
+        text = "%s: versions %d to %d are missing; see the quarantine"
+        log.warning(text, record, before + 1, version - 1, extra={"record": record})
 
 
 def state_at(connection: Connection, namespace: str, record: str, version: int) -> State:

@@ -52,7 +52,10 @@ class Branches:
     def noted(self, kept: Iterable[Kept]) -> None:
         """Count what somebody kept in a transaction of their own, once that is committed."""
         for each in kept:
-            log.warning("%s: %d commits are kept in branch %s", each.record[:200], each.commits, each.branch)
+            about = each.record[:200]
+            log.warning(
+                "%s: %d commits are kept in branch %s", about, each.commits, each.branch, extra={"record": about}
+            )
             self.commits += each.commits
 
     async def tell(self, records: Iterable[str]) -> None:
@@ -63,7 +66,8 @@ class Branches:
                     try:
                         await self._publish(branch)
                     except StateError as error:
-                        log.warning("%s: branch %s is not published yet: %s", record[:200], branch.id, error)
+                        text = "%s: branch %s is not published yet: %s"
+                        log.warning(text, record[:200], branch.id, error, extra={"record": record[:200]})
 
     async def _publish(self, branch: Branched) -> None:
         data = {"branch": branch.id, "base": branch.base, "commits": len(branch.versions), "cause": branch.cause}

@@ -119,7 +119,8 @@ class Leases:
 
     def _lose(self, lease: AsyncLease, why: str) -> None:
         if self._renewal.drop(lease.holder) and not lease.lost:
-            log.warning("lease of %s with token %d lost: it %s", lease.text[:200], lease.token, why)
+            about = lease.text[:200]
+            log.warning("lease of %s with token %d lost: it %s", about, lease.token, why, extra={"record": about})
             lease.lose()
             self._end_span(lease, "lost")
             self.report_loss(lease)

@@ -143,7 +143,8 @@ class Lock:
         except StateError as error:
             # It expires by itself; raising here would hide what the body raised.
             text = "lease of %s could not be released, it ends in %.1f s: %s"
-            log.warning(text, self.names.ref.text[:200], self._ttl, error)
+            about = self.names.ref.text[:200]
+            log.warning(text, about, self._ttl, error, extra={"record": about})
             return True
 
     async def _give_back(self, asked: list[Any], deadline: float, tries: Iterator[int]) -> bool:

@@ -166,7 +166,8 @@ class Renewal(Generic[L]):
             return
         for lease, answer in zip(due, answers, strict=True):
             if isinstance(answer, StateError):
-                log.warning("leases: renewal of %s failed: %s", lease.names.ref.text[:200], answer)
+                about = lease.names.ref.text[:200]
+                log.warning("leases: renewal of %s failed: %s", about, answer, extra={"record": about})
             elif answer[0] == b"ok":
                 lease.renewed(sent)
             elif answer[0] != b"uninitialised":  # what becomes of it then is decided by who starts the partition

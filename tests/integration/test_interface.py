@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -17,8 +19,14 @@ import pytest
 from below import until
 from serving import served
 
+<<<<<<< HEAD
 from distributed_state import AsyncStateStore, RemoteStore
 from distributed_state.errors import AccessDenied
+=======
+from distributed_state import AsyncStateStore
+from distributed_state.errors import AccessDenied, WarmUnavailable
+from distributed_state.programs import logs
+>>>>>>> b83512a (Logs of commands are JSON lines where no terminal shows them, each with its replica, request and record)
 from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service, remembering
 from distributed_state.programs.service.callers import Caller
@@ -54,6 +62,30 @@ def said(response: httpx.Response) -> tuple[int, str]:
 
 def wait_for(condition: Callable[[], Any]) -> Any:
     return asyncio.run(until(condition, 20, every=0.02))
+
+
+def test_what_is_logged_of_a_request_names_it(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service runs in a thread of this process, with its logs."""
+
+    async def broken(_: AsyncStateStore) -> Any:
+        raise WarmUnavailable("redis://secret: away")
+
+    monkeypatch.setattr(AsyncStateStore, "replicas", broken)
+    lines = logs.json_lines()
+    stream = io.StringIO()
+    lines.setStream(stream)
+    log = logging.getLogger("distributed_state.programs.service.answers")
+    log.addHandler(lines)
+    before = log.level
+    log.setLevel(logging.INFO)
+    try:
+        assert http.get("/v1/replicas", headers={"X-Request-Id": "r-42"}).status_code == 503
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(before)
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert (line["level"], line["request_id"]) == ("INFO", "r-42")
+    assert "redis://secret: away" in line["message"]
 
 
 # Conditions

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -17,14 +18,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 
 import distributed_state
 from distributed_state.errors import InvalidValue, StateError
+from distributed_state.programs import logs
 
 _HELP = (
     "State for agents that run on many servers: read it, change it, archive it, and watch it survive killed workers."
 )
+_WIDE = 200
 app = typer.Typer(
     help=_HELP,
     no_args_is_help=True,
@@ -35,6 +37,9 @@ app = typer.Typer(
 # Without emoji: rich would read the record "session:a:" as one.
 out = Console(emoji=False)
 err = Console(stderr=True, emoji=False)
+for _console in (out, err):
+    if not _console.is_terminal and "COLUMNS" not in os.environ:
+        _console.width = _WIDE  # rich would take 80, and tables of a container's commands want more
 
 _URL = "Redis or Valkey; by default the embedded store of the current folder."
 _ARCHIVE = "SQL database, such as postgresql+psycopg://... or sqlite:///..."
@@ -71,7 +76,7 @@ def options(
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
         raise typer.BadParameter(f"{log_level!r} is none of debug, info, warning, error, critical")
-    logging.basicConfig(level=level, format="%(name)s: %(message)s", handlers=[RichHandler(console=err)])
+    logs.write(level, err)
     context.obj = {"url": url, "archive": archive, "namespace": namespace}
 
 
@@ -80,6 +85,8 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     """Open the store that the options name, for the time of one command."""
     # No heartbeat: a command that lasts a moment is not a replica of the fleet.
     with distributed_state.StateStore.open(**context.obj, **{"beat": 0.0, **settings}) as store:
+        if isinstance(store, distributed_state.StateStore):  # one behind a service is no replica
+            logs.of_replica(store.replica)
         yield store
 
 

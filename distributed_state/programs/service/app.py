@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from distributed_state.errors import AccessDenied, InvalidValue, StateError, Unavailable
+from distributed_state.programs import logs
 from distributed_state.programs.service import bodies, requests
 from distributed_state.programs.service.answers import answer, compress, refusal
 from distributed_state.programs.service.auth import Authentication, KnownHosts
@@ -125,6 +126,7 @@ class Service:
         self.authentication.begin(store)
         self._probes = probes(store, self.limits.check)
         self.registry.register(collector(store))
+        logs.of_replica(store.replica)
         self.store = store
 
     async def leave(self) -> None:
@@ -146,6 +148,7 @@ class Service:
 
     async def _serve(self, operation: Operation, request: Request) -> Response:
         began = time.perf_counter()
+        logs.REQUEST_ID.set(requests.request_id(request))  # of this task, which is the request's own
         try:
             response = await self._served(operation, request)
         except Exception as error:  # noqa: BLE001 - an error is answered, and logged if it is unexpected
