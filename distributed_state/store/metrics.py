@@ -142,6 +142,10 @@ FIGURES = (
         lambda t: max(_lags(t).values(), default=0.0),
     ),
     Figure(
+        "archiver_failing", "gauge", "Whether the last round of this replica's archiver came to nothing; its log says why",
+        lambda t: float(bool(t.archiver.failure)),
+    ),
+    Figure(
         "diverged_partitions", "gauge", "Partitions where journal and archive do not fit, so that archiving stopped",
         lambda t: len(t.archiver.diverged),
     ),
