@@ -142,7 +142,7 @@ FIGURES = (
         lambda t: max(_lags(t).values(), default=0.0),
     ),
     Figure(
-        "archiver_failing", "gauge", "Whether the last round of this replica's archiver came to nothing; its log says why",
+        "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
         lambda t: float(bool(t.archiver.failure)),
     ),
     Figure(

@@ -19,14 +19,9 @@ import pytest
 from below import until
 from serving import served
 
-<<<<<<< HEAD
 from distributed_state import AsyncStateStore, RemoteStore
-from distributed_state.errors import AccessDenied
-=======
-from distributed_state import AsyncStateStore
 from distributed_state.errors import AccessDenied, WarmUnavailable
 from distributed_state.programs import logs
->>>>>>> b83512a (Logs of commands are JSON lines where no terminal shows them, each with its replica, request and record)
 from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service, remembering
 from distributed_state.programs.service.callers import Caller
