@@ -54,7 +54,7 @@ STORE = {
     "acting_as": "history shows whose the token is",
     "durable": "give durability= with the write",
     "invalidate": "nothing is cached, each read is a request",
-    "tiers": _MEMORY,
+    "tiers": "agents, hosts and other parts work on Redis and SQL themselves: " + _DIRECT,
     "replica": _MEMORY,
     "settings": "they are the service's",
     "keys": _MEMORY,

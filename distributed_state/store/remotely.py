@@ -29,8 +29,8 @@ def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **
     theirs = [name for name, value in {**others, **settings}.items() if value is not None and name not in _OWN]
     if theirs:
         raise ConfigurationError(
-            f"{', '.join(theirs)}: of a store behind a service, as at http://, that is set there, by `serve`; "
-            "a Redis is at redis://"
+            f"the URL is that of a service, and {', '.join(theirs)} is not for its clients to say; "
+            "a store of one's own is at redis://"
         )
     module, _, name = kind.rpartition(".")
     return getattr(import_module(f"distributed_state.{module}"), name).open(found, **settings)
