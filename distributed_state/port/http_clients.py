@@ -114,7 +114,11 @@ class AsyncHttp:
                 going = await work()
 
         task = asyncio.get_running_loop().create_task(repeat())
-        return lambda: (task.cancel(), None)[1]
+
+        def stop() -> None:
+            task.cancel()
+
+        return stop
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
