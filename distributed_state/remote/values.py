@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from distributed_state.errors import InvalidValue
 from distributed_state.values import bytes_as_text, codec, field_ttl
-from distributed_state.values.freshness import checked_staleness
+from distributed_state.values.freshness import check_staleness
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, Ref
 from distributed_state.values.presence import ABSENT, Presence
@@ -55,7 +55,7 @@ def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
 def must_ask(fresh: bool, max_staleness: float | None) -> bool:
     """Whether the service is to ask Redis. Raises InvalidValue."""
     if max_staleness is not None:
-        checked_staleness(max_staleness)
+        check_staleness(max_staleness)
     return fresh or max_staleness is not None
 
 

@@ -31,7 +31,7 @@ from distributed_state.tiers.refill import Refill
 from distributed_state.tiers.resting_journals import RestingJournals
 from distributed_state.tiers.workers import HandlerWorker, Worker
 from distributed_state.values.codec import Codec
-from distributed_state.values.freshness import Freshness, checked_staleness
+from distributed_state.values.freshness import Freshness, check_staleness
 from distributed_state.values.journal import Happened, JournalEntry, unpack
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.warm.background_events import BackgroundEvents
@@ -136,8 +136,9 @@ class Tiers:
 
     def within(self, text: str, max_staleness: float) -> bool:
         """Whether what hot holds of this record is at most this old."""
+        check_staleness(max_staleness)
         most = self.settings.max_staleness
-        if 0 < most < checked_staleness(max_staleness):
+        if 0 < most < max_staleness:
             # Cut silently, it would look like a cache that does not work. With hot off (0) every read is fresh enough.
             text = f"max_staleness={max_staleness:g} is more than the store's {most:g}, and hot reads are never older"
             raise InvalidValue(f"{text}: leave it out, or open the store with max_staleness={max_staleness:g}")

@@ -13,11 +13,10 @@ from typing import Any
 from distributed_state.errors import InvalidValue
 
 
-def checked_staleness(seconds: Any) -> float:
-    """How old an answer may be, as it was given. Raises InvalidValue."""
+def check_staleness(seconds: Any) -> None:
+    """Raise InvalidValue unless an answer may be so old."""
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidValue(f"max_staleness is a number of seconds from 0 on, not {seconds!r:.80}")
-    return seconds
 
 
 class Freshness:
