@@ -296,4 +296,7 @@ def add(stored: Any, by: int | float, key: str) -> int | float:
     """The sum that replaces a stored number."""
     if isinstance(stored, bool) or not isinstance(stored, (int, float)):
         raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a number")
-    return stored + by
+    try:
+        return stored + by
+    except OverflowError as error:
+        raise InvalidValue(f"{key!r:.80}: a sum of a fraction and {by!r:.80} is no number") from error

@@ -170,6 +170,8 @@ class Service:
         if operation.right is not None and operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
         requests.check_path(request)
+        if operation.right is not None and operation.query is None and request.scope["query_string"]:
+            raise InvalidValue(f"{request.method} {operation.path} takes no query")
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
