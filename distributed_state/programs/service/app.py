@@ -223,7 +223,8 @@ class Service:
         since = requests.header(request, LAST_EVENT_ID) or given.since or None
         with serving(None):  # the stream leaves out what its caller may not hear
             events = asked.store.events(*types, since=since)
-        stream = EventStream(events, limits, self._forget, asked.caller.hears)
+        count = partial(self._rates.count, asked.caller)
+        stream = EventStream(events, limits, self._forget, asked.caller.hears, count)
         self._streams[stream] = asyncio.create_task(self._end_when_refused(stream, asked))
         try:
             await stream.join()
