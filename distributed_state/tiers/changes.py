@@ -196,12 +196,10 @@ class Changes:
         keep: bool = False,
     ) -> None:
         """Put an item, as an item of `write(items=[...])`; but `equals` takes an Item that was read, or None."""
-        self.items.add(
-            PutItem(
-                collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals,
-                keep=keep,
-            )
-        )  # fmt: skip
+        self.items.add(PutItem(
+            collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals,
+            keep=keep,
+        ))  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
         """Delete an item; one that is not there is no error, unless it must be."""
