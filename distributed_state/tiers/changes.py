@@ -196,12 +196,10 @@ class Changes:
         keep: bool = False,
     ) -> None:
         """Put an item, as an item of `write(items=[...])`; but `equals` takes an Item that was read, or None."""
-        self.items.add(
-            PutItem(
-                collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals,
-                keep=keep,
-            )
-        )  # fmt: skip
+        self.items.add(PutItem(
+            collection=collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals,
+            keep=keep,
+        ))  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
         """Delete an item; one that is not there is no error, unless it must be."""
@@ -296,4 +294,7 @@ def add(stored: Any, by: int | float, key: str) -> int | float:
     """The sum that replaces a stored number."""
     if isinstance(stored, bool) or not isinstance(stored, (int, float)):
         raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a number")
-    return stored + by
+    try:
+        return stored + by
+    except OverflowError as error:
+        raise InvalidValue(f"{key!r:.80}: a sum of a fraction and {by!r:.80} is no number") from error

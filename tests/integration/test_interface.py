@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 from below import until
-from serving import served
+from serving import JSON, served
 
 from distributed_state import AsyncStateStore, RemoteStore
 from distributed_state.errors import AccessDenied, WarmUnavailable
@@ -100,6 +100,9 @@ def test_the_etag_is_the_version_and_conditions_hold(http: httpx.Client, id: str
     assert http.get(path, headers={"If-None-Match": '"1"'}).json()["fields"] == {"n": 2}
     assert said(http.post(f"{path}/forks", json={}, headers={"If-Match": '"2"'})) == (422, "InvalidValue")
     assert said(http.post(f"{path}/turns", json={"set": {"n": 3}}, headers={"If-Match": "2"})) == (422, "InvalidValue")
+    for wrong in [("If-Match", "")], [("If-None-Match", "")], [("If-Match", '"2"'), ("If-Match", '"1"')]:
+        refused = http.put(f"{path}/fields/n", json={"value": 3}, headers=[*wrong, *JSON.items()])
+        assert said(refused) == (422, "InvalidValue"), wrong
     there = http.post("/v1/conversations", json={"id": id}, headers={"If-None-Match": "*"})
     assert said(there) == (412, "Conflict")
     new = http.put(f"/v1/users/{id}/fields/a", json={"value": 1}, headers={"If-None-Match": "*"})
@@ -489,6 +492,19 @@ def test_a_path_that_has_no_one_meaning_is_refused(http: httpx.Client, id: str) 
         with pytest.raises(OSError, match="422"):  # httpx tidies paths up
             urlopen(asked).close()
     assert http.put("/v1/users/%EF%BF%BD/fields/a", json={"value": 1}).status_code == 200, "U+FFFD as it is, is one"
+
+
+def test_what_takes_no_query_does_not_ignore_one(http: httpx.Client, id: str) -> None:
+    for method, rest in ("DELETE", "/everything?dry_run=true"), ("GET", "/branches?limit=1"), ("DELETE", "?version=1"):
+        assert said(http.request(method, f"/v1/conversations/{id}{rest}")) == (422, "InvalidValue")
+    assert http.get(f"/v1/conversations/{id}").status_code == 200
+
+
+def test_a_sum_that_is_no_number_is_refused(http: httpx.Client, id: str) -> None:
+    path = f"/v1/conversations/{id}/changes"
+    assert http.post(path, json={"key": "n", "add": 0.5}).json()["sum"] == 1.5
+    for by in 10**400, float("inf"), float("nan"):
+        assert said(http.post(path, content=json.dumps({"key": "n", "add": by}))) == (422, "InvalidValue")
 
 
 def test_true_is_no_number_of_seconds(http: httpx.Client, id: str) -> None:

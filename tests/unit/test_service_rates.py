@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from distributed_state.programs.service.callers import Caller
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.quotas import Quota
 from distributed_state.programs.service.rates import Rates
+from distributed_state.programs.service.streaming import EventStream
 
 A, B = Caller(actor="one", prefix="a:"), Caller(prefix="b:")
 
@@ -60,6 +63,48 @@ def test_bytes_are_counted_when_they_are_known_so_the_next_request_waits_for_the
     assert rates.headers(A)["RateLimit-Policy"] == '"bytes";q=1000;w=10;qu="content-bytes"'
     clock.now = 6
     rates.ask(A)
+
+
+class Two:
+    """Two events, and the end."""
+
+    position, waiting = "7", False
+
+    def __init__(self) -> None:
+        self.left = [SimpleNamespace(type=name, to_dict=dict) for name in ("mine", "theirs", "mine")]
+        self.stream: EventStream | None = None
+
+    async def next(self, timeout: float) -> Any:
+        if self.left:
+            return self.left.pop()
+        assert self.stream is not None
+        self.stream.end()
+        return None
+
+    def end(self) -> None:
+        """Nothing: it has one."""
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+async def test_bytes_of_a_stream_of_events_count_as_others_do() -> None:
+    rates, sent, events = Rates(Limits(tenant_bytes=1), Clock()), [], Two()
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+
+    events.stream = EventStream(
+        events,  # type: ignore[arg-type]
+        Limits(),
+        lambda _: None,
+        lambda event: event.type == "mine",
+        partial(rates.count, A),
+    )
+    await events.stream({}, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    assert b"".join(sent).count(b"event: mine") == 2
+    assert b"theirs" not in b"".join(sent)
+    assert refused(rates, A)["Retry-After"] == str(len(b"".join(sent)) - 10)
 
 
 def test_without_a_tenant_each_actor_has_a_quota_and_a_name_is_not_a_tenants() -> None:

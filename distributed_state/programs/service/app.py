@@ -170,6 +170,8 @@ class Service:
         if operation.right is not None and operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
         requests.check_path(request)
+        if operation.right is not None and operation.query is None and request.scope["query_string"]:
+            raise InvalidValue(f"{request.method} {operation.path} takes no query")
         for name in CONDITIONS:
             if name in request.headers and name not in operation.headers and request.method != "GET":
                 raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
@@ -221,7 +223,8 @@ class Service:
         since = requests.header(request, LAST_EVENT_ID) or given.since or None
         with serving(None):  # the stream leaves out what its caller may not hear
             events = asked.store.events(*types, since=since)
-        stream = EventStream(events, limits, self._forget, asked.caller.hears)
+        count = partial(self._rates.count, asked.caller)
+        stream = EventStream(events, limits, self._forget, asked.caller.hears, count)
         self._streams[stream] = asyncio.create_task(self._end_when_refused(stream, asked))
         try:
             await stream.join()

@@ -20,7 +20,7 @@ from distributed_state.programs.service.routes import IF_MATCH, IF_NONE_MATCH
 from distributed_state.values.field_ttl import NEVER
 
 _TAG = re.compile(r'"([^"]*)"')  # with the spaces around it, a header of spaces took the square of their number
-_VERSION = re.compile(r'"(\d{1,18})"')
+_VERSION = re.compile(r'"([0-9]{1,18})"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,16 @@ class Conditions:
 
 def of_write(request: Request) -> Conditions:
     """The conditions of a write. Raises InvalidValue for those that no write can have."""
-    match = requests.header(request, IF_MATCH).strip()
-    none = requests.header(request, IF_NONE_MATCH).strip()
-    if match and none:
+    match, none = (
+        requests.header(request, each).strip() if each in request.headers else None
+        for each in (IF_MATCH, IF_NONE_MATCH)
+    )
+    if match is not None and none is not None:
         raise InvalidValue("give If-Match or If-None-Match, not both")
-    if none and none != "*":
+    if none not in (None, "*"):
         raise InvalidValue("a write takes If-None-Match: * alone, for a record that is not there yet")
-    if not match:
-        return Conditions(exists=False if none else None)
+    if match is None:
+        return Conditions(exists=None if none is None else False)
     if match == "*":
         return Conditions(exists=True)
     found = _VERSION.fullmatch(match)

@@ -111,8 +111,8 @@ def request_id(request: Request) -> str:
 
 
 def header(request: Request, name: str) -> str:
-    """A header as UTF-8 text, "" if it was not sent."""
-    return request.headers.get(name, "").encode("latin-1").decode("utf-8", "replace")
+    """A header as UTF-8 text, all lines of it; "" if it was not sent."""
+    return ", ".join(request.headers.getlist(name)).encode("latin-1").decode("utf-8", "replace")
 
 
 def _kind(value: Any) -> str:

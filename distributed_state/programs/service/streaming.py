@@ -37,8 +37,10 @@ class EventStream(Response):
         events: AsyncEvents,
         limits: Limits,
         over: Callable[[EventStream], None],
-        hears: Callable[[Event], bool] = lambda _: True,
+        hears: Callable[[Event], bool],
+        count: Callable[[int], None],
     ) -> None:
+        # `over` is told of its end, `hears` says what the client may hear, `count` is given the bytes that are sent
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(headers=headers)
         del self.headers["content-length"]
@@ -46,6 +48,7 @@ class EventStream(Response):
         self._limits = limits
         self._over = over
         self._hears = hears
+        self._count = count
         self._sent_position = ""
         self._ended = False
 
@@ -79,6 +82,7 @@ class EventStream(Response):
             await self._close()
 
     async def _write(self, send: Send, block: bytes) -> None:
+        self._count(len(block))
         async with asyncio.timeout(self._limits.slow):
             await send({"type": "http.response.body", "body": block, "more_body": True})
 
